@@ -1,0 +1,18 @@
+"""Learning-rate transfer over depth and width on handwritten digits, residual MLPs, SGD and Adam.
+
+    python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer      (make transfer)
+
+Cost: about 6,200 trainings of 44 steps; see README.md for the time on two CPU cores.
+Expect: the best learning rate of sp and mup falls with depth, that of depth_mup stays within half an octave.
+"""
+
+from ml_collections import config_dict
+
+from configs import default
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = default.get_config()
+    config.model.width = 128  # of the depth sweep
+    config.model.depth = 2  # of the width sweep
+    return config

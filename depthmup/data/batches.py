@@ -1,0 +1,26 @@
+"""Which examples make up which batch: a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def steps_per_epoch(examples: int, batch_size: int) -> int:
+    """Whole batches in one pass. Raises ValueError if there is none."""
+    if batch_size > examples:
+        raise ValueError(f"batch_size {batch_size} is more than the {examples} training examples: lower data.batch_size")
+    return examples // batch_size
+
+
+def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: int) -> np.ndarray:
+    """Indices of the batches of steps start..stop-1, (steps, batch_size) int32.
+
+    Each epoch is a new permutation of (seed, epoch), its last incomplete batch left out; so a batch depends on
+    (seed, step) alone, whatever came before and however many devices there are.
+    """
+    per_epoch = steps_per_epoch(examples, batch_size)
+    epochs = range(start // per_epoch, -(-stop // per_epoch))
+    rows = [np.random.default_rng((seed, epoch)).permutation(examples)[: per_epoch * batch_size] for epoch in epochs]
+    batches = np.concatenate(rows).reshape(-1, batch_size).astype(np.int32)
+    first = epochs.start * per_epoch
+    return batches[start - first : stop - first]

@@ -1,0 +1,290 @@
+"""The exponent table: (role, in_branch, width, depth, optimizer family) -> init, multiplier, LR, eps, decay.
+
+Every rule of every named parameterization is in `TABLES` and in `Parameterization.leaf`, nowhere else; docs/rules.md
+section 0 is the same table in words and docs/theory.md section 1 its derivation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+ROLES = ("input", "hidden", "output", "readout", "vector", "scalar")
+FAMILIES = ("sgd", "adam")
+FORMS = ("mup", "fan_in", "canonical", "absorbed")
+
+
+class Powers(NamedTuple):
+    """A monomial m_in^a m_out^b."""
+
+    m_in: float = 0.0
+    m_out: float = 0.0
+
+
+class WidthRule(NamedTuple):
+    """Powers of (m_in, m_out), a missing fan counting as 1; docs/rules.md section 0, columns `matrix` and `readout`."""
+
+    init_std: Powers = Powers()  # over sigma / sqrt(fan_in)
+    output: Powers = Powers()  # the explicit factor behind the readout
+    sgd: Powers = Powers()
+    adam: Powers = Powers()
+    eps: Powers = Powers()
+
+
+STANDARD = WidthRule()
+MATRIX = WidthRule(sgd=Powers(-1, 1), adam=Powers(-1, 0), eps=Powers(0, -1))
+READOUT = WidthRule(init_std=Powers(0.5), output=Powers(-1), sgd=Powers(1), eps=Powers(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One named parameterization, as exponents.
+
+    alpha: branch exponent; None means no power of depth anywhere. Otherwise every leaf in a branch gets
+      forward m_L^-alpha, SGD LR m_L^(2 alpha - 1), Adam LR m_L^(alpha - 1), eps m_L^-alpha.
+    gamma_width: gamma = gamma0 m^gamma_width; NTP is muP with gamma ~ width^-1/2 (docs/theory.md section 1).
+    attention: logits are divided by head_dim^attention.
+    lr_depth: one LR for all leaves, times m_L^lr_depth, and m_L^-alpha is put into the branch weights' init standard
+      deviation instead of into the forward pass (AM-muP).
+    decay_follows: what decay is the inverse of: the whole LR factor, or its power of m_in only (CompleteP).
+    families: optimizer families for which the rule is defined.
+    """
+
+    matrix: WidthRule = MATRIX
+    readout: WidthRule = READOUT
+    alpha: float | None = None
+    gamma_width: float = 0.0
+    attention: float = 1.0
+    lr_depth: float | None = None
+    decay_follows: str = "lr"
+    families: tuple[str, ...] = FAMILIES
+
+
+TABLES = {
+    "sp": Table(STANDARD, STANDARD, attention=0.5),
+    "ntp": Table(gamma_width=-0.5, attention=0.5),
+    "mup": Table(),
+    "depth_mup": Table(alpha=0.5),
+    "depth_ode": Table(alpha=1.0),
+    "am_mup": Table(STANDARD, STANDARD, alpha=0.5, lr_depth=-1.5, attention=0.5, families=("sgd",)),
+    "completep": Table(alpha=1.0, decay_follows="m_in", families=("adam",)),
+}
+
+
+class ForwardFactors(NamedTuple):
+    """The three numbers a model's equation needs; a pytree, so they can be traced or stacked over trials."""
+
+    branch: float  # h <- h + branch * f(h)
+    output: float  # logits = output * readout(h)
+    attention: float | None  # logits of attention = attention * q . k
+
+
+class LeafFactors(NamedTuple):
+    """What one parameter gets; docs/rules.md section 0. With a spec tree in place of a leaf, five trees."""
+
+    init: float  # initial standard deviation over that of the standard fan-in init
+    multiplier: float  # the stored parameter enters the model's equation times this (1 in the form "mup")
+    lr: float  # learning rate over the base learning rate
+    eps: float  # Adam's eps over the base eps
+    decay: float  # weight decay over the base decay, in a step that also multiplies it by `lr`
+
+
+def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
+    """The one way to say that a name is not known: names it, its nearest neighbour and all there are."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    suggestion = f"; did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"unknown {kind} {name!r}{suggestion} (known: {', '.join(known)}){hint}")
+
+
+def at_least_one(what: str, value: float) -> None:
+    if not value >= 1:
+        raise ValueError(f"{what} must be at least 1, got {value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameterization:
+    """A row of `TABLES` with its base shape; make it with `parameterization`.
+
+    All fan and depth ratios are relative to the base: m = width / base_width, m_L = depth / base_depth. They may be
+    below 1: each rule is a power and holds on both sides of the base.
+    """
+
+    name: str
+    base_width: int = 1
+    base_depth: int = 1
+    base_head_dim: int = 1
+    alpha: float | None = None
+    gamma0: float = 1.0
+    beta0: float = 1.0
+    lr_depth: float | None = None
+    form: str = "mup"
+
+    @property
+    def table(self) -> Table:
+        return TABLES[self.name]
+
+    def ratios(self, width: float, depth: float) -> tuple[float, float]:
+        """(m, m_L) = (width / base_width, depth / base_depth). Raises ValueError for a width or depth below 1."""
+        at_least_one("width", width)
+        at_least_one("depth", depth)
+        return width / self.base_width, depth / self.base_depth
+
+    def forward_factors(self, *, width: float, depth: float, head_dim: float | None = None) -> ForwardFactors:
+        """The branch, output and attention factors at this shape.
+
+        branch = beta0 m_L^-alpha, output = 1 / (gamma m), attention = sqrt(base_head_dim) / head_dim (None without
+        head_dim; 1 / sqrt(head_dim) where the table says so). Docs: rules.md section 0; theory.md sections 0 and 1.
+        """
+        m, _ = self.ratios(width, depth)
+        absorbed = self.form == "absorbed"
+        attention = None
+        if head_dim is not None:
+            at_least_one("head_dim", head_dim)
+            power = self.table.attention
+            attention = self.base_head_dim ** (power - 0.5) / head_dim**power
+        return ForwardFactors(
+            branch=1.0 if absorbed else self._branch(depth),
+            output=1.0 if absorbed else self._output(m),
+            attention=attention,
+        )
+
+    def leaf(
+        self, *, role: str, in_branch: bool, width: float, depth: float, fan_in: float, family: str = "sgd"
+    ) -> LeafFactors:
+        """Factors of one parameter: its row of the table, then the storage form's exact rescaling.
+
+        role: one of ROLES. in_branch: is it inside a residual branch? fan_in: at this width (for the storage form
+        "canonical" only). family: "sgd" (also momentum) or "adam" (also AdamW, Lion and other sign-like updates).
+        Raises ValueError for an unknown role or family, or one for which the parameterization is not defined.
+        """
+        if role not in ROLES:
+            raise unknown("role", role, ROLES)
+        self.check_family(family)
+        m, m_L = self.ratios(width, depth)
+        if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
+            return LeafFactors(1.0, 1.0, 1.0, 1.0, 1.0)
+        table = self.table
+        rule = table.readout if role == "readout" else table.matrix
+        m_in = m if role in ("hidden", "output", "readout") else 1.0
+        m_out = m if role in ("input", "hidden", "vector") else 1.0
+
+        def width_power(powers: Powers) -> float:
+            return m_in**powers.m_in * m_out**powers.m_out
+
+        gamma = self._gamma(m)
+        adam = family == "adam"
+        init = width_power(rule.init_std)
+        lr = width_power(rule.adam if adam else rule.sgd) * (gamma if adam else gamma**2)
+        eps = width_power(rule.eps) / gamma
+        decay = 1.0 / (width_power(rule.adam if adam else rule.sgd) if table.decay_follows == "m_in" else lr)
+        if self.lr_depth is not None:
+            lr *= m_L**self.lr_depth
+            decay /= m_L**self.lr_depth
+            if in_branch and role not in ("vector", "scalar"):
+                init *= m_L**-self.alpha  # type: ignore[operator]
+        elif in_branch and self.alpha is not None:
+            depth_lr = m_L ** (self.alpha - 1 if adam else 2 * self.alpha - 1)
+            lr *= depth_lr
+            decay /= 1.0 if table.decay_follows == "m_in" else depth_lr
+            eps *= m_L**-self.alpha
+
+        s = self._storage(role, in_branch, m, depth, fan_in, init)
+        lr_power = 1 if adam else 2
+        multiplier = 1.0 if self.form == "absorbed" else s
+        return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
+
+    def in_form(self, form: str) -> Parameterization:
+        """The same function and training trajectory with other stored numbers (docs/theory.md section 1).
+
+        "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (branch and output
+        factors inside the weights; exact only if every parameter of a branch enters its output linearly, that is one
+        weight layer per branch). By the rescaling rule alone: stored / s, SGD LR / s^2, Adam LR / s, eps * s.
+        """
+        if form not in FORMS:
+            raise unknown("storage form", form, FORMS)
+        return dataclasses.replace(self, form=form)
+
+    def check_family(self, family: str) -> None:
+        """Raises ValueError for an optimizer family that does not exist or that the parameterization leaves open."""
+        if family not in FAMILIES:
+            raise unknown("optimizer family", family, FAMILIES)
+        if family not in self.table.families:
+            other = {"am_mup": "mup or depth_mup", "completep": "depth_ode (the same forward pass)"}[self.name]
+            raise ValueError(
+                f"{self.name} is defined for the {' and '.join(self.table.families)} family only, not for {family!r}: "
+                f"use {other}"
+            )
+
+    def _gamma(self, m: float) -> float:
+        return self.gamma0 * m**self.table.gamma_width
+
+    def _branch(self, depth: float) -> float:
+        power = 0.0 if self.alpha is None or self.lr_depth is not None else -self.alpha
+        return self.beta0 * (depth / self.base_depth) ** power
+
+    def _output(self, m: float) -> float:
+        return m**self.table.readout.output.m_in / self._gamma(m)
+
+    def _storage(self, role: str, in_branch: bool, m: float, depth: float, fan_in: float, init: float) -> float:
+        """s, where stored = weight / s and `weight` is what the form "mup" stores."""
+        if self.form == "mup":
+            return 1.0
+        if self.form == "absorbed":
+            return 1.0 / (self._output(m) if role == "readout" else self._branch(depth) if in_branch else 1.0)
+        return init / (math.sqrt(fan_in) if self.form == "canonical" and role not in ("vector", "scalar") else 1.0)
+
+
+def parameterization(
+    name: str,
+    *,
+    base_width: int = 1,
+    base_depth: int = 1,
+    base_head_dim: int = 1,
+    alpha: float | None = None,
+    gamma0: float = 1.0,
+    beta0: float = 1.0,
+    lr_depth: float | None = None,
+) -> Parameterization:
+    """A parameterization by name.
+
+    Args:
+      name: "sp", "ntp", "mup", "depth_mup" (branches 1/sqrt(depth)), "depth_ode" (1/depth), "am_mup", "completep".
+      base_width, base_depth: the shape at which hyperparameters were tuned. "mup", "depth_mup" and "depth_ode" equal
+        "sp" there. With the default 1 the factors are the papers' absolute ones.
+      base_head_dim: attention equals the usual 1/sqrt(head_dim) at this head size; 1 is the paper's 1/head_dim.
+      alpha: branch exponent in [1/2, 1] instead of the table's own (docs/theory.md section 1.1); it switches the depth
+        rule on for "sp", "mup" and "ntp".
+      gamma0: richness: the output is divided by it; small is lazy.
+      beta0: branch multiplier at the base depth.
+      lr_depth: "am_mup" only, the exponent of its learning rate in depth, by default -3/2.
+
+    Raises ValueError for an unknown name or a value out of range.
+    """
+    if name not in TABLES:
+        raise unknown("parameterization", name, TABLES)
+    for what, value in (("base_width", base_width), ("base_depth", base_depth), ("base_head_dim", base_head_dim)):
+        at_least_one(what, value)
+    for what, value in (("gamma0", gamma0), ("beta0", beta0)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{what} must be positive and finite, got {value}")
+    if alpha is not None and not 0.5 <= alpha <= 1:
+        raise ValueError(
+            f"alpha must be between 1/2 and 1, got {alpha}: below, features grow with depth; above, branches vanish"
+        )
+    table = TABLES[name]
+    if lr_depth is not None and table.lr_depth is None:
+        raise ValueError(f"lr_depth is a setting of am_mup only, not of {name!r}")
+    return Parameterization(
+        name=name,
+        base_width=base_width,
+        base_depth=base_depth,
+        base_head_dim=base_head_dim,
+        alpha=table.alpha if alpha is None else alpha,
+        gamma0=gamma0,
+        beta0=beta0,
+        lr_depth=table.lr_depth if lr_depth is None else lr_depth,
+    )

@@ -1,0 +1,206 @@
+"""Settings: what a config file may say, as frozen dataclasses. A ConfigDict goes no further than `from_config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from depthmup.optim import OPTIMIZERS
+from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
+
+T = TypeVar("T")
+
+
+class SettingsError(ValueError):
+    """A config that cannot be run; the message names the key and the way out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    name: str
+    width: int
+    depth: int
+    activation: str
+    use_bias: bool
+    norm: str
+    readout: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterizationSettings:
+    name: str
+    base_width: int
+    base_depth: int
+    base_head_dim: int
+    alpha: float | None
+    gamma0: float
+    beta0: float
+    lr_depth: float | None
+
+    def build(self) -> Parameterization:
+        return parameterization(**dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    name: str
+    learning_rate: float
+    momentum: float
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    name: str
+    batch_size: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepSettings:
+    parameterizations: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    log2_learning_rates: Mapping[str, tuple[float, float]]
+    per_octave: int
+    seeds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckSettings:
+    optimizers: tuple[str, ...]
+    log2_learning_rates: Mapping[str, float]
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    width: int
+    depth: int
+    steps: tuple[int, ...]
+    seeds: int
+    batch_size: int
+    tolerance: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One config file; see configs/default.py for what each key means."""
+
+    model: ModelSettings
+    parameterization: ParameterizationSettings
+    optimizer: OptimizerSettings
+    data: DataSettings
+    epochs: float
+    seed: int
+    log_every: int
+    sweep: SweepSettings
+    check: CheckSettings
+
+    def __post_init__(self) -> None:
+        """Everything that can be known to be wrong before anything is compiled or written."""
+        self._positive()
+        for name in (self.optimizer.name, *self.sweep.optimizers, *self.check.optimizers):
+            if name not in OPTIMIZERS:
+                raise _error("optimizer", unknown("optimizer", name, OPTIMIZERS))
+        for name in (self.parameterization.name, *self.sweep.parameterizations):
+            if name not in TABLES:
+                raise _error("parameterization", unknown("parameterization", name, TABLES))
+        for where, grids in (("sweep", self.sweep.log2_learning_rates), ("check", self.check.log2_learning_rates)):
+            for name in getattr(self, where).optimizers:
+                if name not in grids:
+                    raise SettingsError(f"{where}.log2_learning_rates has no entry for the optimizer {name!r}: add one")
+        for name, (low, high) in self.sweep.log2_learning_rates.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise SettingsError(
+                    f"sweep.log2_learning_rates.{name} = ({low}, {high}) is an empty grid: give (lowest, highest)"
+                )
+        try:
+            self.parameterization.build()
+        except ValueError as error:
+            raise _error("parameterization", error) from error
+
+    def _positive(self) -> None:
+        counts = {
+            "model.width": self.model.width,
+            "model.depth": self.model.depth,
+            "data.batch_size": self.data.batch_size,
+            "log_every": self.log_every,
+            "sweep.per_octave": self.sweep.per_octave,
+            "sweep.seeds": self.sweep.seeds,
+            "check.seeds": self.check.seeds,
+            "check.width": self.check.width,
+            "check.depth": self.check.depth,
+            "check.batch_size": self.check.batch_size,
+        }
+        lists = {"sweep": ("depths", "widths"), "check": ("depths", "widths", "steps")}
+        for room, names in lists.items():
+            for name in names:
+                counts |= {f"{room}.{name}[{i}]": v for i, v in enumerate(getattr(getattr(self, room), name))}
+        for key, value in counts.items():
+            try:
+                at_least_one(key, value)
+            except ValueError as error:
+                raise SettingsError(str(error)) from error
+        for key, positive in (("optimizer.learning_rate", self.optimizer.learning_rate), ("epochs", self.epochs)):
+            if not 0 < positive < math.inf:
+                raise SettingsError(f"{key} must be positive and finite, got {positive}")
+        for key, values in (
+            ("sweep.parameterizations", self.sweep.parameterizations),
+            ("sweep.optimizers", self.sweep.optimizers),
+            ("sweep.depths and sweep.widths", self.sweep.depths + self.sweep.widths),
+            ("check.optimizers", self.check.optimizers),
+            ("check.steps", self.check.steps),
+        ):
+            if not values:
+                raise SettingsError(f"{key} is empty: the grid has no trial; give at least one value")
+            if len(set(values)) != len(values) and " and " not in key:
+                raise SettingsError(f"{key} = {values} has a value twice: remove one")
+
+
+def from_config(config: Mapping[str, Any]) -> Settings:
+    """ConfigDict -> Settings. Raises SettingsError for an unknown, missing or mistyped key."""
+    return _convert(Settings, config, "config")
+
+
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
+    if dataclasses.is_dataclass(kind):
+        if not hasattr(value, "keys"):
+            raise SettingsError(f"{key} must have keys of its own, got {value!r}")
+        fields = typing.get_type_hints(kind)
+        for name in value:
+            if name not in fields:
+                raise _error(key, unknown("key", f"{key}.{name}", [f"{key}.{f}" for f in fields]))
+        missing = sorted(fields.keys() - set(value))
+        if missing:
+            raise SettingsError(f"{key}.{missing[0]} is missing: override configs/default.py instead of starting anew")
+        return kind(**{name: _convert(hint, value[name], f"{key}.{name}") for name, hint in fields.items()})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else _convert(arguments[0], value, key)
+    if origin is tuple:
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise SettingsError(f"{key} must be a list of values, got {value!r}")
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(kinds) != len(value):
+            raise SettingsError(f"{key} must have {len(kinds)} values, got {len(value)}: {value!r}")
+        return tuple(_convert(k, v, f"{key}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not hasattr(value, "keys"):
+            raise SettingsError(f"{key} must have one entry per optimizer, got {value!r}")
+        return {name: _convert(arguments[1], value[name], f"{key}.{name}") for name in value}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise SettingsError(f"{key} must be {kind.__name__}, got {type(value).__name__} {value!r}")
+    return value
+
+
+def _error(key: str, error: ValueError) -> SettingsError:
+    return SettingsError(f"{key}: {error}")
