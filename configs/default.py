@@ -1,6 +1,6 @@
 """Every key there is, with its meaning. Other configs override this one: they add no key.
 
-    python main.py explain --config=configs/default.py
+python main.py explain --config=configs/default.py
 """
 
 from ml_collections import config_dict
@@ -46,6 +46,7 @@ def get_config() -> config_dict.ConfigDict:
         seed=0,  # of the order of the examples, the same for all trials
     )
     config.epochs = 2.0
+    config.schedule = "linear"  # of the learning rate: linear (to 0 at the last step) | constant
     config.seed = 0  # of the initial parameters
     config.log_every = 10  # steps between two lines of progress
 

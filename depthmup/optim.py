@@ -56,7 +56,7 @@ def optimizer(
     learning_rate: optax.ScalarOrSchedule,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """"sgd", "momentum", "adam" or "adamw" with every leaf's LR, eps and weight decay as `p` says.
+    """ "sgd", "momentum", "adam" or "adamw" with every leaf's LR, eps and weight decay as `p` says.
 
     Args:
       learning_rate: a number, a traced scalar or an optax schedule; the per-leaf factors multiply it at each step.

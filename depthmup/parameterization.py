@@ -193,7 +193,7 @@ class Parameterization:
             eps *= m_L**-self.alpha
 
         s = self._storage(role, in_branch, m, depth, fan_in, init)
-        lr_power = 1 if adam else 2
+        lr_power = 1.0 if adam else 2.0
         multiplier = 1.0 if self.form == "absorbed" else s
         return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
 

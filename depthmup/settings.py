@@ -97,6 +97,7 @@ class Settings:
     optimizer: OptimizerSettings
     data: DataSettings
     epochs: float
+    schedule: str
     seed: int
     log_every: int
     sweep: SweepSettings
@@ -170,7 +171,7 @@ def from_config(config: Mapping[str, Any]) -> Settings:
 
 def _convert(kind: Any, value: Any, key: str) -> Any:
     """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not hasattr(value, "keys"):
             raise SettingsError(f"{key} must have keys of its own, got {value!r}")
         fields = typing.get_type_hints(kind)

@@ -8,7 +8,9 @@ import numpy as np
 def steps_per_epoch(examples: int, batch_size: int) -> int:
     """Whole batches in one pass. Raises ValueError if there is none."""
     if batch_size > examples:
-        raise ValueError(f"batch_size {batch_size} is more than the {examples} training examples: lower data.batch_size")
+        raise ValueError(
+            f"batch_size {batch_size} is more than the {examples} training examples: lower data.batch_size"
+        )
     return examples // batch_size
 
 

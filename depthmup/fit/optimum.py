@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 WINDOW = 5  # points of the grid in the local fit
+REDRAWS = 200
 FLOOR = 1e-12  # losses below are as good as 0; their logarithm is not
 
 
@@ -15,22 +16,15 @@ class Optimum(NamedTuple):
     """The best learning rate of one curve.
 
     learning_rate: from the fit; None if the curve has no optimum inside the grid.
+    stderr: its standard error in octaves, from redraws of the seeds; NaN for a single seed or without an optimum.
     reason: "" or why there is none ("at the lower edge of the grid", "at the upper edge of the grid", "never trains").
-    loss: the smallest seed-mean loss on the grid (losses capped); index: where on the sorted grid.
-    influence: (seeds,) how far each seed pulls log2 of the optimum; its variance / seeds is the optimum's.
+    loss: the smallest seed-mean loss on the grid (losses capped).
     """
 
     learning_rate: float | None
+    stderr: float
     reason: str
     loss: float
-    index: int
-    influence: np.ndarray
-
-    @property
-    def stderr(self) -> float:
-        """Standard error of log2 learning_rate, in octaves; NaN for a single seed."""
-        n = len(self.influence)
-        return float(np.sqrt(np.sum(self.influence**2) / (n - 1) / n)) if n > 1 else math.nan
 
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
@@ -63,21 +57,30 @@ def optimum(lrs: np.ndarray, losses: np.ndarray, cap: float | None = None) -> Op
     log_loss = np.log(cut)
     mean = log_loss.mean(axis=1)
     best = int(np.argmin(mean))
-    loss, nothing = float(cut.mean(axis=1)[best]), np.zeros(losses.shape[1])
-    if best in (0, len(x) - 1) or mean[best] >= mean.max():
-        flat = mean[best] >= mean.max()
-        edge = f"at the {'lower' if best == 0 else 'upper'} edge of the grid"
-        return Optimum(None, "never trains" if flat else edge, loss, best, nothing)
+    loss = float(cut.mean(axis=1).min())
+    if mean[best] >= mean.max():
+        return Optimum(None, math.nan, "never trains", loss)
+    if best in (0, len(x) - 1):
+        return Optimum(None, math.nan, f"at the {'lower' if best == 0 else 'upper'} edge of the grid", loss)
+    return Optimum(float(2 ** _vertex(x, mean)), _stderr(x, log_loss), "", loss)
 
+
+def _vertex(x: np.ndarray, mean: np.ndarray) -> float:
+    """The parabola's vertex, clipped to the five points it is fitted to."""
+    best = int(np.argmin(mean))
     first = min(max(best - WINDOW // 2, 0), len(x) - WINDOW)
-    window = slice(first, first + WINDOW)
-    design = np.vander(x[window] - x[best], 3)  # columns: square, linear, constant
-    solve = np.linalg.pinv(design)
-    square, linear, _ = solve @ mean[window]
+    near = x[first : first + WINDOW]
+    square, linear, _ = np.polyfit(near - x[best], mean[first : first + WINDOW], 2)
     if square <= 0:  # no bowl: the grid point is all that is known
-        return Optimum(float(2 ** x[best]), "", loss, best, nothing)
-    vertex = -linear / (2 * square)
-    clipped = float(np.clip(x[best] + vertex, x[window][0], x[window][-1]))
-    slope = -solve[1] / (2 * square) + linear * solve[0] / (2 * square**2)  # d vertex / d mean
-    influence = slope @ (log_loss[window] - mean[window, None])
-    return Optimum(2**clipped, "", loss, best, influence)
+        return float(x[best])
+    return float(np.clip(x[best] - linear / (2 * square), near[0], near[-1]))
+
+
+def _stderr(x: np.ndarray, log_loss: np.ndarray) -> float:
+    """Spread of the vertex over redraws of the seeds with replacement (their variance is (n - 1) / n too small)."""
+    seeds = log_loss.shape[1]
+    if seeds == 1:
+        return math.nan
+    draws = np.random.default_rng(0).integers(seeds, size=(REDRAWS, seeds))
+    vertices = [_vertex(x, log_loss[:, draw].mean(axis=1)) for draw in draws]
+    return float(np.std(vertices) * math.sqrt(seeds / (seeds - 1)))

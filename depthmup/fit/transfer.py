@@ -45,17 +45,18 @@ def transfer(table: Iterable[Mapping[str, Any]], axis: str = "depth", cap: float
       cap: losses are cut there (see `optimum`).
 
     Verdict, with d the drift in octaves per doubling: "transfers" if the 95% interval of d lies within +-0.25 and the
-    smallest size's best learning rate trains at every size; "does not transfer" if the interval excludes +-0.25, or that
-    learning rate diverges somewhere, or a size has no optimum inside the grid; else "inconclusive".
+    smallest size's best learning rate trains at every size; "does not transfer" if the interval excludes +-0.25, or
+    that learning rate diverges somewhere, or a size has no optimum inside the grid; else "inconclusive".
 
-    The drift's error is the scatter between seeds, pooled over sizes, widened by sqrt(chi^2 / degrees of freedom) where
-    the points miss the line by more. Regret is loss minus the best loss at that size, null where a seed diverges.
+    The drift's error is the scatter of the optima between seeds, pooled over sizes, or that of the optima about the
+    line where it is larger. Regret is loss minus the best loss at that size, None where a seed
+    diverges.
     Raises ValueError for an empty table, fewer than two sizes, or sizes with different learning rates or seeds.
     """
     sizes, lrs, losses, diverged = _arrays(table, axis)
     optima = [optimum(lrs, curve, cap) for curve in losses]
     best = [o.learning_rate for o in optima]
-    drift = _drift(sizes, optima)
+    drift = _drift(sizes, optima, losses.shape[2])
     regret: list[float | None] = [None] * len(sizes)
     diverges_at: list[float] = []
     if best[0] is not None:
@@ -83,35 +84,41 @@ def _arrays(table: Iterable[Mapping[str, Any]], axis: str) -> tuple[list[float],
     for row in rows:
         at = sizes.index(row[axis]), lrs.index(row["learning_rate"]), seeds.index(row["seed"])
         if seen[at]:
-            raise ValueError(f"two rows for {axis}={row[axis]}, learning_rate={row['learning_rate']}, seed={row['seed']}")
+            raise ValueError(
+                f"two rows for {axis}={row[axis]}, learning_rate={row['learning_rate']}, seed={row['seed']}"
+            )
         value = row["loss"]
         losses[at] = math.nan if value is None else value
         diverged[at] = bool(row.get("diverged", False)) or not math.isfinite(losses[at])
         seen[at] = True
     if not seen.all():
         i, j, k = np.argwhere(~seen)[0]
-        raise ValueError(f"no row for {axis}={sizes[i]}, learning_rate={lrs[j]}, seed={seeds[k]}: the grid must be full")
+        raise ValueError(
+            f"no row for {axis}={sizes[i]}, learning_rate={lrs[j]}, seed={seeds[k]}: the grid must be full"
+        )
     return sizes, np.asarray(lrs), losses, diverged
 
 
-def _drift(sizes: list[float], optima: list[Optimum]) -> Drift | None:
-    found = [(math.log2(s), o) for s, o in zip(sizes, optima, strict=True) if o.learning_rate is not None]
+def _drift(sizes: list[float], optima: list[Optimum], seeds: int) -> Drift | None:
+    found = [
+        (math.log2(s), math.log2(o.learning_rate), o.stderr)
+        for s, o in zip(sizes, optima, strict=True)
+        if o.learning_rate
+    ]
     if len(found) < 2:
         return None
-    x = np.array([size for size, _ in found])
-    y = np.array([math.log2(o.learning_rate) for _, o in found])  # type: ignore[arg-type]
-    seeds = len(found[0][1].influence)
+    x, y, stderr = (np.array(column) for column in zip(*found, strict=True))
     centred = x - x.mean()
     slope = float(centred @ y / (centred @ centred))
     intercept = float(y.mean() + slope * (x[0] - x.mean()))
     misses = y - y.mean() - slope * centred
     free = len(x) - 2
+    scatter = float(misses @ misses) / free if free else 0.0
+    variance = float(np.mean(stderr**2))
     if seeds > 1:
-        variance = float(np.mean([np.sum(o.influence**2) / (seeds - 1) / seeds for _, o in found]))
-        widen = max(1.0, float(misses @ misses) / (variance * free)) if free > 0 and variance > 0 else 1.0
-        error, degrees = math.sqrt(variance * widen), len(x) * (seeds - 1)
-    elif free > 0:
-        error, degrees = math.sqrt(float(misses @ misses) / free), free
+        error, degrees = math.sqrt(max(variance, scatter)), len(x) * (seeds - 1)
+    elif free:
+        error, degrees = math.sqrt(scatter), free
     else:
         return Drift(slope, -math.inf, math.inf, intercept)
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)) * error / math.sqrt(float(centred @ centred))

@@ -35,9 +35,9 @@ class Branch(nn.Module):
 
 
 class ResidualMLP(nn.Module):
-    """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth)  (docs/theory.md section 0).
+    """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
 
-    Weights start as N(0, 1/fan_in), biases at 0: `rescale` turns that into a parameterization's init.
+    docs/theory.md section 0. Weights start as N(0, 1/fan_in), biases at 0: `rescale` turns that into a parameterization's init.
 
     Attributes:
       width, depth: N, and L the number of residual branches.
@@ -46,11 +46,11 @@ class ResidualMLP(nn.Module):
       use_bias: a bias in the branches, the read-in and the readout (the latter added after the output factor).
       norm: "none", or "layer" for a LayerNorm at the entry of each branch.
       readout: "phi" (psi = the activation) or "linear" (psi = identity).
-      scan: blocks as one scanned block with stacked parameters `blocks/...` (compile time flat in depth), or unrolled as
-        `block_0`, `block_1`, ...; the same function.
+      scan: blocks as one scanned block with stacked parameters `blocks/...` (compile time flat in depth), or unrolled
+        as `block_0`, `block_1`, ...; the same function.
 
-    Call: (inputs (batch, features), ForwardFactors) -> logits (batch, outputs). The last hidden state, (batch, width), is
-    sown as "hidden" in the collection "features".
+    Call: (inputs (batch, features), ForwardFactors) -> logits (batch, outputs). The last hidden state, (batch, width),
+    is sown as "hidden" in the collection "features".
     """
 
     width: int

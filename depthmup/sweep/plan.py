@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,11 @@ class Trial(NamedTuple):
     depth: int
     learning_rate: float
     seed: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Trial:
+        """The trial that a row is the result of."""
+        return cls(**{field: row[field] for field in cls._fields})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,22 +9,22 @@ from typing import Any
 from tqdm import tqdm
 
 from depthmup.settings import Settings
-from depthmup.sweep.plan import Group, plan
+from depthmup.sweep.plan import Group, Trial, plan
 from depthmup.sweep.store import Row, Store
-from depthmup.train.assemble import check_names, hyper_of, load_data, specs_of, trainer_of
+from depthmup.train.assemble import Problem, problem_of
 from depthmup.train.loop import TrialLoop
+from depthmup.train.step import Hyper
 
 
 def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[Row]:
-    """Train every trial of the sweep that `workdir` does not hold yet; all rows, in the order of the plan.
+    """Train every trial of the sweep that `workdir` does not hold yet; all rows, in the plan's order.
 
-    A trial is a pure function of its settings, so the rows are the same after any number of interruptions. Groups of one
-    shape and optimizer share one compiled program; rows reach the disk when a group is done.
+    A trial is a pure function of its settings, so the rows are the same after any number of interruptions. Groups of
+    one shape and optimizer share one compiled program; rows reach the disk when a group is done.
     Raises SettingsError, StoreError or ValueError (bad data) before anything is compiled.
     """
-    check_names(settings)
     groups = plan(settings)
-    dataset, steps = load_data(settings)
+    problem = problem_of(settings)
     store = Store(Path(workdir), identity(settings))
     try:
         if store.message:
@@ -39,40 +39,43 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
             compiled_for = None
             for group in todo:
                 bar.set_description_str(str(group))
-                features, outputs = dataset.train.inputs.shape[1], dataset.classes
                 key = group.model, group.optimizer, len(group.trials)
                 if loop is None or key != compiled_for:
-                    loop, compiled_for = TrialLoop(
-                        trainer_of(group.model, features, outputs, group.optimizer.name),
-                        dataset,
-                        trials=len(group.trials),
-                        batch_size=settings.data.batch_size,
-                        data_seed=settings.data.seed,
-                    ), key
-                specs = specs_of(group.model, features, outputs)
-                hypers = [
-                    hyper_of(
-                        group.parameterization,
-                        specs,
-                        dataclasses.replace(group.optimizer, learning_rate=trial.learning_rate),
-                        width=trial.width,
-                        depth=trial.depth,
-                        seed=trial.seed,
-                    )
-                    for trial in group.trials
-                ]
-                metrics = loop.run(hypers, steps)
+                    loop, compiled_for = loop_of(problem, group, settings), key
+                hypers = [hyper_of(problem, group, trial) for trial in group.trials]
+                metrics = loop.run(hypers, problem.steps)
                 rows = [
-                    {**trial._asdict(), **_common(settings, group, steps), **{k: v[i].item() for k, v in metrics.items()}}
+                    {
+                        **trial._asdict(),
+                        **_common(settings, group, problem.steps),
+                        **{k: v[i].item() for k, v in metrics.items()},
+                    }
                     for i, trial in enumerate(group.trials)
                 ]
                 store.append([row for trial, row in zip(group.trials, rows, strict=True) if trial not in done])
                 bar.update(group.cost)
             bar.set_description_str("done")
         order = {trial: i for i, trial in enumerate(t for group in groups for t in group.trials)}
-        return sorted(store.rows, key=lambda row: order[tuple(row[f] for f in groups[0].trials[0]._fields)])
+        return sorted(store.rows, key=lambda row: order[Trial.of(row)])
     finally:
         store.close()
+
+
+def loop_of(problem: Problem, group: Group, settings: Settings) -> TrialLoop:
+    """The loop that all groups of this shape and optimizer share."""
+    return TrialLoop(
+        problem.trainer(group.model, group.optimizer.name),
+        problem.dataset,
+        trials=len(group.trials),
+        batch_size=settings.data.batch_size,
+        data_seed=settings.data.seed,
+    )
+
+
+def hyper_of(problem: Problem, group: Group, trial: Trial) -> Hyper:
+    """The hyperparameters of a trial of this group."""
+    optimizer = dataclasses.replace(group.optimizer, learning_rate=trial.learning_rate)
+    return problem.hyper(group.model, group.parameterization, optimizer, trial.seed)
 
 
 def identity(settings: Settings) -> dict[str, Any]:

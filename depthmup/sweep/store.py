@@ -36,13 +36,15 @@ class Store:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StoreError(f"{workdir} is in use by another process: wait for it or give another --workdir") from error
+            raise StoreError(
+                f"{workdir} is in use by another process: wait for it or give another --workdir"
+            ) from error
         write_atomically(workdir / "settings.json", json.dumps(settings, indent=1))
         self.rows = self._read()
 
     def done(self) -> set[Trial]:
         """The trials that are finished."""
-        return {Trial(**{field: row[field] for field in Trial._fields}) for row in self.rows}
+        return {Trial.of(row) for row in self.rows}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add finished trials: one write, on the disk when this returns."""
@@ -96,4 +98,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {key: value for name, sub in tree.items() for key, value in _flat(sub, f"{prefix}.{name}".strip(".")).items()}
+    return {
+        key: value for name, sub in tree.items() for key, value in _flat(sub, f"{prefix}.{name}".strip(".")).items()
+    }

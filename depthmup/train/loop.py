@@ -16,7 +16,7 @@ Progress = Callable[[int, np.ndarray], None]  # (steps done, (trials, steps of t
 
 
 class TrialLoop:
-    """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups of trials as you like.
+    """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups as you like.
 
     The data set lives on the devices; a chunk of steps is one program, the host does nothing per step.
     """

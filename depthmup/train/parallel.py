@@ -12,8 +12,7 @@ PyTree = Any
 
 
 def trial_layout() -> str:
-    """"map" (`lax.map`, one trial after another) on a CPU, where it is faster and equals a lone trial bit for bit; else
-    "vmap"."""
+    """On a CPU "map", `lax.map`: one trial after another is faster there, and equals a lone trial bit for bit."""
     return "map" if jax.default_backend() == "cpu" else "vmap"
 
 
@@ -31,7 +30,7 @@ class TrialMap:
         self.layout = layout or trial_layout()
 
     def split(self, trees: Sequence[PyTree]) -> PyTree:
-        """One tree per trial -> a tree of arrays (devices, trials per device, ...), the last trial repeated to fill up."""
+        """One tree per trial -> a tree of arrays (devices, trials per device, ...), filled up with the last trial."""
         filled = [*trees, *[trees[-1]] * (len(self.devices) * self.per_device - self.trials)]
         return jax.tree.map(lambda *leaves: self._fold(np.stack(leaves)), *filled)
 

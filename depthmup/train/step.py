@@ -66,6 +66,7 @@ def make_trainer(
     init_params: Callable[[jax.Array], PyTree],
     apply: Callable[[PyTree, jax.Array, ForwardFactors], jax.Array],
     optimizer: str,
+    schedule: Callable[[jax.Array], Any] = lambda step: 1.0,
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
 ) -> Trainer:
     """The training functions of a model.
@@ -74,15 +75,16 @@ def make_trainer(
       init_params: PRNG key -> parameters with the standard fan-in init; `Hyper.factors.init` rescales them.
       apply: (parameters, inputs, forward factors) -> logits.
       optimizer: "sgd", "momentum", "adam" or "adamw".
+      schedule: step -> number that multiplies the learning rate and so keeps every leaf's factor.
       loss: (logits, labels) -> scalar.
     """
 
-    def transformation(hyper: Hyper) -> optax.GradientTransformation:
+    def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
         """Built inside the step, from traced hyperparameters: a grid over them is one program."""
         return from_factors(
             hyper.factors,
             optimizer,
-            hyper.learning_rate,
+            hyper.learning_rate * schedule(step),
             momentum=hyper.momentum if optimizer == "momentum" else None,
             b1=hyper.b1,
             b2=hyper.b2,
@@ -93,13 +95,13 @@ def make_trainer(
     def init(hyper: Hyper) -> TrainState:
         params = init_params(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
-        one = jnp.asarray(1.0, hyper.learning_rate.dtype)
-        return TrainState(jnp.int32(0), params, transformation(hyper).init(params), jnp.inf * one, jnp.bool_(True))
+        step, first_loss = jnp.int32(0), jnp.full_like(hyper.learning_rate, jnp.inf)
+        return TrainState(step, params, transformation(hyper, step).init(params), first_loss, jnp.bool_(True))
 
     def train_step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
         inputs, labels = batch
         value, grads = jax.value_and_grad(lambda p: loss(apply(p, inputs, hyper.forward), labels))(state.params)
-        updates, opt_state = transformation(hyper).update(grads, state.opt_state, state.params)
+        updates, opt_state = transformation(hyper, state.step).update(grads, state.opt_state, state.params)
         first = jnp.where(state.step == 0, value, state.first_loss)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state, first, state.finite & jnp.isfinite(value)), {"loss": value}

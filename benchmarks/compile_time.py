@@ -1,0 +1,78 @@
+"""Compile time of the training program, with the blocks scanned and unrolled.
+
+    python benchmarks/compile_time.py
+
+Prints seconds to trace and compile the initialization, 10 steps and the evaluation of 2 trials of the residual MLP
+(width 64) on the digits: the first run less the second. Each number comes from a process of its own, warmed up at
+another shape, without a compilation cache on disk. Takes about two minutes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import depthmup as dm
+from depthmup.data import digits
+from depthmup.models.residual_mlp import ResidualMLP
+from depthmup.train import Hyper, TrialLoop, make_trainer
+
+WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
+SHAPES = ((True, 8), (True, 256), (False, 8), (False, 64))  # (scan, depth)
+LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
+UNIT = dm.ForwardFactors(1.0, 1.0, 1.0)
+
+
+def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
+    """Seconds of each."""
+    dataset = digits.load()
+    example = jnp.ones((1, dataset.train.inputs.shape[1]))
+    model = ResidualMLP(width, depth, dataset.classes, scan=scan)
+
+    def init(width: int, depth: int, key: Any) -> Any:
+        return ResidualMLP(width, depth, dataset.classes, scan=scan).init(key, example, UNIT)["params"]
+
+    trainer = make_trainer(
+        lambda key: init(width, depth, key), lambda params, x, f: model.apply({"params": params}, x, f), optimizer
+    )
+    p = dm.parameterization("depth_mup", base_width=32, base_depth=2)
+    specs = dm.infer_specs(lambda w, d: init(w, d, jax.random.key(0)), width=width, depth=depth)
+    options = {"momentum": 0.0, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    factors = dm.factors(p, specs, optimizer)
+    forward = p.forward_factors(width=width, depth=depth, head_dim=1)
+    rate = LEARNING_RATES[optimizer]
+    hypers = [Hyper(seed, rate, **options, forward=forward, factors=factors) for seed in range(TRIALS)]
+    loop = TrialLoop(trainer, dataset, trials=TRIALS, batch_size=BATCH, data_seed=0)
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        loop.run(hypers, STEPS)
+        seconds.append(time.perf_counter() - start)
+    return seconds[0], seconds[1]
+
+
+def compile_seconds(depth: int, scan: bool, optimizer: str) -> float:
+    """To be called in a new process."""
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)  # as main.py does
+    jax.config.update("jax_enable_compilation_cache", False)
+    first_and_second_run(WIDTH // 4, 3, scan, optimizer)
+    first, second = first_and_second_run(WIDTH, depth, scan, optimizer)
+    return first - second
+
+
+def main() -> None:
+    print(f"seconds to compile {STEPS} steps of {TRIALS} trials, width {WIDTH}")
+    print(f"{'blocks':10}{'depth':>6}" + "".join(f"{optimizer:>8}" for optimizer in LEARNING_RATES))
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for scan, depth in SHAPES:
+            row = [pool.apply(compile_seconds, (depth, scan, optimizer)) for optimizer in LEARNING_RATES]
+            print(f"{'scanned' if scan else 'unrolled':10}{depth:6}" + "".join(f"{s:8.2f}" for s in row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

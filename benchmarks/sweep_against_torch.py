@@ -1,0 +1,158 @@
+"""A learning rate sweep, side by side with PyTorch and the `mup` package.
+
+    python benchmarks/sweep_against_torch.py
+
+Trains the residual MLP of docs/theory.md (width 128, depth 8, no biases) for 100 SGD steps of batch 64 on the digits,
+at 16 learning rates half an octave apart, one seed; each run ends with the loss over the whole training split.
+
+Ours: all learning rates in one compiled program, as `main.py sweep` runs them. PyTorch: the same network with
+`mup.MuReadout`, `mup.set_base_shapes`, `mup.MuSGD` and the branch multiplier in its forward pass, one learning rate
+after another; then in one process per core, each with its share of the learning rates.
+
+Prints seconds, how many times ours PyTorch takes, and the final losses at the best learning rates. Imports, data and the
+start of processes are not in the times; building models is. Takes about a minute. Needs
+
+    pip install -e '.[bench]'
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from depthmup.data import Dataset, batch_indices, digits
+from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import Problem
+
+WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2
+STEPS, BATCH, SEED, DATA_SEED = 100, 64, 0, 0
+RATES = [float(lr) for lr in np.exp2(np.arange(-13, 3) / 2)]
+CORES = os.cpu_count() or 1
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """(seconds, result)."""
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def ours(dataset: Dataset) -> tuple[float, float, list[float]]:
+    """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
+    model = ModelSettings("residual_mlp", WIDTH, DEPTH, "relu", use_bias=False, norm="none", readout="phi")
+    p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, gamma0=1.0, beta0=1.0, lr_depth=None)
+    sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
+    start = time.perf_counter()
+    problem = Problem(dataset, STEPS, "constant")
+    trainer = problem.trainer(model, "sgd")
+    loop = TrialLoop(trainer, dataset, trials=len(RATES), batch_size=BATCH, data_seed=DATA_SEED)
+    hypers = [problem.hyper(model, p, optimizer, SEED) for optimizer in sgd]
+    losses = loop.run(hypers, STEPS)["loss"].tolist()
+    cold = time.perf_counter() - start
+    return cold, min(timed(lambda: loop.run(hypers, STEPS))[0] for _ in range(3)), losses
+
+
+def torch_trainer(dataset: Dataset) -> Callable[[float], float]:
+    """Learning rate -> final loss of one run in PyTorch."""
+    import mup
+    import torch
+
+    class ResidualMLP(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.read_in = torch.nn.Linear(dataset.train.inputs.shape[1], width, bias=False)
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(DEPTH))
+            self.readout = mup.MuReadout(width, dataset.classes, bias=False)
+            for weight in self.parameters():
+                torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.read_in(x)
+            for block in self.blocks:
+                h = h + (DEPTH / BASE_DEPTH) ** -0.5 * block(torch.relu(h))
+            return self.readout(torch.relu(h))
+
+    base_shapes = mup.make_base_shapes(ResidualMLP(BASE_WIDTH), ResidualMLP(2 * BASE_WIDTH))
+    inputs, labels = torch.from_numpy(dataset.train.inputs), torch.from_numpy(dataset.train.labels).long()
+    batches = torch.from_numpy(batch_indices(len(labels), BATCH, 0, STEPS, DATA_SEED)).long()
+
+    def train(learning_rate: float) -> float:
+        torch.manual_seed(SEED)
+        model = mup.set_base_shapes(ResidualMLP(WIDTH), base_shapes)
+        optimizer = mup.MuSGD(model.parameters(), lr=learning_rate)
+        for index in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(model(inputs), labels).item()
+
+    return train
+
+
+def torch_worker(rates: list[float], barrier: Any) -> None:
+    """One of several processes: a warm-up, then 2 passes over its learning rates, each between two barriers."""
+    import torch
+
+    torch.set_num_threads(1)
+    train = torch_trainer(digits.load())
+    train(rates[0])
+    for _ in range(2):
+        barrier.wait()
+        for lr in rates:
+            train(lr)
+        barrier.wait()
+
+
+def torch_processes(count: int) -> float:
+    """Seconds from when all processes are ready to when the last one is done, the best of 2 passes."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(count + 1, timeout=600)
+    for i in range(count):
+        context.Process(target=torch_worker, args=(RATES[i::count], barrier), daemon=True).start()
+    seconds = []
+    for _ in range(2):
+        barrier.wait()
+        seconds.append(timed(barrier.wait)[0])
+    return min(seconds)
+
+
+def main() -> None:
+    try:
+        import mup  # noqa: F401
+        import torch
+    except ImportError as error:
+        sys.exit(f"no {error.name}: pip install -e '.[bench]' (without torchvision: pip install --no-deps mup)")
+    jax.config.update("jax_num_cpu_devices", CORES)  # before JAX starts: trials are split over devices
+    dataset, runs, processes = digits.load(), len(RATES), min(CORES, len(RATES))
+    print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")
+    cold, steady, losses = ours(dataset)
+    train, one_by_one = torch_trainer(dataset), {}
+    for threads in sorted({1, min(2, CORES), CORES}):
+        torch.set_num_threads(threads)
+        passes = [timed(lambda: [train(lr) for lr in RATES]) for _ in range(2)]
+        one_by_one[threads], torch_losses = min(passes)
+    best = min(one_by_one, key=lambda threads: one_by_one[threads])
+    rows = {"ours, run alone": steady, "ours, building and compiling": cold - steady, "ours, total": cold}
+    rows |= {f"PyTorch, {n} thread(s){' (best)' * (n == best)}": seconds for n, seconds in one_by_one.items()}
+    rows[f"PyTorch, {processes} processes of 1 thread"] = torch_processes(processes)
+    print(f"\n{'':34}{'seconds':>9}{'per run':>9}{'/ ours, run':>13}{'/ ours, total':>15}")
+    for name, seconds in rows.items():
+        ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
+        print(f"{name:34}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
+    print("\nfinal loss at the best learning rate (other initial weights)")
+    for name, values in (("ours", losses), ("PyTorch", torch_losses)):
+        i = int(np.nanargmin(values))
+        print(f"  {name:9}{values[i]:.4f} at 2^{np.log2(RATES[i]):.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What is really applied to each parameter, as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from depthmup.optim import family_of
+from depthmup.parameterization import Parameterization
+from depthmup.specs import ParamSpec, is_spec
+
+PyTree = Any
+COLUMNS = ("parameter", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps")
+
+
+def explain(
+    p: Parameterization,
+    specs: PyTree,
+    optimizer: str,
+    learning_rate: float | Callable[[int], Any] = 1.0,
+    *,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    params: PyTree | None = None,
+) -> str:
+    """A table of role, fans, init std, forward factor, effective LR, decay and eps of every leaf.
+
+    Args:
+      learning_rate: of the base shape; of a schedule, its value at step 0 is shown.
+      weight_decay: base decay. The column is the rate per unit of base LR (LR factor x decay factor x decay), so that
+        uncoupled decay shows one number for all leaves.
+      params: initial parameters after `rescale`; their measured standard deviation is shown. Without them it is
+        computed for weights that start with 1/sqrt(fan_in), and vectors and scalars show "-".
+
+    forward: the explicit factor behind the leaf (branch factor in branches, output factor at the readout).
+    """
+    family = family_of(optimizer)
+    lr = float(learning_rate(0)) if callable(learning_rate) else learning_rate
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
+    rows = [_row(p, s, value, family, lr, weight_decay, eps) for s, value in zip(leaves, values, strict=True)]
+    first: ParamSpec = leaves[0]
+    forward = p.forward_factors(width=first.width, depth=first.depth)
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    aligns = [str.ljust] * 3 + [str.rjust] * (len(COLUMNS) - 3)
+    lines = []
+    for row in (COLUMNS, *rows):
+        lines.append("  ".join(align(cell, w) for align, cell, w in zip(aligns, row, widths, strict=True)))
+    title = (
+        f"{p.name} at width {first.width} (base {p.base_width}), depth {first.depth} (base {p.base_depth}), "
+        f"{optimizer}: branch factor {forward.branch:.4g}, output factor {forward.output:.4g}"
+    )
+    return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def _row(
+    p: Parameterization, spec: ParamSpec, value: Any, family: str, lr: float, weight_decay: float, eps: float
+) -> tuple[str, ...]:
+    factors = spec.factors(p, family)
+    forward_factors = p.forward_factors(width=spec.width, depth=spec.depth)
+    forward = factors.multiplier
+    if spec.in_branch:
+        forward *= forward_factors.branch
+    elif spec.role == "readout":
+        forward *= forward_factors.output
+    if value is not None:
+        std = f"{float(np.std(value)):.3g}"
+    elif spec.role in ("vector", "scalar"):
+        std = "-"
+    else:
+        std = f"{factors.init / math.sqrt(spec.fan_in):.3g}"
+    return (
+        spec.path,
+        ("branch/" if spec.in_branch else "") + spec.role,
+        "x".join(map(str, spec.shape)) or "()",
+        str(spec.fan_in) if spec.role not in ("vector", "scalar") else "-",
+        str(spec.fan_out),
+        std,
+        f"{forward:.4g}",
+        f"{lr * factors.lr:.4g}",
+        f"{factors.lr * factors.decay * weight_decay:.4g}",
+        f"{eps * factors.eps:.3g}" if family == "adam" else "-",
+    )

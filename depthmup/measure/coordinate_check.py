@@ -1,0 +1,242 @@
+"""Coordinate check: does one training step move the features by an amount that depends on width or depth?"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from scipy import stats
+
+from depthmup.optim import family_of, from_factors
+from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, at_least_one
+from depthmup.specs import factors as leaf_factors
+from depthmup.specs import group as group_of
+from depthmup.specs import is_spec
+
+PyTree = Any
+ALL = "all"
+
+
+class Probe(NamedTuple):
+    """A model at one shape, ready to be trained a few steps.
+
+    init: hyper -> state.   step: (state, batch, hyper) -> (state, anything).
+    features: (state, batch, hyper) -> {quantity: array}; "hidden" (..., width) and "logits" are what verdicts look at.
+    hyper: (group, seed) -> hyper, any pytree of arrays, under which only that group of parameters is trained.
+    groups: groups of parameters, trained one at a time; "all" is added.
+    batch: what each step trains on and the features are taken from.
+
+    Give the same `init`, `step` and `features` for the same shape, and several checks share one compiled program.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[..., Any]
+    features: Callable[..., Mapping[str, jax.Array]]
+    hyper: Callable[[str, int], PyTree]
+    groups: tuple[str, ...]
+    batch: PyTree
+
+
+class Slope(NamedTuple):
+    """Slope of log2 RMS change of a quantity over log2 of the axis, with its 95% interval over seeds.
+
+    sizes: along the axis; changes: (sizes, seeds) RMS changes since initialization. judged: does the verdict use it?
+    """
+
+    axis: str
+    group: str
+    quantity: str
+    step: int
+    slope: float
+    low: float
+    high: float
+    judged: bool
+    ok: bool
+    sizes: tuple[int, ...]
+    changes: np.ndarray
+
+
+class CoordinateReport(NamedTuple):
+    """`ok`, `str(report)` (a table) and `plot(path)`; `slopes` holds everything."""
+
+    title: str
+    slopes: list[Slope]
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Are all judged slopes within the tolerance?"""
+        return all(s.ok for s in self.slopes if s.judged)
+
+    def __str__(self) -> str:
+        lines = [f"{'axis':6} {'trained':22} {'quantity':9} {'step':>4}  {'slope':>6}  95% interval"]
+        for s in self.slopes:
+            verdict = ("ok" if s.ok else "NOT OK") if s.judged else ""
+            interval = f"[{s.low:+.2f}, {s.high:+.2f}]"
+            lines.append(
+                f"{s.axis:6} {s.group:22} {s.quantity:9} {s.step:4d}  {s.slope:+6.2f}  {interval:15} {verdict}"
+            )
+        summary = f"{self.title}: {'ok' if self.ok else 'NOT OK'} (judged slopes within {self.tolerance} of 0)"
+        return "\n".join([*lines, summary])
+
+    def plot(self, path: str | Path) -> None:
+        """Draw RMS changes against width and depth, one line per judged group, to a PNG."""
+        from depthmup.measure.plot import plot_coordinates
+
+        plot_coordinates(self, path)
+
+
+def probe(
+    p: Parameterization,
+    specs: PyTree,
+    *,
+    init: Callable[[jax.Array], PyTree],
+    loss: Callable[[PyTree, PyTree, ForwardFactors], jax.Array],
+    features: Callable[[PyTree, PyTree, ForwardFactors], Mapping[str, jax.Array]],
+    optimizer: str,
+    learning_rate: float,
+    batch: PyTree,
+) -> Probe:
+    """A `Probe` of your own model from plain functions, trained by `dm.optimizer`.
+
+    Args:
+      init: PRNG key -> parameters with the standard fan-in init (rescaled here).
+      loss: (parameters, batch, forward factors) -> scalar.
+      features: (parameters, batch, forward factors) -> {"hidden": (..., width), "logits": ...}.
+    """
+    first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=p.base_head_dim)
+    factors = leaf_factors(p, specs, family_of(optimizer))
+
+    def start(hyper: Any) -> Any:
+        params = jax.tree.map(lambda w, s: w * s, init(jax.random.key(hyper["seed"])), factors.init)
+        return params, from_factors(hyper["factors"], optimizer, learning_rate).init(params)
+
+    def step(state: Any, batch: PyTree, hyper: Any) -> Any:
+        params, opt_state = state
+        grads = jax.grad(loss)(params, batch, forward)
+        updates, opt_state = from_factors(hyper["factors"], optimizer, learning_rate).update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    return Probe(
+        start,
+        step,
+        lambda state, batch, hyper: features(state[0], batch, forward),
+        lambda group, seed: {"seed": np.uint32(seed), "factors": train_only(factors, specs, group)},
+        groups_of(specs),
+        batch,
+    )
+
+
+def groups_of(specs: PyTree) -> tuple[str, ...]:
+    """Names of the groups of parameters that scale alike, in tree order."""
+    return tuple(dict.fromkeys(group_of(s) for s in jax.tree.leaves(specs, is_leaf=is_spec)))
+
+
+def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
+    """`factors` with the LR factor of every leaf outside `group` set to 0 ("all": unchanged)."""
+    masked = jax.tree.map(lambda lr, s: lr * float(group in (ALL, group_of(s))), factors.lr, specs)
+    return jax.tree.map(np.float32, factors._replace(lr=masked))
+
+
+def coordinate_check(
+    probe_at: Callable[[int, int], Probe],
+    *,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    width: int = 256,
+    depth: int = 8,
+    steps: Sequence[int] = (1, 10),
+    seeds: int = 4,
+    tolerance: float = 0.1,
+    title: str = "coordinate check",
+    progress: Callable[[str], None] = lambda message: None,
+) -> CoordinateReport:
+    """Train each group of parameters alone, and all together, for a few steps; slopes of the features' RMS change.
+
+    Args:
+      probe_at: (width, depth) -> Probe; see `probe`. Take small learning rates: saturation hides slopes.
+      widths: checked at `depth`; depths: checked at `width`. An axis needs at least two values.
+      steps: numbers of steps after which the change is measured.
+      tolerance: a judged slope beyond this is not ok.
+
+    What is judged: all groups by the change of "hidden", except the readout and scalars by that of "logits"; all
+    together by both; and along depth a branch norm's scale by "logits" (it acts on the features mainly through random weights,
+    whose sum over blocks has a slope of its own). Source: docs/rules.md section 0, last paragraph.
+    Raises ValueError if no axis has two values or a value is below 1.
+    """
+    axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
+    axes = {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
+    if not axes:
+        raise ValueError("a coordinate check needs at least two widths or two depths")
+    for name, values in (
+        ("width", [*widths, width]),
+        ("depth", [*depths, depth]),
+        ("seeds", [seeds]),
+        ("steps", steps),
+    ):
+        for value in values:
+            at_least_one(name, value)
+    changes: dict[tuple[int, int], dict[tuple[str, str], np.ndarray]] = {}
+    for shape in sorted({s for shapes in axes.values() for s in shapes}):
+        progress(f"width {shape[0]} depth {shape[1]}")
+        changes[shape] = _changes(probe_at(*shape), max(steps), seeds)
+    slopes = []
+    for axis, shapes in axes.items():
+        sizes = tuple(s[0] if axis == "width" else s[1] for s in shapes)
+        for group, quantity in changes[shapes[0]]:
+            for step in steps:
+                table = np.stack([changes[s][group, quantity][:, step - 1] for s in shapes])  # (sizes, seeds)
+                if not (table == 0).all():  # the readout alone does not move the features
+                    slopes.append(_slope(axis, group, quantity, step, sizes, table, tolerance))
+    return CoordinateReport(title, slopes, tolerance)
+
+
+def _changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
+    """(group, quantity) -> (seeds, steps) RMS changes since initialization."""
+    names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
+    hypers = jax.tree.map(lambda *leaves: np.stack(leaves), *[probe.hyper(*name) for name in names])
+    rms = _compiled(probe.init, probe.step, probe.features, steps)(hypers, probe.batch)
+    return {
+        (group, quantity): np.asarray(values)[[i for i, name in enumerate(names) if name[0] == group]]
+        for group in (*probe.groups, ALL)
+        for quantity, values in rms.items()
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
+    def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
+        state = init(hyper)
+        before = features(state, batch, hyper)
+
+        def advance(state: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
+            state, _ = step(state, batch, hyper)
+            after = features(state, batch, hyper)
+            return state, {k: jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2)) for k in before}
+
+        return jax.lax.scan(advance, state, length=steps)[1]
+
+    return jax.jit(lambda hypers, batch: jax.lax.map(lambda hyper: run(hyper, batch), hypers))
+
+
+def _slope(
+    axis: str, group: str, quantity: str, step: int, sizes: tuple[int, ...], changes: np.ndarray, tolerance: float
+) -> Slope:
+    x = np.log2(sizes) - np.mean(np.log2(sizes))
+    per_seed = x @ np.log2(np.maximum(changes, np.finfo(float).tiny)) / (x @ x)
+    slope, seeds = float(per_seed.mean()), len(per_seed)
+    half = math.inf
+    if seeds > 1:
+        half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
+    by_logits = group.startswith(("readout", "scalar")) or (group == "branch/vector scale" and axis == "depth")
+    judged = group == ALL or quantity == ("logits" if by_logits else "hidden")
+    ok = bool(abs(slope) <= tolerance)  # NaN (a run that blew up) is not ok
+    return Slope(axis, group, quantity, step, slope, slope - half, slope + half, judged, ok, sizes, changes)

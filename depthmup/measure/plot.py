@@ -1,0 +1,44 @@
+"""The picture of a coordinate check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from depthmup.measure.coordinate_check import CoordinateReport
+
+
+def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
+    """RMS change against size: a row per number of steps, a column per axis, a line per judged group and quantity."""
+    judged = [s for s in report.slopes if s.judged]
+    axes = list(dict.fromkeys(s.axis for s in judged))
+    steps = list(dict.fromkeys(s.step for s in judged))
+    names = list(dict.fromkeys((s.group, s.quantity) for s in judged))
+    figure = Figure(figsize=(5.2 * len(axes) + 2.6, 3.4 * len(steps) + 0.6), layout="constrained")
+    panels = figure.subplots(len(steps), len(axes), squeeze=False)
+    for s in judged:
+        panel = panels[steps.index(s.step)][axes.index(s.axis)]
+        log = np.log2(np.maximum(s.changes, np.finfo(float).tiny))
+        mean, spread = log.mean(axis=1), log.std(axis=1)
+        color = f"C{names.index((s.group, s.quantity)) % 10}"
+        style = "-" if s.ok else "--"
+        panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=f"{s.group} ({s.quantity})")
+        panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
+        panel.annotate(
+            f"{s.slope:+.2f}", (s.sizes[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", fontsize=7
+        )
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel(s.axis)
+        panel.set_title(f"after {s.step} step{'s' * (s.step > 1)}, along {s.axis}", fontsize=10)
+        panel.set_ylabel("log2 RMS change since init")
+    pairs = [pair for row in panels for p in row for pair in zip(*p.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="trained (measured on)"
+    )
+    figure.suptitle(f"{report.title}: {'ok' if report.ok else 'NOT OK (dashed)'}", fontsize=11)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,104 @@
+"""The pictures of a sweep."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from depthmup.fit import capped
+
+if TYPE_CHECKING:
+    from depthmup.sweep.report import Curve
+
+VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "inconclusive": "#8a6d00"}
+
+
+def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
+    """Loss against learning rate: a row per optimizer, a column per parameterization, a curve per size."""
+    curves = [c for c in curves if c.axis == axis]
+    rows, columns = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "parameterization"))
+    figure = Figure(figsize=(3.6 * len(columns) + 0.9, 3.1 * len(rows) + 0.5), layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex="row", sharey=True)
+    for c in curves:
+        panel = panels[rows.index(c.optimizer)][columns.index(c.parameterization)]
+        colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
+        for size, losses, optimum, color in zip(c.result.values, c.losses, c.result.optima, colors, strict=True):
+            log = np.log(capped(losses, cap))
+            mean, spread = log.mean(axis=1), log.std(axis=1)
+            panel.plot(c.learning_rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
+            panel.fill_between(
+                c.learning_rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0
+            )
+            if optimum.learning_rate is not None:
+                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(c.learning_rates), mean))
+                panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
+        panel.axhline(cap, color="gray", lw=0.8, ls=":")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        verdict = c.result.verdict
+        panel.set_title(f"{c.parameterization}, {c.optimizer}: {verdict}", fontsize=10, color=VERDICT_COLORS[verdict])
+    for row in panels:
+        row[0].set_ylabel("training loss")
+    for panel in panels[-1]:
+        panel.set_xlabel("learning rate at the base shape")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=9)
+    figure.suptitle(f"Loss against learning rate over {axis} (star: optimum; band: seeds; dotted: chance)", fontsize=11)
+    return figure
+
+
+def optima(curves: Sequence[Curve], axis: str) -> Figure:
+    """Optimal learning rate against size with its fitted line: a panel per optimizer, a line per parameterization."""
+    curves = [c for c in curves if c.axis == axis]
+    optimizers, names = (
+        list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "parameterization")
+    )
+    figure = Figure(figsize=(5.6 * len(optimizers) + 0.4, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(optimizers), squeeze=False)[0]
+    for c in curves:
+        panel, color = panels[optimizers.index(c.optimizer)], f"C{names.index(c.parameterization)}"
+        marker = "osD^vP*"[names.index(c.parameterization) % 7]
+        pairs = zip(c.result.values, c.result.optima, strict=True)
+        found = [(s, o.learning_rate, o.stderr) for s, o in pairs if o.learning_rate]
+        label = c.parameterization
+        if c.result.drift:
+            d = c.result.drift
+            label += f": {d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+            sizes = np.array(c.result.values, float)
+            line = d.intercept + d.octaves_per_doubling * np.log2(sizes / found[0][0])
+            panel.plot(sizes, 2**line, color=color, lw=1, ls="--")
+        if found:
+            x, lr, stderr = (np.array(column) for column in zip(*found, strict=True))
+            error = np.abs(lr * 2 ** np.array([-stderr, stderr]) - lr)
+            panel.errorbar(
+                x, lr, np.nan_to_num(error), color=color, marker=marker, ms=6, ls="none", capsize=3, label=label
+            )
+        for size in c.result.values:
+            if size not in [s for s, _, _ in found]:
+                height = 0.03 + 0.05 * names.index(c.parameterization)
+                panel.plot(size, height, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform())
+        panel.set_title(c.optimizer)
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.set_xlabel(axis)
+        panel.set_xticks(curves[0].result.values, [f"{size:g}" for size in curves[0].result.values])
+        panel.minorticks_off()
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
+    panels[0].set_ylabel("optimal learning rate")
+    figure.suptitle(
+        f"Optimal learning rate against {axis}, drift in octaves per doubling [95%] (x: no optimum)", fontsize=11
+    )
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG bytes, the same for the same figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,137 @@
+"""From rows to verdicts, pictures, summary.json and report.html."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depthmup.fit import Transfer, transfer
+from depthmup.settings import Settings
+from depthmup.sweep import plots
+from depthmup.sweep.plan import axes
+from depthmup.sweep.run import identity
+from depthmup.sweep.store import Row, write_atomically
+
+VERSIONS = ("jax", "flax", "optax", "numpy")
+
+
+class Curve(NamedTuple):
+    """All trials of one optimizer and parameterization along one axis."""
+
+    optimizer: str
+    parameterization: str
+    axis: str
+    learning_rates: np.ndarray  # (points,)
+    losses: np.ndarray  # (sizes, points, seeds)
+    result: Transfer
+
+
+def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
+    """The transfer verdict of every optimizer and parameterization along every axis; losses are capped at chance."""
+    curves = []
+    for axis, values in axes(settings):
+        other, fixed = ("width", settings.model.width) if axis == "depth" else ("depth", settings.model.depth)
+        for optimizer in settings.sweep.optimizers:
+            for name in settings.sweep.parameterizations:
+                table = [
+                    row
+                    for row in rows
+                    if row["optimizer"] == optimizer
+                    and row["parameterization"] == name
+                    and row[other] == fixed
+                    and row[axis] in values
+                ]
+                lrs, seeds = (sorted({row[key] for row in table}) for key in ("learning_rate", "seed"))
+                losses = np.full((len(values), len(lrs), len(seeds)), math.nan)
+                for row in table:
+                    at = sorted(values).index(row[axis]), lrs.index(row["learning_rate"]), seeds.index(row["seed"])
+                    losses[at] = math.nan if row["loss"] is None else row["loss"]
+                result = transfer(table, axis, cap=math.log(classes))
+                curves.append(Curve(optimizer, name, axis, np.array(lrs), losses, result))
+    return curves
+
+
+def verdict_table(curves: Sequence[Curve]) -> str:
+    """The verdicts as text: a block per axis, a line per optimizer and parameterization."""
+    lines = []
+    for axis in dict.fromkeys(c.axis for c in curves):
+        block = [c for c in curves if c.axis == axis]
+        sizes = "".join(f"{size:>7g}" for size in block[0].result.values)
+        lines += ["", f"log2 of the best learning rate at {axis}", f"{'':22}{sizes}   drift per doubling     verdict"]
+        for c in block:
+            d = c.result.drift
+            drift = f"{d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" if d else "-"
+            best = "".join(f"{_log2(lr):>7}" for lr in c.result.optimal_lr)
+            lines.append(f"{c.optimizer:10}{c.parameterization:12}{best}   {drift:22} {c.result.verdict}")
+    return "\n".join(lines[1:])
+
+
+def summary(curves: Sequence[Curve], settings: Settings) -> dict[str, Any]:
+    """What summary.json holds."""
+
+    def drift(result: Transfer) -> dict[str, float] | None:
+        if result.drift is None:
+            return None
+        ends = {"low": result.drift.low, "high": result.drift.high}
+        finite = {key: value if math.isfinite(value) else None for key, value in ends.items()}
+        return {"octaves_per_doubling": result.drift.octaves_per_doubling, **finite}  # type: ignore[dict-item]
+
+    sweeps = [
+        {
+            "optimizer": c.optimizer,
+            "parameterization": c.parameterization,
+            "axis": c.axis,
+            "values": c.result.values,
+            "optimal_lr": c.result.optimal_lr,
+            "stderr_octaves": [None if math.isnan(o.stderr) else o.stderr for o in c.result.optima],
+            "drift": drift(c.result),
+            "regret": c.result.regret,
+            "best_loss": [o.loss for o in c.result.optima],
+            "verdict": c.result.verdict,
+            "reason": c.result.reason,
+        }
+        for c in curves
+    ]
+    return {"sweeps": sweeps, "settings": identity(settings)}
+
+
+def write(curves: Sequence[Curve], settings: Settings, workdir: Path, classes: int, command: str) -> Path:
+    """PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
+    pictures = {}
+    for axis, _ in axes(settings):
+        pictures[f"loss_over_{axis}"] = plots.png(plots.loss_curves(curves, axis, math.log(classes)))
+        pictures[f"optimum_over_{axis}"] = plots.png(plots.optima(curves, axis))
+    for name, content in pictures.items():
+        write_atomically(workdir / f"{name}.png", content)
+    found = summary(curves, settings)
+    write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
+    report = workdir / "report.html"
+    write_atomically(report, _html(curves, pictures, found["settings"], command))
+    return report
+
+
+def _html(curves: Sequence[Curve], pictures: dict[str, bytes], settings: dict[str, Any], command: str) -> str:
+    import jinja2
+
+    template = resources.files("depthmup.sweep").joinpath("report.html.jinja").read_text()
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
+    return page.render(
+        curves=curves,
+        log2=_log2,
+        colors=plots.VERDICT_COLORS,
+        pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
+        settings=json.dumps(settings, indent=1),
+        versions={name: metadata.version(name) for name in VERSIONS},
+        command=command,
+    )
+
+
+def _log2(lr: float | None) -> str:
+    return "none" if lr is None else f"{math.log2(lr):.2f}"

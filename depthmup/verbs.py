@@ -1,0 +1,161 @@
+"""What main.py can do; each verb takes (settings, workdir, command) and returns the exit status."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from depthmup.explain import explain
+from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
+from depthmup.optim import family_of
+from depthmup.settings import ModelSettings, Settings, SettingsError
+from depthmup.sweep import report, store
+from depthmup.sweep.run import run as run_sweep
+from depthmup.train.assemble import build_model, problem_of
+from depthmup.train.loop import TrialLoop
+from depthmup.train.step import Hyper, TrainState
+
+
+def train(settings: Settings, workdir: Path | None, command: str) -> int:
+    """Train one network: a sweep of one, by the same loop. Metrics to `workdir`/metrics.json if given."""
+    problem = problem_of(settings)
+    model, optimizer, steps = settings.model, settings.optimizer, problem.steps
+    hyper = problem.hyper(model, settings.parameterization, optimizer, settings.seed)
+    loop = TrialLoop(
+        problem.trainer(model, optimizer.name),
+        problem.dataset,
+        trials=1,
+        batch_size=settings.data.batch_size,
+        data_seed=settings.data.seed,
+    )
+    print(
+        f"{settings.parameterization.name}, {optimizer.name}, width {model.width}, depth {model.depth}, {steps} steps"
+    )
+
+    def progress(step: int, losses: np.ndarray) -> None:
+        print(f"step {step}/{steps}: loss {losses.mean():.4f}", flush=True)
+
+    metrics = {k: v[0].item() for k, v in loop.run([hyper], steps, chunk=settings.log_every, progress=progress).items()}
+    print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
+    if workdir:
+        workdir.mkdir(parents=True, exist_ok=True)
+        content = {"metrics": metrics, "settings": dataclasses.asdict(settings), "command": command}
+        store.write_atomically(workdir / "metrics.json", json.dumps(content, indent=1))
+    if metrics["diverged"]:
+        print("diverged: the loss is not finite, or ended above twice that of the first batch; lower the learning rate")
+    return int(metrics["diverged"])
+
+
+def sweep(settings: Settings, workdir: Path | None, command: str) -> int:
+    """Train what is missing of the sweep, then verdicts, pictures and report."""
+    if workdir is None:
+        raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
+    rows = run_sweep(settings, workdir)
+    classes = problem_of(settings).dataset.classes
+    curves = report.judge(rows, settings, classes)
+    page = report.write(curves, settings, workdir, classes, command)
+    print(report.verdict_table(curves))
+    print(f"{len(rows)} trials in {workdir / 'results.jsonl'}; report: {page}")
+    return 0
+
+
+def check(settings: Settings, workdir: Path | None, command: str) -> int:
+    """Coordinate check for every optimizer of `settings.check`; status 1 if one is not ok."""
+    verdicts = []
+    for name in settings.check.optimizers:
+        with tqdm(bar_format="{desc}", leave=False) as bar:
+            result = check_optimizer(settings, name, progress=bar.set_description_str)
+        print(result)
+        if workdir:
+            workdir.mkdir(parents=True, exist_ok=True)
+            path = workdir / f"coordinate_check_{name}.png"
+            result.plot(path)
+            print(f"plot: {path}")
+        verdicts.append(result.ok)
+    return 0 if all(verdicts) else 1
+
+
+def check_optimizer(
+    settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
+) -> CoordinateReport:
+    """The coordinate check of one optimizer, in the absolute form: base width and base depth 1."""
+    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1)
+    absolute.build().check_family(family_of(name))
+    problem = problem_of(settings)._replace(schedule="constant")
+    batch = jax.tree.map(lambda leaf: leaf[: settings.check.batch_size], problem.dataset.train)
+    learning_rate = 2.0 ** settings.check.log2_learning_rates[name]
+    optimizer = dataclasses.replace(settings.optimizer, name=name, learning_rate=learning_rate)
+
+    def probe_at(width: int, depth: int) -> Probe:
+        model = dataclasses.replace(settings.model, width=width, depth=depth)
+        specs = problem.specs(model)
+
+        def hyper(group: str, seed: int) -> Hyper:
+            full = problem.hyper(model, absolute, optimizer, seed)
+            return full._replace(factors=train_only(full.factors, specs, group)).arrays()
+
+        trainer = problem.trainer(model, name)
+        features = _sown(model, problem.dataset.classes)
+        return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), tuple(batch))
+
+    c = settings.check
+    title = f"{settings.parameterization.name}, {name}, learning rate {learning_rate:g}"
+    return coordinate_check(
+        probe_at,
+        widths=c.widths,
+        depths=c.depths,
+        width=c.width,
+        depth=c.depth,
+        steps=c.steps,
+        seeds=c.seeds,
+        tolerance=c.tolerance,
+        title=title,
+        progress=progress,
+    )
+
+
+@functools.lru_cache
+def _sown(model: ModelSettings, outputs: int) -> Callable[..., Mapping[str, jax.Array]]:
+    """What the model sows in "features", and its logits; one object per model, so that checks share programs."""
+    module = build_model(model, outputs)
+
+    def features(state: TrainState, batch: tuple[jax.Array, jax.Array], hyper: Hyper) -> Mapping[str, jax.Array]:
+        logits, sown = module.apply({"params": state.params}, batch[0], hyper.forward, mutable=["features"])
+        return {**sown["features"], "logits": logits}
+
+    return features
+
+
+def explain_parameters(settings: Settings, workdir: Path | None, command: str) -> int:
+    """Print what is really applied to every parameter of the model of the config."""
+    problem = problem_of(settings)
+    model, optimizer = settings.model, settings.optimizer
+    hyper = problem.hyper(model, settings.parameterization, optimizer, settings.seed)
+    state = problem.trainer(model, optimizer.name).init(hyper.arrays())
+    print(
+        explain(
+            settings.parameterization.build(),
+            problem.specs(model),
+            optimizer.name,
+            optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            eps=optimizer.eps,
+            params=state.params,
+        )
+    )
+    return 0
+
+
+VERBS: dict[str, Callable[[Settings, Path | None, str], int]] = {
+    "train": train,
+    "sweep": sweep,
+    "check": check,
+    "explain": explain_parameters,
+}

@@ -1,0 +1,63 @@
+"""One entry, one config file, four verbs.
+
+python main.py [train | sweep | check | explain] --config=configs/digits.py --workdir=DIR [--config.key=value ...]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+
+def parse(argv: Sequence[str]) -> Sequence[str]:
+    """Flags, with a mistake in them as one line (a config flag is read when it is defined)."""
+    try:
+        config_flags.DEFINE_config_file("config", "configs/digits.py", "Config file; --config.key=value overrides.")
+        flags.DEFINE_string("workdir", None, "Where results go; sweep needs it, check draws and train writes there.")
+        rest = flags.FLAGS(argv)
+        flags.FLAGS.config.keys()  # a file that cannot be read says so only now
+        return rest
+    except (KeyError, AttributeError) as error:
+        words = re.findall(
+            r"\w+", str(error).replace("\\n", " ")
+        )  # the key, perhaps with 'Did you mean "X" instead of ..'
+        near = (
+            f"; did you mean {words[4]!r}?" if words[1:4] == ["Did", "you", "mean"] else " (configs/default.py has all)"
+        )
+        sys.exit(f"error: unknown config key {words[0]!r}{near}")
+    except (flags.Error, TypeError, ValueError, OSError) as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+def main(argv: Sequence[str]) -> None:
+    from depthmup import verbs
+    from depthmup.settings import SettingsError, from_config
+    from depthmup.sweep.store import StoreError
+
+    verb = argv[1] if len(argv) > 1 else "train"
+    command = shlex.join(["python", "main.py", *sys.argv[1:]])
+    workdir = Path(flags.FLAGS.workdir) if flags.FLAGS.workdir else None
+    try:
+        if len(argv) > 2 or verb not in verbs.VERBS:
+            raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
+        status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command)
+    except (ValueError, StoreError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted: what is finished is kept; the same command goes on from there")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    # Before the backend starts: on a CPU every core is a device of its own.
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    logging.set_verbosity(logging.WARNING)
+    app.run(main, flags_parser=parse)
