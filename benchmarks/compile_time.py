@@ -4,7 +4,7 @@
 
 Prints seconds to trace and compile the initialization, 10 steps and the evaluation of 2 trials of the residual MLP
 (width 64) on the digits: the first run less the second. Each number comes from a process of its own, warmed up at
-another shape, without a compilation cache on disk. Takes about two minutes.
+another shape, without a compilation cache on disk. Takes a minute or two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> 
     """Seconds of each."""
     dataset = digits.load()
     example = jnp.ones((1, dataset.train.inputs.shape[1]))
-    model = ResidualMLP(width, depth, dataset.classes, scan=scan)
+    model: Any = ResidualMLP(width, depth, dataset.classes, scan=scan)
 
     def init(width: int, depth: int, key: Any) -> Any:
         return ResidualMLP(width, depth, dataset.classes, scan=scan).init(key, example, UNIT)["params"]

@@ -1,18 +1,16 @@
 """A learning rate sweep, side by side with PyTorch and the `mup` package.
 
-    python benchmarks/sweep_against_torch.py
+    python benchmarks/sweep_against_torch.py        # needs pip install -e '.[bench]'
 
 Trains the residual MLP of docs/theory.md (width 128, depth 8, no biases) for 100 SGD steps of batch 64 on the digits,
 at 16 learning rates half an octave apart, one seed; each run ends with the loss over the whole training split.
 
 Ours: all learning rates in one compiled program, as `main.py sweep` runs them. PyTorch: the same network with
-`mup.MuReadout`, `mup.set_base_shapes`, `mup.MuSGD` and the branch multiplier in its forward pass, one learning rate
-after another; then in one process per core, each with its share of the learning rates.
+`mup.MuReadout`, `mup.set_base_shapes` and `mup.MuSGD`, one learning rate after another on the faster of 1, 2 and all
+threads; then in one process of 1 thread per core, each with its share of the learning rates.
 
-Prints seconds, how many times ours PyTorch takes, and the final losses at the best learning rates. Imports, data and the
-start of processes are not in the times; building models is. Takes about a minute. Needs
-
-    pip install -e '.[bench]'
+Prints seconds, PyTorch's over ours, and the final losses at the best learning rates. The times include building models
+but no imports, no data and no start of processes. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ RATES = [float(lr) for lr in np.exp2(np.arange(-13, 3) / 2)]
 CORES = os.cpu_count() or 1
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds, result)."""
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result)
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
@@ -52,8 +49,7 @@ def ours(dataset: Dataset) -> tuple[float, float, list[float]]:
     sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
     start = time.perf_counter()
     problem = Problem(dataset, STEPS, "constant")
-    trainer = problem.trainer(model, "sgd")
-    loop = TrialLoop(trainer, dataset, trials=len(RATES), batch_size=BATCH, data_seed=DATA_SEED)
+    loop = TrialLoop(problem.trainer(model, "sgd"), dataset, trials=len(RATES), batch_size=BATCH, data_seed=DATA_SEED)
     hypers = [problem.hyper(model, p, optimizer, SEED) for optimizer in sgd]
     losses = loop.run(hypers, STEPS)["loss"].tolist()
     cold = time.perf_counter() - start
@@ -118,11 +114,7 @@ def torch_processes(count: int) -> float:
     barrier = context.Barrier(count + 1, timeout=600)
     for i in range(count):
         context.Process(target=torch_worker, args=(RATES[i::count], barrier), daemon=True).start()
-    seconds = []
-    for _ in range(2):
-        barrier.wait()
-        seconds.append(timed(barrier.wait)[0])
-    return min(seconds)
+    return min([timed(barrier.wait)[0] for _ in range(4)][1::2])  # start, end, start, end
 
 
 def main() -> None:
@@ -130,24 +122,23 @@ def main() -> None:
         import mup  # noqa: F401
         import torch
     except ImportError as error:
-        sys.exit(f"no {error.name}: pip install -e '.[bench]' (without torchvision: pip install --no-deps mup)")
+        install = "pip install -e '.[bench]'; without torchvision: pip install torch pyyaml; pip install --no-deps mup"
+        sys.exit(f"no {error.name}: {install}")
     jax.config.update("jax_num_cpu_devices", CORES)  # before JAX starts: trials are split over devices
-    dataset, runs, processes = digits.load(), len(RATES), min(CORES, len(RATES))
+    dataset, runs, count = digits.load(), len(RATES), min(CORES, len(RATES))
     print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")
     cold, steady, losses = ours(dataset)
-    train, one_by_one = torch_trainer(dataset), {}
-    for threads in sorted({1, min(2, CORES), CORES}):
-        torch.set_num_threads(threads)
-        passes = [timed(lambda: [train(lr) for lr in RATES]) for _ in range(2)]
-        one_by_one[threads], torch_losses = min(passes)
-    best = min(one_by_one, key=lambda threads: one_by_one[threads])
+    train, passes = torch_trainer(dataset), []
+    for n in sorted({1, min(2, CORES), CORES}):
+        torch.set_num_threads(n)
+        passes += [(*timed(lambda: [train(lr) for lr in RATES]), n) for _ in range(2)]
+    one_by_one, torch_losses, threads = min(passes)
     rows = {"ours, run alone": steady, "ours, building and compiling": cold - steady, "ours, total": cold}
-    rows |= {f"PyTorch, {n} thread(s){' (best)' * (n == best)}": seconds for n, seconds in one_by_one.items()}
-    rows[f"PyTorch, {processes} processes of 1 thread"] = torch_processes(processes)
-    print(f"\n{'':34}{'seconds':>9}{'per run':>9}{'/ ours, run':>13}{'/ ours, total':>15}")
+    rows |= {f"PyTorch, {threads} thread(s)": one_by_one, f"PyTorch, {count} processes": torch_processes(count)}
+    print(f"\n{'':30}{'seconds':>9}{'per run':>9}{'/ ours, run':>13}{'/ ours, total':>15}")
     for name, seconds in rows.items():
         ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
-        print(f"{name:34}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
+        print(f"{name:30}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
     print("\nfinal loss at the best learning rate (other initial weights)")
     for name, values in (("ours", losses), ("PyTorch", torch_losses)):
         i = int(np.nanargmin(values))

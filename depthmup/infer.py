@@ -61,7 +61,6 @@ def infer_specs(
         axes = [a for a in range(len(shape)) if a != stack_axis]
         if layout == "out_in" and len(axes) > 1:  # (out, in, *receptive field) -> (*receptive field, in, out)
             axes = [*axes[2:], axes[1], axes[0]]
-        axes = [a for a in axes if shape[a] != 1 or a in grow]
         if role is None:
             role = _role(name, shape, axes, grow, in_branch)
         fan_in, fan_out = _fans(role, [shape[a] for a in axes], [i for i, a in enumerate(axes) if a in grow])
@@ -109,7 +108,8 @@ class _Stack:
             raise SpecError(
                 f"{path_name(path)} {self.base[path]}: cannot tell whether it is one of the blocks: {path_name(star)} "
                 f"matches {a} parameters and {b} at twice the depth (twice as many were expected). Put the blocks into "
-                f"a submodule or list of their own, or pass overrides={{'{path_name(path)}': 'branch/ROLE' or 'trunk/ROLE'}}"
+                f"a submodule or list of their own, or pass overrides={{'{path_name(path)}': 'branch/ROLE'}} or "
+                "'trunk/ROLE'"
             )
         return False
 
@@ -145,11 +145,13 @@ def _role(name: str, shape: Shape, axes: list[int], grow: set[int], in_branch: b
         raise SpecError(
             f"{name} {shape}: three axes grow with width, which fits no role; pass overrides={{'{name}': ROLE}}"
         )
-    if len(axes) == 1:
-        return "vector"
     if len(growing) == 2:
         return "hidden"
-    if growing[0] == axes[-1]:
+    alone = all(shape[a] == 1 for a in axes if a not in grow)
+    last, first = growing[0] == axes[-1], growing[0] == axes[0]
+    if alone and (last or (first and len(axes) > 2)):  # (N,), (1, 1, N), (N, 1, 1); but (N, 1) is a readout
+        return "vector"
+    if last:
         return "input"
     return "output" if in_branch else "readout"
 

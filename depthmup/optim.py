@@ -91,7 +91,7 @@ def from_factors(
       momentum: decay of the velocity, for "momentum" (0.9 unless given).
       weight_decay: decoupled from the gradient for every optimizer; 0 leaves it out.
       decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
-        left out, so that each leaf's decay follows its learning rate.
+        left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
       mask: tree of bools, or a function from params to one, of the leaves to decay, as in `optax.adamw`.
     """
     family = family_of(name)

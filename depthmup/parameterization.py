@@ -165,9 +165,10 @@ class Parameterization:
             raise unknown("role", role, ROLES)
         self.check_family(family)
         m, m_L = self.ratios(width, depth)
-        if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
-            return LeafFactors(1.0, 1.0, 1.0, 1.0, 1.0)
         table = self.table
+        if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
+            lr = 1.0 if self.lr_depth is None else m_L**self.lr_depth
+            return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
         rule = table.readout if role == "readout" else table.matrix
         m_in = m if role in ("hidden", "output", "readout") else 1.0
         m_out = m if role in ("input", "hidden", "vector") else 1.0
@@ -268,9 +269,9 @@ def parameterization(
         raise unknown("parameterization", name, TABLES)
     for what, value in (("base_width", base_width), ("base_depth", base_depth), ("base_head_dim", base_head_dim)):
         at_least_one(what, value)
-    for what, value in (("gamma0", gamma0), ("beta0", beta0)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{what} must be positive and finite, got {value}")
+    for what, number in (("gamma0", gamma0), ("beta0", beta0)):
+        if not 0 < number < math.inf:
+            raise ValueError(f"{what} must be positive and finite, got {number}")
     if alpha is not None and not 0.5 <= alpha <= 1:
         raise ValueError(
             f"alpha must be between 1/2 and 1, got {alpha}: below, features grow with depth; above, branches vanish"

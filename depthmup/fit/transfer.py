@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from depthmup.fit.optimum import Optimum, capped, optimum
 
@@ -100,6 +99,8 @@ def _arrays(table: Iterable[Mapping[str, Any]], axis: str) -> tuple[list[float],
 
 
 def _drift(sizes: list[float], optima: list[Optimum], seeds: int) -> Drift | None:
+    from scipy import stats  # here, so that `import depthmup` stays light
+
     found = [
         (math.log2(s), math.log2(o.learning_rate), o.stderr)
         for s, o in zip(sizes, optima, strict=True)

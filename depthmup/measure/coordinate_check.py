@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import stats
 
 from depthmup.optim import family_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, at_least_one
@@ -168,8 +167,8 @@ def coordinate_check(
       tolerance: a judged slope beyond this is not ok.
 
     What is judged: all groups by the change of "hidden", except the readout and scalars by that of "logits"; all
-    together by both; and along depth a branch norm's scale by "logits" (it acts on the features mainly through random weights,
-    whose sum over blocks has a slope of its own). Source: docs/rules.md section 0, last paragraph.
+    together by both; and along depth a branch norm's scale by "logits" (it acts on the features mainly through
+    random weights, whose sum over blocks has a slope of its own). Source: docs/rules.md section 0, last paragraph.
     Raises ValueError if no axis has two values or a value is below 1.
     """
     axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
@@ -230,6 +229,8 @@ def _compiled(init: Callable, step: Callable, features: Callable, steps: int) ->
 def _slope(
     axis: str, group: str, quantity: str, step: int, sizes: tuple[int, ...], changes: np.ndarray, tolerance: float
 ) -> Slope:
+    from scipy import stats  # here, so that `import depthmup` stays light
+
     x = np.log2(sizes) - np.mean(np.log2(sizes))
     per_seed = x @ np.log2(np.maximum(changes, np.finfo(float).tiny)) / (x @ x)
     slope, seeds = float(per_seed.mean()), len(per_seed)

@@ -37,7 +37,8 @@ class Branch(nn.Module):
 class ResidualMLP(nn.Module):
     """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
 
-    docs/theory.md section 0. Weights start as N(0, 1/fan_in), biases at 0: `rescale` turns that into a parameterization's init.
+    docs/theory.md section 0. Weights start as N(0, 1/fan_in), biases at 0: `rescale` turns that into a
+    parameterization's init.
 
     Attributes:
       width, depth: N, and L the number of residual branches.

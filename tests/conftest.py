@@ -1,0 +1,13 @@
+"""Four fake devices, warnings as errors, and small pieces that tests share."""
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+
+@pytest.fixture
+def x64():
+    """Float64 for the length of a test."""
+    with jax.enable_x64(True):
+        yield

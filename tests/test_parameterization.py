@@ -1,0 +1,163 @@
+"""Golden tables: other packages' rules, the alpha family, equality at the base."""
+
+import pytest
+
+from depthmup.parameterization import ROLES, TABLES, parameterization
+
+M, M_L, BASE, BASE_L = 8, 4, 32, 2
+MATRIX_ROLES = ("input", "hidden", "output", "readout")
+
+
+def factors(name, role, family, in_branch=False, m=M, m_l=M_L, **options):
+    p = parameterization(name, base_width=BASE, base_depth=BASE_L, **options)
+    return p.leaf(role=role, in_branch=in_branch, width=BASE * m, depth=BASE_L * m_l, fan_in=BASE * m, family=family)
+
+
+# docs/rules.md section 1: microsoft/mup at width multiplier 8. (LR, decay) per role.
+MUP = {
+    ("adam", "input"): (1, 1),
+    ("adam", "hidden"): (1 / 8, 8),
+    ("adam", "vector"): (1, 1),
+    ("adam", "readout"): (1, 1),
+    ("adam", "scalar"): (1, 1),
+    ("sgd", "input"): (8, 1 / 8),
+    ("sgd", "hidden"): (1, 1),
+    ("sgd", "vector"): (8, 1 / 8),
+    ("sgd", "readout"): (8, 1 / 8),
+    ("sgd", "scalar"): (1, 1),
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), MUP.items())
+@pytest.mark.parametrize("m_l", [1, 16])
+def test_mup_is_microsoft_mup(key, expected, m_l):
+    family, role = key
+    f = factors("mup", role, family, in_branch=role == "hidden", m_l=m_l)
+    assert (f.lr, f.decay) == pytest.approx(expected, rel=1e-12)
+
+
+def test_mup_readout_is_divided_and_starts_larger():
+    """Its input is divided by m and its init times sqrt(m) (docs/rules.md section 1)."""
+    p = parameterization("mup", base_width=BASE)
+    assert p.forward_factors(width=BASE * M, depth=64).output == pytest.approx(1 / M, rel=1e-12)
+    assert factors("mup", "readout", "adam").init == pytest.approx(M**0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_completep(alpha):
+    """docs/rules.md section 3, at m_N = 8, m_L = 4."""
+    f = {
+        (role, in_branch): factors("completep", role, "adam", in_branch, alpha=alpha)
+        for role, in_branch in [("input", False), ("vector", False), ("readout", False), ("hidden", True), ("vector", True)]
+    }
+    for outside in [("input", False), ("vector", False), ("readout", False)]:
+        assert f[outside].lr == pytest.approx(1, rel=1e-12)
+    assert f["hidden", True].lr == pytest.approx(M_L ** (alpha - 1) / M, rel=1e-12)
+    assert f["vector", True].lr == pytest.approx(M_L ** (alpha - 1), rel=1e-12)
+    assert f["hidden", True].decay == pytest.approx(M, rel=1e-12)
+    assert f["vector", True].decay == pytest.approx(1, rel=1e-12)
+    assert f["hidden", True].eps == pytest.approx(M_L**-alpha / M, rel=1e-12)
+    assert f["vector", True].eps == pytest.approx(M_L**-alpha / M, rel=1e-12)
+    p = parameterization("completep", base_width=BASE, base_depth=BASE_L, alpha=alpha)
+    forward = p.forward_factors(width=BASE * M, depth=BASE_L * M_L)
+    assert forward.branch == pytest.approx(M_L**-alpha, rel=1e-12)
+    assert forward.output == pytest.approx(1 / M, rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize("family", ["sgd", "adam"])
+def test_alpha_family(alpha, family):
+    """docs/theory.md section 1.1: the branch LR in three storage forms, up to eta_0 gamma_0."""
+    n, depth = 64.0, 16.0
+    expected = {
+        "canonical": n * depth ** (2 * alpha - 1) if family == "sgd" else n**-0.5 * depth ** (alpha - 1),
+        "fan_in": depth ** (2 * alpha - 1) if family == "sgd" else depth ** (alpha - 1) / n,
+        "absorbed": 1 / depth if family == "sgd" else 1 / (n * depth),
+    }
+    p = parameterization("depth_mup", alpha=alpha)
+    for form, lr in expected.items():
+        leaf = p.in_form(form).leaf(role="hidden", in_branch=True, width=n, depth=depth, fan_in=n, family=family)
+        assert leaf.lr == pytest.approx(lr, rel=1e-12), form
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_all_equal_sp_at_the_base(name):
+    p = parameterization(name, base_width=BASE, base_depth=BASE_L)
+    forward = p.forward_factors(width=BASE, depth=BASE_L)
+    assert (forward.branch, forward.output) == (1, 1)
+    for family in p.table.families:
+        for role in ROLES:
+            for in_branch in (False, True):
+                leaf = p.leaf(role=role, in_branch=in_branch, width=BASE, depth=BASE_L, fan_in=BASE, family=family)
+                assert tuple(leaf) == (1, 1, 1, 1, 1), (family, role)
+
+
+@pytest.mark.parametrize("name", ["sp", "mup", "ntp"])
+@pytest.mark.parametrize("role", ROLES)
+def test_no_power_of_depth(name, role):
+    for family in ("sgd", "adam"):
+        assert factors(name, role, family, True, m_l=1) == factors(name, role, family, True, m_l=64)
+    assert parameterization(name).forward_factors(width=64, depth=64).branch == 1
+
+
+def test_ntp_is_mup_with_gamma_of_width():
+    """Canonical LRs of all weights are eta_0 (docs/theory.md section 1)."""
+    p = parameterization("ntp").in_form("canonical")
+    for role, fan_in in (("hidden", 64), ("readout", 64)):
+        leaf = p.leaf(role=role, in_branch=False, width=64, depth=4, fan_in=fan_in, family="sgd")
+        assert leaf.lr == pytest.approx(1, rel=1e-12)
+
+
+def test_am_mup():
+    """One LR times m_L^-3/2; branch weights Var = c / (K fan_in), or c / (K^2 fan_in) (docs/rules.md sections 0 and 5)."""
+    for role in ROLES:
+        for in_branch in (False, True):
+            f = factors("am_mup", role, "sgd", in_branch)
+            assert f.lr == pytest.approx(M_L**-1.5, rel=1e-12)
+            assert f.lr * f.decay == pytest.approx(1, rel=1e-12)
+            scaled = in_branch and role in MATRIX_ROLES
+            assert f.init == pytest.approx(M_L**-0.5 if scaled else 1, rel=1e-12)
+    assert factors("am_mup", "hidden", "sgd", True, alpha=1.0).init == pytest.approx(1 / M_L, rel=1e-12)
+    assert factors("am_mup", "hidden", "sgd", True, lr_depth=-1.0).lr == pytest.approx(1 / M_L, rel=1e-12)
+
+
+@pytest.mark.parametrize("family", ["sgd", "adam"])
+def test_gamma0(family):
+    """SGD LR x gamma0^2, Adam LR x gamma0, eps / gamma0; not behind the output factor (docs/rules.md section 0)."""
+    power = 2 if family == "sgd" else 1
+    for role, in_branch in (("hidden", True), ("input", False), ("readout", False), ("vector", True)):
+        plain, rich = (factors("depth_mup", role, family, in_branch, gamma0=g) for g in (1.0, 3.0))
+        assert rich.lr == pytest.approx(plain.lr * 3.0**power, rel=1e-12)
+        assert rich.eps == pytest.approx(plain.eps / 3.0, rel=1e-12)
+        assert rich.lr * rich.decay == pytest.approx(1, rel=1e-12)
+    assert factors("depth_mup", "scalar", family, gamma0=3.0) == (1, 1, 1, 1, 1)
+
+
+def test_attention():
+    p = parameterization("mup", base_head_dim=16)
+    assert p.forward_factors(width=64, depth=4, head_dim=16).attention == pytest.approx(16**-0.5, rel=1e-12)
+    assert p.forward_factors(width=64, depth=4, head_dim=64).attention == pytest.approx(16**0.5 / 64, rel=1e-12)
+    sp = parameterization("sp", base_head_dim=16)
+    assert sp.forward_factors(width=64, depth=4, head_dim=64).attention == pytest.approx(64**-0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: parameterization("depth-mup"), "did you mean 'depth_mup'"),
+        (lambda: parameterization("mup", base_width=0), "base_width must be at least 1"),
+        (lambda: parameterization("mup", alpha=0.3), "alpha must be between 1/2 and 1"),
+        (lambda: parameterization("mup", gamma0=0.0), "gamma0 must be positive"),
+        (lambda: parameterization("mup", lr_depth=-1.0), "lr_depth is a setting of am_mup only"),
+        (lambda: parameterization("mup").forward_factors(width=0, depth=1), "width must be at least 1"),
+        (lambda: parameterization("mup").forward_factors(width=1, depth=0), "depth must be at least 1"),
+        (lambda: parameterization("mup").in_form("cannonical"), "did you mean 'canonical'"),
+        (lambda: factors("am_mup", "hidden", "adam"), "am_mup is defined for the sgd family only"),
+        (lambda: factors("completep", "hidden", "sgd"), "completep is defined for the adam family only"),
+        (lambda: factors("mup", "hiden", "sgd"), "did you mean 'hidden'"),
+        (lambda: factors("mup", "hidden", "adamw"), "unknown optimizer family"),
+    ],
+)
+def test_errors(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
