@@ -109,27 +109,43 @@ def from_factors(
     parts += [scale_by_tree(factors.lr)]
     if not isinstance(weight_decay, float | int) or weight_decay != 0:
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
-        decayed = add_decayed_weights(weight_decay, per_leaf)
-        parts += [decayed if mask is None else optax.masked(decayed, mask)]
+        parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
-    """Multiply each leaf of the updates by a scalar, keeping its dtype."""
+    """Multiply each leaf of the updates by a scalar, keeping its dtype; leaves that `optax.masked` hides stay hidden."""
 
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         del params
-        return jax.tree.map(lambda u, s: u * jnp.asarray(s, u.dtype), updates, scale)
+        return jax.tree.map(
+            lambda u, s: u if _hidden(u) else u * jnp.asarray(s, u.dtype), updates, scale, is_leaf=_hidden
+        )
 
     return optax.stateless(update)
 
 
-def add_decayed_weights(weight_decay: float | jax.Array, scale: PyTree) -> optax.GradientTransformation:
-    """Add weight_decay * scale * w to each leaf, `scale` a tree of scalars."""
+def add_decayed_weights(
+    weight_decay: float | jax.Array, scale: PyTree, mask: PyTree | Callable[[PyTree], PyTree] | None = None
+) -> optax.GradientTransformation:
+    """Add weight_decay * scale * w to each leaf, `scale` a tree of scalars, where `mask` is true."""
 
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         if params is None:
             raise ValueError("weight decay needs the parameters: call tx.update(grads, state, params)")
-        return jax.tree.map(lambda u, w, s: u + jnp.asarray(weight_decay * s, u.dtype) * w, updates, params, scale)
+        chosen = mask(params) if callable(mask) else mask
+        chosen = jax.tree.map(lambda _: True, scale) if chosen is None else chosen
+        return jax.tree.map(
+            lambda u, w, s, m: u if _hidden(u) or not m else u + jnp.asarray(weight_decay * s, u.dtype) * w,
+            updates,
+            params,
+            scale,
+            chosen,
+            is_leaf=_hidden,
+        )
 
     return optax.stateless(update)
+
+
+def _hidden(leaf: object) -> bool:
+    return isinstance(leaf, optax.MaskedNode)

@@ -107,7 +107,8 @@ def test_theory_table(form, x64):
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [("depth_mup", o) for o in OPTIMIZERS] + [(n, o) for n in ("depth_ode", "ntp", "sp") for o in ("momentum", "adamw")],
+    [("depth_mup", o) for o in OPTIMIZERS]
+    + [(n, o) for n in ("depth_ode", "ntp", "sp") for o in ("momentum", "adamw")],
 )
 def test_forms_have_one_trajectory(name, optimizer, x64):
     kind, lr, options = OPTIMIZERS[optimizer]

@@ -48,7 +48,13 @@ def test_completep(alpha):
     """docs/rules.md section 3, at m_N = 8, m_L = 4."""
     f = {
         (role, in_branch): factors("completep", role, "adam", in_branch, alpha=alpha)
-        for role, in_branch in [("input", False), ("vector", False), ("readout", False), ("hidden", True), ("vector", True)]
+        for role, in_branch in [
+            ("input", False),
+            ("vector", False),
+            ("readout", False),
+            ("hidden", True),
+            ("vector", True),
+        ]
     }
     for outside in [("input", False), ("vector", False), ("readout", False)]:
         assert f[outside].lr == pytest.approx(1, rel=1e-12)

@@ -1,0 +1,182 @@
+"""The transformations: decay and eps alone, schedules, dtypes, tracing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup as dm
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+
+def init(width, depth):
+    normal = np.random.default_rng(0).normal
+    return {
+        "in": normal(size=(5, width)),
+        "blocks": {"w": normal(size=(depth, width, width)), "b": normal(size=(depth, width))},
+        "out": normal(size=(width, 3)),
+        "out_bias": normal(size=3),
+    }
+
+
+def setup(name="depth_mup", width=16, depth=8, **options):
+    p = dm.parameterization(name, base_width=4, base_depth=2, **options)
+    return p, dm.infer_specs(init, width=width, depth=depth), jax.tree.map(jnp.asarray, init(width, depth))
+
+
+def updates(tx, grads, params, steps=1):
+    state = tx.init(params)
+    for _ in range(steps):
+        out, state = tx.update(grads, state, params)
+    return out
+
+
+def ones(params):
+    return jax.tree.map(jnp.ones_like, params)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("shape", [(4, 2), (64, 16)])
+@pytest.mark.parametrize("gamma0", [1.0, 3.0])
+def test_uncoupled_decay_is_the_same_everywhere(name, shape, gamma0, x64):
+    """A zero gradient leaves w <- w (1 - lr decay) at any width, depth and gamma0."""
+    p, specs, params = setup("depth_mup", *shape, gamma0=gamma0)
+    tx = dm.optimizer(p, specs, name, 0.1, weight_decay=0.3)
+    out = updates(tx, jax.tree.map(jnp.zeros_like, params), params)
+    jax.tree.map(lambda u, w: np.testing.assert_allclose(u, -0.03 * w, rtol=1e-12), out, params)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_coupled_decay_follows_the_learning_rate(name, x64):
+    p, specs, params = setup()
+    factors = dm.factors(p, specs, "adam" if name.startswith("adam") else "sgd")
+    tx = dm.optimizer(p, specs, name, 0.1, weight_decay=0.3, decay="coupled")
+    out = updates(tx, jax.tree.map(jnp.zeros_like, params), params)
+    jax.tree.map(lambda u, w, f: np.testing.assert_allclose(u, -0.03 * f * w, rtol=1e-12), out, params, factors.lr)
+
+
+def test_completep_decay(x64):
+    """LR x decay keeps the LR's power of depth, m_L^(alpha - 1), in a block (docs/rules.md section 3)."""
+    p, specs, params = setup("completep", alpha=0.5)
+    out = updates(dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3), jax.tree.map(jnp.zeros_like, params), params)
+    np.testing.assert_allclose(out["blocks"]["w"], -0.03 * 4**-0.5 * params["blocks"]["w"], rtol=1e-12)
+    np.testing.assert_allclose(out["in"], -0.03 * params["in"], rtol=1e-12)
+
+
+def test_decay_mask(x64):
+    p, specs, params = setup()
+    tx = dm.optimizer(
+        p, specs, "adamw", 0.1, weight_decay=0.3, mask=lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)
+    )
+    out = updates(tx, jax.tree.map(jnp.zeros_like, params), params)
+    assert (np.asarray(out["out_bias"]) == 0).all()
+    np.testing.assert_allclose(out["in"], -0.03 * params["in"], rtol=1e-12)
+
+
+def test_a_large_eps_shows_the_eps_factors(x64):
+    """With eps >> |g|, Adam's first update is g / eps: LR factor / eps factor of each leaf."""
+    p, specs, params = setup(gamma0=2.0)
+    factors = dm.factors(p, specs, "adam")
+    assert len({*jax.tree.leaves(factors.eps)}) == 3  # blocks, input and readout, readout bias
+    out = updates(dm.optimizer(p, specs, "adam", 1.0, eps=1e9), ones(params), params)
+    expected = jax.tree.map(lambda lr, eps: -lr / (1e9 * eps), factors.lr, factors.eps)
+    jax.tree.map(lambda u, e: np.testing.assert_allclose(u, e, rtol=1e-6), out, expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learning_rates_are_those_of_the_table(name, x64):
+    """With a gradient of ones and no eps the first update is -lr x factor, also for stacked leaves."""
+    p, specs, params = setup()
+    factors = dm.factors(p, specs, "adam" if name.startswith("adam") else "sgd")
+    out = updates(dm.optimizer(p, specs, name, 0.1, **({"eps": 0.0} if "adam" in name else {})), ones(params), params)
+    jax.tree.map(lambda u, f: np.testing.assert_allclose(u, -0.1 * f, rtol=1e-9), out, factors.lr)
+
+
+def test_schedules_keep_the_factors(x64):
+    p, specs, params = setup()
+    schedule = optax.linear_schedule(1.0, 0.0, 4)
+    tx = dm.optimizer(p, specs, "sgd", schedule)
+    third = updates(tx, ones(params), params, steps=3)
+    expected = jax.tree.map(lambda f: -0.5 * f, dm.factors(p, specs, "sgd").lr)
+    jax.tree.map(lambda u, e: np.testing.assert_allclose(u, e, rtol=1e-9), third, expected)
+
+
+def test_any_optax_transformation():
+    p, specs, params = setup()
+    tx = optax.chain(
+        optax.scale_by_lion(), dm.scale_by_parameterization(p, specs, family="adam"), optax.scale_by_learning_rate(0.1)
+    )
+    out = updates(tx, ones(params), params)
+    jax.tree.map(lambda u, f: np.testing.assert_allclose(u, -0.1 * f, rtol=1e-6), out, dm.factors(p, specs, "adam").lr)
+    by_hand = optax.chain(
+        dm.scale_by_eps_factors(p, specs),
+        optax.scale_by_adam(eps=0.1),
+        dm.scale_by_parameterization(p, specs),
+        optax.scale_by_learning_rate(0.1),
+    )
+    ours = dm.optimizer(p, specs, "adam", 0.1, eps=0.1)
+    jax.tree.map(
+        np.testing.assert_array_equal, updates(by_hand, ones(params), params), updates(ours, ones(params), params)
+    )
+
+
+def test_masked_leaves_stay_hidden(x64):
+    """Partitioned optimizers hand each part a tree with holes."""
+    p, specs, params = setup()
+    tx = dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3)
+    labels = {"in": "ours", "blocks": {"w": "ours", "b": "ours"}, "out": "theirs", "out_bias": "theirs"}
+    out = updates(optax.partition({"ours": tx, "theirs": optax.set_to_zero()}, labels), ones(params), params)
+    whole = updates(tx, ones(params), params)
+    np.testing.assert_array_equal(out["blocks"]["w"], whole["blocks"]["w"])
+    assert (np.asarray(out["out"]) == 0).all()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_dtype_is_kept(name):
+    p, specs, params = setup()
+    params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
+    out = updates(dm.optimizer(p, specs, name, 0.1, weight_decay=0.1), ones(params), params)
+    assert {u.dtype for u in jax.tree.leaves(out)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_traced_hyperparameters_compile_once():
+    p, specs, params = setup()
+    traces = []
+
+    @jax.jit
+    def step(params, learning_rate, momentum, decay):
+        traces.append(1)
+        tx = dm.optimizer(p, specs, "momentum", learning_rate, momentum=momentum, weight_decay=decay)
+        return optax.apply_updates(params, tx.update(ones(params), tx.init(params), params)[0])
+
+    first, second = (step(params, *map(np.float32, v)) for v in ((0.1, 0.9, 0.0), (0.2, 0.5, 0.1)))
+    assert len(traces) == 1
+    assert not np.allclose(first["in"], second["in"])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p, s: dm.optimizer(p, s, "adamx", 0.1), "did you mean 'adam"),
+        (lambda p, s: dm.optimizer(p, s, "sgd", 0.0), "learning_rate must be positive"),
+        (
+            lambda p, s: dm.optimizer(p, s, "sgd", 0.1, momentum=0.9),
+            "momentum is an option of the optimizer 'momentum'",
+        ),
+        (lambda p, s: dm.optimizer(p, s, "sgd", 0.1, decay="couple"), "did you mean 'coupled'"),
+        (lambda p, s: dm.scale_by_parameterization(p, s, family="lion"), "unknown optimizer family"),
+    ],
+)
+def test_errors(call, says):
+    p, specs, _ = setup()
+    with pytest.raises(ValueError, match=says):
+        call(p, specs)
+
+
+def test_decay_needs_params():
+    p, specs, params = setup()
+    tx = dm.optimizer(p, specs, "sgd", 0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(ones(params), tx.init(params))
