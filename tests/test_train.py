@@ -1,0 +1,131 @@
+"""A trial is the same alone, among others, on any number of devices and in any chunks; programs are shared."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from depthmup.data import Split
+from depthmup.sweep.plan import plan
+from depthmup.sweep.run import hyper_of
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import problem_of
+from tests import tiny
+
+KEYS = ("loss", "accuracy", "validation_loss", "validation_accuracy", "diverged")
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    settings = tiny.settings(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
+    problem = problem_of(settings)
+    groups = [g for g in plan(settings) if g.model.depth == 4 and g.optimizer.name == "sgd"]
+    hypers = {g.parameterization.name: [hyper_of(problem, g, t) for t in g.trials] for g in groups}
+    return problem, groups[0], hypers
+
+
+def loop(sweep, trials, devices=None, layout=None):
+    problem, group, _ = sweep
+    trainer = problem.trainer(group.model, "sgd")
+    chosen = devices and jax.local_devices()[:devices]
+    return TrialLoop(trainer, problem.dataset, trials=trials, batch_size=64, data_seed=0, devices=chosen, layout=layout)
+
+
+@pytest.fixture(scope="module")
+def together(sweep):
+    """All 22 trials of depth_mup on four devices, in one chunk of 11 steps."""
+    return loop(sweep, 22).run(sweep[2]["depth_mup"], 11)
+
+
+@pytest.mark.parametrize("trial", [0, 9, 21])
+def test_a_trial_alone_is_the_same_bit_for_bit(sweep, together, trial):
+    """The last of them diverges."""
+    alone = loop(sweep, 1).run([sweep[2]["depth_mup"][trial]], 11)
+    for key in KEYS:
+        np.testing.assert_array_equal(alone[key][0], together[key][trial], err_msg=key)
+
+
+def test_one_divergence_touches_no_other(sweep, together):
+    assert together["diverged"][-1]
+    assert not together["diverged"][:10].any()
+    healthy = loop(sweep, 10).run(sweep[2]["depth_mup"][:10], 11)
+    for key in KEYS:
+        np.testing.assert_array_equal(healthy[key], together[key][:10], err_msg=key)
+
+
+def test_one_device_equals_four_and_chunks_are_the_whole(sweep, together):
+    seen = []
+    chunked = loop(sweep, 22, devices=1).run(
+        sweep[2]["depth_mup"], 11, 4, lambda step, losses: seen.append((step, losses))
+    )
+    assert [(step, losses.shape) for step, losses in seen] == [(4, (22, 4)), (8, (22, 4)), (11, (22, 3))]
+    for key in KEYS:
+        np.testing.assert_array_equal(chunked[key], together[key], err_msg=key)
+
+
+def test_vmap_equals_map(sweep, together):
+    mapped = loop(sweep, 22, layout="vmap").run(sweep[2]["depth_mup"], 11)
+    np.testing.assert_allclose(mapped["loss"][:8], together["loss"][:8], rtol=1e-4)
+
+
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(lambda event, duration, **_: COMPILED.append(event))
+
+
+def compilations():
+    return sum("backend_compile" in event for event in COMPILED)
+
+
+def test_parameterizations_and_trials_share_a_program(sweep):
+    """No trace and no compilation after the first group: other parameterizations, learning rates, decays."""
+    problem, group, hypers = sweep
+    trainer = problem.trainer(group.model, "sgd")
+    traces = []
+
+    def counted(state, batch, hyper):
+        traces.append(1)
+        return trainer.train_step(state, batch, hyper)
+
+    shared = TrialLoop(trainer._replace(train_step=counted), problem.dataset, trials=22, batch_size=64, data_seed=0)
+    shared.run(hypers["sp"], 11)
+    first, compiled = len(traces), compilations()
+    assert compiled > 0
+    for name in ("mup", "depth_mup"):
+        shared.run(hypers[name], 11)
+    shared.run([h._replace(learning_rate=0.123, weight_decay=0.1) for h in hypers["mup"]], 11)
+    assert len(traces) == first
+    assert compilations() == compiled
+
+
+def test_seeds_differ_and_repeat(sweep, together):
+    assert together["loss"][2] != together["loss"][3]  # one learning rate, two seeds
+    again = loop(sweep, 22).run(sweep[2]["depth_mup"], 11)
+    np.testing.assert_array_equal(again["loss"], together["loss"])
+
+
+def test_linear_schedule_ends_at_zero(sweep):
+    """The last of n steps has a learning rate of 1/n of the first: the loss after it barely moves."""
+    problem, group, hypers = sweep
+    constant = problem._replace(schedule="constant").trainer(group.model, "sgd")
+    linear = problem._replace(schedule="linear", steps=2).trainer(group.model, "sgd")
+    hyper = hypers["depth_mup"][0].arrays()
+    batch = Split(problem.dataset.train.inputs[:64], problem.dataset.train.labels[:64])
+    after = {}
+    for name, trainer in (("constant", constant), ("linear", linear)):
+        state = trainer.init(hyper)
+        one, _ = trainer.train_step(state, batch, hyper)
+        two, _ = trainer.train_step(one, batch, hyper)
+        change = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), two.params, one.params)
+        after[name] = max(jax.tree.leaves(change))
+    assert after["linear"] == pytest.approx(after["constant"] / 2, rel=1e-4)
+
+
+def test_wrong_number_of_trials(sweep):
+    with pytest.raises(ValueError, match="compiled for 2 trials, got 3"):
+        loop(sweep, 2).run(sweep[2]["sp"][:3], 11)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny.settings().seed = 1
