@@ -114,7 +114,7 @@ def from_factors(
 
 
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
-    """Multiply each leaf of the updates by a scalar, keeping its dtype; leaves that `optax.masked` hides stay hidden."""
+    """Multiply each leaf of the updates by a scalar, keeping its dtype; what `optax.masked` hides stays hidden."""
 
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         del params

@@ -70,6 +70,8 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
     """Coordinate check for every optimizer of `settings.check`; status 1 if one is not ok."""
     verdicts = []
     for name in settings.check.optimizers:
+        settings.parameterization.build().check_family(family_of(name))
+    for name in settings.check.optimizers:
         with tqdm(bar_format="{desc}", leave=False) as bar:
             result = check_optimizer(settings, name, progress=bar.set_description_str)
         print(result)
@@ -86,29 +88,9 @@ def check_optimizer(
     settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
 ) -> CoordinateReport:
     """The coordinate check of one optimizer, in the absolute form: base width and base depth 1."""
-    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1)
-    absolute.build().check_family(family_of(name))
-    problem = problem_of(settings)._replace(schedule="constant")
-    batch = jax.tree.map(lambda leaf: leaf[: settings.check.batch_size], problem.dataset.train)
-    learning_rate = 2.0 ** settings.check.log2_learning_rates[name]
-    optimizer = dataclasses.replace(settings.optimizer, name=name, learning_rate=learning_rate)
-
-    def probe_at(width: int, depth: int) -> Probe:
-        model = dataclasses.replace(settings.model, width=width, depth=depth)
-        specs = problem.specs(model)
-
-        def hyper(group: str, seed: int) -> Hyper:
-            full = problem.hyper(model, absolute, optimizer, seed)
-            return full._replace(factors=train_only(full.factors, specs, group)).arrays()
-
-        trainer = problem.trainer(model, name)
-        features = _sown(model, problem.dataset.classes)
-        return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), tuple(batch))
-
     c = settings.check
-    title = f"{settings.parameterization.name}, {name}, learning rate {learning_rate:g}"
     return coordinate_check(
-        probe_at,
+        functools.partial(probe_at, settings, name),
         widths=c.widths,
         depths=c.depths,
         width=c.width,
@@ -116,9 +98,28 @@ def check_optimizer(
         steps=c.steps,
         seeds=c.seeds,
         tolerance=c.tolerance,
-        title=title,
+        title=f"{settings.parameterization.name}, {name}, learning rate 2^{c.log2_learning_rates[name]:g}",
         progress=progress,
     )
+
+
+def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
+    """The config's model at this shape, trained by our own training step with the optimizer `name`."""
+    problem = problem_of(settings)._replace(schedule="constant")
+    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1)
+    model = dataclasses.replace(settings.model, width=width, depth=depth)
+    learning_rate = 2.0 ** settings.check.log2_learning_rates[name]
+    optimizer = dataclasses.replace(settings.optimizer, name=name, learning_rate=learning_rate)
+    specs = problem.specs(model)
+
+    def hyper(group: str, seed: int) -> Hyper:
+        full = problem.hyper(model, absolute, optimizer, seed)
+        return full._replace(factors=train_only(full.factors, specs, group)).arrays()
+
+    trainer = problem.trainer(model, name)
+    batch = tuple(leaf[: settings.check.batch_size] for leaf in problem.dataset.train)
+    features = _sown(model, problem.dataset.classes)
+    return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch)
 
 
 @functools.lru_cache

@@ -1,4 +1,4 @@
-"""Storage forms: equal trajectories, and the package against networks written out by hand (docs/theory.md section 1)."""
+"""Storage forms: one trajectory, and the package against networks written out by hand (docs/theory.md section 1)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,192 @@
+"""Role by role, in width and depth, SGD and Adam; and "not ok" for each planted wrong exponent.
+
+Parameterizations and planted faults differ in traced factors only, so all checks of one model and optimizer share their
+compiled programs. Twelve seeds: with four the slopes scatter by more than .1.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup as dm
+from depthmup.measure import groups_of, train_only
+from depthmup.optim import from_factors
+from depthmup.verbs import probe_at
+from tests import tiny
+
+WIDTHS, DEPTHS = (64, 128, 256), (8, 16, 32)
+
+
+@functools.cache
+def settings(name, norm, optimizer, eps=1e-8):
+    return tiny.settings(
+        parameterization__name=name,
+        model__norm=norm,
+        model__use_bias=True,
+        optimizer__eps=eps,
+        check__log2_learning_rates={"sgd": -10.0, "adam": -10.0},
+    )
+
+
+def check(name, norm, optimizer, fault=None, eps=1e-8):
+    """`fault`: (factor, condition on a spec, width and depth -> what the factor is multiplied by)."""
+    s = settings(name, norm, optimizer, eps)
+
+    def probe(width, depth):
+        plain = probe_at(s, optimizer, width, depth)
+        if fault is None:
+            return plain
+        factor, condition, wrong = fault
+        specs = s_specs(norm, width, depth)
+
+        def hyper(group, seed):
+            h = plain.hyper(group, seed)
+            broken = jax.tree.map(
+                lambda f, spec: np.float32(f * wrong(width, depth)) if condition(spec) else f,
+                getattr(h.factors, factor),
+                specs,
+            )
+            return h._replace(factors=h.factors._replace(**{factor: broken}))
+
+        return plain._replace(hyper=hyper)
+
+    return dm.coordinate_check(probe, widths=WIDTHS, depths=DEPTHS, width=128, depth=4, seeds=12, title=name)
+
+
+@functools.cache
+def s_specs(norm, width, depth):
+    from depthmup.train.assemble import problem_of
+
+    s = settings("mup", norm, "sgd")
+    return problem_of(s).specs(dataclasses.replace(s.model, width=width, depth=depth))
+
+
+def bad(report):
+    return {(s.axis, s.group) for s in report.slopes if s.judged and not s.ok}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("norm", ["none", "layer"])
+class TestResidualMLP:
+    @pytest.mark.parametrize("name", ["depth_mup", "depth_ode"])
+    def test_ok(self, name, norm, optimizer):
+        report = check(name, norm, optimizer)
+        assert report.ok, str(report)
+        judged = {(s.axis, s.group, s.step) for s in report.slopes if s.judged}
+        groups = {"input", "branch/hidden", "branch/vector bias", "vector bias", "readout", "scalar", "all"}
+        groups |= {"branch/vector scale"} if norm == "layer" else set()
+        assert judged == {(axis, group, step) for axis in ("width", "depth") for group in groups for step in (1, 10)}
+
+    def test_sp_is_not_ok_in_width_and_depth(self, norm, optimizer):
+        report = check("sp", norm, optimizer)
+        assert {("width", "all"), ("depth", "all"), ("width", "readout")} <= bad(report), str(report)
+
+    def test_mup_is_not_ok_in_depth(self, norm, optimizer):
+        assert {("depth", "all"), ("depth", "branch/hidden")} <= bad(check("mup", norm, optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+class TestPlantedFaults:
+    def test_hidden_depth_factor(self, optimizer):
+        fault = ("lr", lambda s: s.role == "hidden", lambda w, d: d**0.5)
+        assert bad(check("depth_mup", "layer", optimizer, fault)) == {("depth", "branch/hidden")}
+
+    def test_vector_depth_factor(self, optimizer):
+        fault = ("lr", lambda s: s.role == "vector" and s.in_branch, lambda w, d: d**0.5)
+        expected = {("depth", "branch/vector bias"), ("depth", "branch/vector scale")}
+        assert bad(check("depth_mup", "layer", optimizer, fault)) == expected
+
+    def test_readout(self, optimizer):
+        """SGD LR 1 instead of m_in; Adam LR 1 / m_in instead of 1."""
+        fault = ("lr", lambda s: s.role == "readout", lambda w, d: 1 / w)
+        found = bad(check("depth_mup", "layer", optimizer, fault))
+        assert ("width", "readout") in found
+        assert found <= {("width", "readout"), ("width", "all")}
+
+
+def test_planted_eps():
+    """With a large eps: ok with the eps factors, not ok without, in width and depth (docs/rules.md section 0)."""
+    report = check("depth_mup", "none", "adam", eps=1e-2)
+    hidden = [s for s in report.slopes if s.group == "branch/hidden" and s.judged]
+    assert max(abs(s.slope) for s in hidden) < 0.1, str(report)
+    no_factor = ("eps", lambda s: s.role == "hidden", lambda w, d: w * d**0.5)
+    assert {("width", "branch/hidden"), ("depth", "branch/hidden")} <= bad(
+        check("depth_mup", "none", "adam", no_factor, eps=1e-2)
+    )
+
+
+def own_probe(p, width, depth):
+    """A probe of a model that is nobody's library: plain matrices."""
+
+    def shapes(w, d):
+        return {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}
+
+    specs = dm.infer_specs(shapes, width=width, depth=depth)
+
+    def init(key):
+        keys = jax.random.split(key, 3)
+        fan_in = {"in": 3, "hidden": width, "out": width}
+        return {
+            k: jax.random.normal(kk, v.shape) / fan_in[k] ** 0.5
+            for kk, (k, v) in zip(keys, shapes(width, depth).items(), strict=True)
+        }
+
+    def features(params, batch, f):
+        h, _ = jax.lax.scan(
+            lambda h, w: (h + f.branch * jnp.tanh(h) @ w, None), batch[0] @ params["in"], params["hidden"]
+        )
+        return {"hidden": h, "logits": f.output * jnp.tanh(h) @ params["out"]}
+
+    def loss(params, batch, f):
+        return jnp.mean((features(params, batch, f)["logits"] - batch[1]) ** 2)
+
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(8, 2)).astype(np.float32)
+    return dm.probe(
+        p, specs, init=init, loss=loss, features=features, optimizer="adam", learning_rate=1e-3, batch=batch
+    )
+
+
+def test_own_model_and_report(tmp_path):
+    options = {"widths": (32, 64, 128), "depths": (8, 16), "width": 64, "depth": 4, "seeds": 12, "steps": (1, 3)}
+    good = dm.coordinate_check(lambda w, d: own_probe(dm.parameterization("depth_mup"), w, d), **options)
+    assert good.ok, str(good)
+    assert {s.group for s in good.slopes} == {"input", "branch/hidden", "readout", "all"}
+    wrong = dm.coordinate_check(lambda w, d: own_probe(dm.parameterization("sp"), w, d), **options)
+    assert not wrong.ok
+    assert "NOT OK" in str(wrong)
+    wrong.plot(tmp_path / "check.png")
+    assert (tmp_path / "check.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_probe_trains_like_the_optimizer():
+    """One step of a probe is one step of `dm.optimizer`."""
+    p = dm.parameterization("depth_mup")
+    probe = own_probe(p, 16, 2)
+    hyper = probe.hyper("all", 0)
+    state, _ = probe.step(probe.init(hyper), probe.batch, hyper)
+    specs = dm.infer_specs(
+        lambda w, d: {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}, width=16, depth=2
+    )
+    params = probe.init(hyper)[0]
+    alone, _ = probe.step(probe.init(probe.hyper("readout", 0)), probe.batch, probe.hyper("readout", 0))
+    np.testing.assert_array_equal(alone[0]["in"], params["in"])
+    assert not np.array_equal(alone[0]["out"], params["out"])
+    assert groups_of(specs) == ("branch/hidden", "input", "readout")
+    only = train_only(dm.factors(p, specs, "adam"), specs, "input")
+    assert (only.lr["hidden"], only.lr["out"]) == (0, 0)
+    tx = from_factors(dm.factors(p, specs, "adam"), "adam", 1e-3)
+    assert jax.tree.structure(tx.init(params)) == jax.tree.structure(optax.chain(tx).init(params)[0])
+    assert not np.array_equal(state[0]["hidden"], params["hidden"])
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="at least two widths or two depths"):
+        dm.coordinate_check(own_probe, widths=(8,))
+    with pytest.raises(ValueError, match="depth must be at least 1"):
+        dm.coordinate_check(own_probe, depths=(0, 2))
