@@ -75,8 +75,8 @@ def by_hand(stds, multipliers, lrs, make):
     return train(predict, params, optax.partition(groups, {k: k for k in "ibo"}))
 
 
-# The table of docs/theory.md section 1: (std, multiplier, SGD LR / eta_0) of read-in, branch and readout. Our read-in LR
-# is D times that of the table.
+# The table of docs/theory.md section 1: (std, multiplier, SGD LR / eta_0) of read-in, branch and readout. Our read-in
+# LR is D times that of the table.
 G2 = GAMMA0**2
 B = BETA0 / L**0.5
 FORMS = {

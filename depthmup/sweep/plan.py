@@ -44,6 +44,11 @@ class Group:
         """Multiplications per step and example, about; for the time left."""
         return len(self.trials) * self.model.width * (self.model.width * self.model.depth + 100)
 
+    @property
+    def program(self) -> tuple[object, ...]:
+        """What decides the compiled program: groups that agree in it share one."""
+        return self.model, self.optimizer, len(self.trials)
+
     def __str__(self) -> str:
         return f"{self.optimizer.name} {self.parameterization.name} width {self.model.width} depth {self.model.depth}"
 

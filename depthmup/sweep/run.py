@@ -15,6 +15,9 @@ from depthmup.train.assemble import Problem, problem_of
 from depthmup.train.loop import TrialLoop
 from depthmup.train.step import Hyper
 
+BAR = "{percentage:3.0f}%|{bar:25}| {elapsed} elapsed, {remaining} left | {desc}"
+COMPILING = 5e7  # a program's compilation in units of `Group.cost`: about 4 seconds of training on two cores
+
 
 def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet; all rows, in the plan's order.
@@ -31,17 +34,17 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
             print(store.message)
         done = store.done()
         todo = [group for group in groups if not done.issuperset(group.trials)]
-        total = sum(group.cost for group in groups)
-        bar_format = "{percentage:3.0f}%|{bar:25}| {elapsed} elapsed, {remaining} left | {desc}"
-        with tqdm(total=total, disable=not progress, bar_format=bar_format, mininterval=0, delay=0.1) as bar:
-            bar.update(total - sum(group.cost for group in todo))
+        programs = len({group.program for group in todo})
+        total = sum(group.cost for group in todo) + COMPILING * programs
+        with tqdm(total=total, disable=not (progress and todo), bar_format=BAR, smoothing=0, mininterval=0) as bar:
             loop: TrialLoop | None = None
             compiled_for = None
             for group in todo:
                 bar.set_description_str(str(group))
-                key = group.model, group.optimizer, len(group.trials)
-                if loop is None or key != compiled_for:
-                    loop, compiled_for = loop_of(problem, group, settings), key
+                cost = group.cost
+                if loop is None or group.program != compiled_for:
+                    loop, compiled_for = loop_of(problem, group, settings), group.program
+                    cost += COMPILING
                 hypers = [hyper_of(problem, group, trial) for trial in group.trials]
                 metrics = loop.run(hypers, problem.steps)
                 rows = [
@@ -53,7 +56,7 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
                     for i, trial in enumerate(group.trials)
                 ]
                 store.append([row for trial, row in zip(group.trials, rows, strict=True) if trial not in done])
-                bar.update(group.cost)
+                bar.update(cost)
             bar.set_description_str("done")
         order = {trial: i for i, trial in enumerate(t for group in groups for t in group.trials)}
         return sorted(store.rows, key=lambda row: order[Trial.of(row)])
@@ -86,7 +89,13 @@ def identity(settings: Settings) -> dict[str, Any]:
 def _common(settings: Settings, group: Group, steps: int) -> Row:
     """The settings that all trials of a group have in common."""
     skip = {"name", "width", "depth", "learning_rate"}
-    common: Row = {"steps": steps, "epochs": settings.epochs, "data": settings.data.name, "model": group.model.name}
+    common: Row = {
+        "steps": steps,
+        "epochs": settings.epochs,
+        "schedule": settings.schedule,
+        "data": settings.data.name,
+        "model": group.model.name,
+    }
     common |= {"batch_size": settings.data.batch_size, "data_seed": settings.data.seed}
     for part in (group.model, group.parameterization, group.optimizer):
         common |= {k: v for k, v in dataclasses.asdict(part).items() if k not in skip}

@@ -34,13 +34,12 @@ class Store:
         workdir.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "a+b")  # noqa: SIM115 - held open: the lock lives as long as the file
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StoreError(
-                f"{workdir} is in use by another process: wait for it or give another --workdir"
-            ) from error
-        write_atomically(workdir / "settings.json", json.dumps(settings, indent=1))
-        self.rows = self._read()
+            self._lock()
+            write_atomically(workdir / "settings.json", json.dumps(settings, indent=1))
+            self.rows = self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
     def done(self) -> set[Trial]:
         """The trials that are finished."""
@@ -56,6 +55,13 @@ class Store:
 
     def close(self) -> None:
         self._file.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            where = self.path.parent
+            raise StoreError(f"{where} is in use by another process: wait for it or give another --workdir") from error
 
     def _read(self) -> list[Row]:
         self._file.seek(0)

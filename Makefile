@@ -1,0 +1,33 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: transfer test lint lock clean
+
+# The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
+transfer: .venv/ready
+	$(BIN)/python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer
+
+# Lint, types and tests.
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Everything the project needs, in .venv; made anew when the pins change.
+.venv/ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "depthmup needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# New pins from the ranges of pyproject.toml, for all Python versions at once; needs uv.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev \
+	  --upgrade pyproject.toml -o requirements.txt
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache

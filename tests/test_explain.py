@@ -1,0 +1,47 @@
+"""The table shows what one step of the optimizer really does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup as dm
+
+BIG = {"width": 16, "depth": 8}
+
+
+def init(width, depth):
+    return {"in": np.zeros((5, width)), "blocks": np.zeros((depth, width, width)), "out": np.zeros((width, 3))}
+
+
+def table(text):
+    """{parameter: {column: cell}}; cells hold no spaces."""
+    columns = ["parameter", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps"]
+    return {row.split()[0]: dict(zip(columns, row.split(), strict=True)) for row in text.splitlines()[2:]}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_learning_rates_are_those_applied(name, x64):
+    p = dm.parameterization("depth_mup", base_width=4, base_depth=2)
+    specs = dm.infer_specs(init, **BIG)
+    shown = table(dm.explain(p, specs, name, learning_rate=0.1, weight_decay=0.3))
+    params = jax.tree.map(jnp.ones_like, init(**BIG))
+    tx = dm.optimizer(p, specs, name, 0.1)
+    updates, _ = tx.update(params, tx.init(params), params)
+    for key in params:
+        assert float(shown[key]["LR"]) == pytest.approx(-float(updates[key].ravel()[0]), rel=1e-3)
+        assert float(shown[key]["decay"]) == pytest.approx(0.3)
+    assert [shown[k]["role"] for k in ("in", "blocks", "out")] == ["input", "branch/hidden", "readout"]
+    assert [shown[k]["forward"] for k in ("in", "blocks", "out")] == ["1", "0.5", "0.25"]
+    assert shown["blocks"]["eps"] == ("-" if name == "sgd" else "1.25e-09")
+    assert float(shown["out"]["init std"]) == pytest.approx(4**-0.5, rel=1e-2)
+
+
+def test_schedule_and_measured_std():
+    p = dm.parameterization("mup")
+    specs = dm.infer_specs(init, **BIG)
+    params = jax.tree.map(lambda w: np.random.default_rng(0).normal(size=w.shape), init(**BIG))
+    shown = table(dm.explain(p, specs, "adam", optax.linear_schedule(0.5, 0.0, 10), params=params))
+    assert shown["in"]["LR"] == "0.5"
+    assert float(shown["blocks"]["init std"]) == pytest.approx(params["blocks"].std(), rel=1e-2)

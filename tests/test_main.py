@@ -1,0 +1,83 @@
+"""main.py as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from depthmup.explain import COLUMNS
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--config.model.width=16", "--config.epochs=0.2"]
+CHECK = [
+    "--config.check.widths=(64,128)",
+    "--config.check.depths=()",
+    "--config.check.depth=2",
+    "--config.check.steps=(1,)",
+    "--config.check.optimizers=('adam',)",
+]
+
+
+def main(*arguments):
+    return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_train_is_the_default(tmp_path):
+    done = main("--config=configs/digits.py", *SMALL, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "step 4/4: loss" in done.stdout
+    assert "validation_accuracy" in done.stdout
+    saved = json.loads((tmp_path / "metrics.json").read_text())
+    assert saved["metrics"]["diverged"] is False
+    assert saved["settings"]["model"]["width"] == 16
+    assert done.stderr == ""
+
+
+def test_a_divergence_is_said():
+    done = main("train", *SMALL, "--config.optimizer.learning_rate=1e6")
+    assert done.returncode == 1
+    assert "diverged" in done.stdout
+
+
+def test_explain():
+    done = main("explain", *SMALL, "--config.optimizer.name=adam")
+    assert done.returncode == 0, done.stderr
+    header, columns, *rows = done.stdout.splitlines()
+    assert "depth_mup at width 16 (base 32), depth 2 (base 2), adam: branch factor 1, output factor 2" in header
+    assert columns.split() == [word for name in COLUMNS for word in name.split()]
+    assert [row.split()[:3] for row in rows] == [
+        ["blocks/dense/kernel", "branch/hidden", "2x16x16"],
+        ["read_in/kernel", "input", "64x16"],
+        ["readout/kernel", "readout", "16x10"],
+    ]
+
+
+def test_check_exit_status(tmp_path):
+    good = main("check", *CHECK, "--config.check.seeds=16", "--config.check.tolerance=0.3", f"--workdir={tmp_path}")
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert (tmp_path / "coordinate_check_adam.png").read_bytes().startswith(b"\x89PNG")
+    bad = main("check", *CHECK, "--config.parameterization.name=sp")
+    assert bad.returncode == 1
+    assert "NOT OK" in bad.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "--config.model.depht=3"], "unknown config key 'depht'; did you mean 'depth'?"),
+        (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
+        (["explain", "--config=configs/nope.py"], "configs/nope.py"),
+        (["swep"], "verb 'swep': give one of train, sweep, check, explain"),
+        (["sweep"], "sweep needs --workdir=DIR"),
+        (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
+    ],
+)
+def test_errors_are_one_line(arguments, says):
+    done = main(*arguments)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr

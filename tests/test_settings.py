@@ -1,0 +1,74 @@
+"""Each mistake in a config is one line that names the key and the way out."""
+
+import numpy as np
+import pytest
+
+from depthmup.data import Split, digits
+from depthmup.settings import SettingsError, from_config
+from depthmup.train.assemble import problem_of
+from tests import tiny
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"model__depht": 3}, "unknown key 'config.model.depht'; did you mean 'config.model.depth'"),
+        ({"epoch": 3.0}, "unknown key 'config.epoch'; did you mean 'config.epochs'"),
+        ({"model__depth": "8"}, "config.model.depth must be int, got str '8'"),
+        ({"model__depth": True}, "config.model.depth must be int, got bool"),
+        ({"model__depth": 0}, "model.depth must be at least 1, got 0"),
+        ({"model__width": -4}, "model.width must be at least 1"),
+        ({"sweep__depths": (2, 0)}, r"sweep.depths\[1\] must be at least 1"),
+        ({"sweep__depths": 2}, "config.sweep.depths must be a list"),
+        ({"sweep__depths": (), "sweep__widths": ()}, "is empty: the grid has no trial"),
+        ({"sweep__optimizers": ()}, "sweep.optimizers is empty"),
+        ({"sweep__optimizers": ("sgd", "sgd")}, "has a value twice"),
+        ({"sweep__optimizers": ("momentum",)}, "sweep.log2_learning_rates has no entry for the optimizer 'momentum'"),
+        ({"sweep__log2_learning_rates": {"sgd": (1.0, -8.0), "adam": (-8.0, 1.0)}}, "is an empty grid"),
+        ({"sweep__log2_learning_rates": {"sgd": (1.0,), "adam": (-8.0, 1.0)}}, "must have 2 values, got 1"),
+        ({"optimizer__learning_rate": 0.0}, "optimizer.learning_rate must be positive"),
+        ({"optimizer__learning_rate": float("nan")}, "optimizer.learning_rate must be positive"),
+        ({"optimizer__name": "adma"}, "did you mean 'adam'"),
+        ({"parameterization__name": "depthmup"}, "did you mean 'depth_mup'"),
+        ({"parameterization__alpha": 2.0}, "parameterization: alpha must be between 1/2 and 1"),
+        ({"parameterization__base_width": 0}, "base_width must be at least 1"),
+        ({"epochs": 0.0}, "epochs must be positive"),
+    ],
+)
+def test_settings_errors(overrides, says):
+    with pytest.raises(SettingsError, match=says):
+        tiny.settings(**overrides)
+
+
+def test_missing_key():
+    config = tiny.config()
+    del config["model"]["width"]
+    with pytest.raises(SettingsError, match=r"config\.model\.width is missing"):
+        from_config(config)
+
+
+def test_integers_are_numbers():
+    assert tiny.settings(epochs=3).epochs == 3.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"model__activation": "rleu"}, "unknown model.activation 'rleu'; did you mean 'relu'"),
+        ({"model__norm": "batch"}, "unknown model.norm 'batch'"),
+        ({"data__name": "cifar"}, "unknown data.name 'cifar'"),
+        ({"schedule": "cosine"}, "unknown schedule 'cosine'"),
+        ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
+    ],
+)
+def test_problem_errors(overrides, says):
+    with pytest.raises(ValueError, match=says):
+        problem_of(tiny.settings(**overrides))
+
+
+def test_nan_in_data(monkeypatch):
+    good = digits.load()
+    bad = good._replace(train=Split(np.full_like(good.train.inputs, np.nan), good.train.labels))
+    monkeypatch.setattr("depthmup.train.assemble.SOURCES", {"digits": lambda: digits.checked(bad)})
+    with pytest.raises(ValueError, match="NaN"):
+        problem_of(tiny.settings())

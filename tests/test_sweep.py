@@ -1,0 +1,177 @@
+"""Rows survive kills, are the same after any interruption, and become the documented files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from depthmup import fit
+from depthmup.settings import SettingsError
+from depthmup.sweep import report
+from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
+from depthmup.sweep.run import identity, run
+from depthmup.sweep.store import Store, StoreError
+from tests import tiny
+
+RUNNER = """
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+from depthmup.sweep.run import run
+from tests import tiny
+run(tiny.settings(), {workdir!r}, progress=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(workdir, rows) of the tiny sweep, uninterrupted."""
+    workdir = tmp_path_factory.mktemp("sweep")
+    return workdir, run(tiny.settings(), workdir, progress=False)
+
+
+def lines(workdir):
+    return (workdir / "results.jsonl").read_text().splitlines()
+
+
+def test_plan():
+    settings = tiny.settings()
+    assert shapes(settings) == [(8, 2), (16, 2), (16, 4)]
+    assert learning_rates(settings, "sgd") == (2**-4, 2**-3, 2**-2, 2**-1, 1, 2)
+    groups = plan(settings)
+    trials = [t for g in groups for t in g.trials]
+    assert len(set(trials)) == len(trials) == 3 * 2 * 3 * 6 * 2  # shapes, optimizers, parameterizations, LRs, seeds
+    assert [axis for axis, _ in axes(settings)] == ["depth", "width"]
+    assert [axis for axis, _ in axes(tiny.settings(sweep__depths=(2,)))] == ["width"]
+
+
+def test_every_row_has_every_setting(finished):
+    _, rows = finished
+    settings = tiny.settings()
+    assert [Trial.of(row) for row in rows] == [t for g in plan(settings) for t in g.trials]
+    expected = {*Trial._fields, "steps", "epochs", "schedule", "data", "model", "batch_size", "data_seed"}
+    expected |= {"activation", "use_bias", "norm", "readout", "base_width", "base_depth", "base_head_dim", "alpha"}
+    expected |= {"gamma0", "beta0", "lr_depth", "momentum", "b1", "b2", "eps", "weight_decay"}
+    expected |= {"loss", "accuracy", "validation_loss", "validation_accuracy", "diverged"}
+    assert set(rows[0]) == expected
+
+
+def test_parameterizations_are_one_network_at_the_base(finished):
+    _, rows = finished
+    base = [r for r in rows if (r["width"], r["depth"]) == (8, 2)]
+    by_name = {n: [r["loss"] for r in base if r["parameterization"] == n] for n in ("sp", "mup", "depth_mup")}
+    assert by_name["sp"] == by_name["mup"] == by_name["depth_mup"]
+
+
+def test_a_finished_sweep_does_nothing_again(finished, monkeypatch):
+    workdir, rows = finished
+    before = lines(workdir)
+    monkeypatch.setattr("depthmup.sweep.run.loop_of", lambda *_: pytest.fail("trained again"))
+    assert run(tiny.settings(), workdir, progress=False) == rows
+    assert lines(workdir) == before
+
+
+def test_missing_rows_come_back_bit_for_bit(finished, tmp_path):
+    """Rows missing from the middle of groups, and a last one that a kill cut off."""
+    workdir, rows = finished
+    (tmp_path / "settings.json").write_bytes((workdir / "settings.json").read_bytes())
+    kept = [line for i, line in enumerate(lines(workdir)) if i % 50 > 5]
+    (tmp_path / "results.jsonl").write_text("\n".join(kept) + '\n{"optimizer": "sg')
+    assert run(tiny.settings(), tmp_path, progress=False) == rows
+    assert sorted(lines(tmp_path)) == sorted(lines(workdir))
+
+
+@pytest.mark.parametrize("rows_before_kill", [1, 60])
+def test_kill_and_finish(finished, tmp_path, rows_before_kill):
+    """kill -9 once that many rows are there, then finish: the same rows."""
+    workdir, rows = finished
+    root = Path(__file__).parent.parent
+    process = subprocess.Popen([sys.executable, "-c", RUNNER.format(workdir=str(tmp_path))], cwd=root)
+    store, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
+    while not store.exists() or store.read_bytes().count(b"\n") < rows_before_kill:
+        assert process.poll() is None, "the sweep ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < len(lines(tmp_path)) < len(rows)
+    assert run(tiny.settings(), tmp_path, progress=False) == rows
+    assert sorted(lines(tmp_path)) == sorted(lines(workdir))
+
+
+def test_another_config_is_refused(finished):
+    workdir, _ = finished
+    before = (workdir / "settings.json").read_text()
+    with pytest.raises(
+        StoreError, match=r"another config: optimizer.weight_decay was 0.0, now it is 0.1. Give another"
+    ):
+        run(tiny.settings(optimizer__weight_decay=0.1), workdir, progress=False)
+    assert (workdir / "settings.json").read_text() == before
+    assert identity(tiny.settings(log_every=3)) == identity(tiny.settings())  # decides no row
+
+
+def test_store_errors(tmp_path):
+    settings = identity(tiny.settings())
+    store = Store(tmp_path, settings)
+    with pytest.raises(StoreError, match="in use by another process"):
+        Store(tmp_path, settings)
+    store.close()
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
+    with pytest.raises(StoreError, match="line 2 is not JSON"):
+        Store(tmp_path, settings)
+
+
+def test_cut_tail_is_said(tmp_path):
+    settings = identity(tiny.settings())
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"a": ')
+    store = Store(tmp_path, settings)
+    assert "the last row was cut off" in store.message
+    assert store.rows == [{"a": 1}]
+    store.append([{"a": float("nan")}])
+    store.close()
+    assert (tmp_path / "results.jsonl").read_text() == '{"a": 1}\n{"a": null}\n'
+
+
+def test_report(finished, tmp_path):
+    _, rows = finished
+    settings = tiny.settings()
+    curves = report.judge(rows, settings, classes=10)
+    page = report.write(curves, settings, tmp_path, 10, "main.py sweep --workdir='<script>alert(1)</script>'")
+    names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    html = page.read_text()
+    assert html.count("data:image/png;base64,") == len(names)
+    assert "<script>" not in html
+    assert "http" not in html  # opens offline
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["settings"]["sweep"]["depths"] == [2, 4]
+    assert len(found["sweeps"]) == len(curves) == 12
+    for entry, curve in zip(found["sweeps"], curves, strict=True):
+        assert entry["verdict"] in ("transfers", "does not transfer", "inconclusive")
+        assert entry["values"] == ([2, 4] if entry["axis"] == "depth" else [8, 16])
+        assert entry["optimal_lr"] == curve.result.optimal_lr
+        assert len(entry["regret"]) == 2
+        drift = entry["drift"]
+        assert drift is None or drift["low"] <= drift["octaves_per_doubling"] <= drift["high"]
+    for c in curves:
+        assert f"{c.optimizer:10}{c.parameterization:12}" in report.verdict_table(curves)
+
+
+def test_report_judges_by_the_rows(finished):
+    """The verdict of a curve is that of `fit.transfer` on its rows."""
+    _, rows = finished
+    curve = next(c for c in report.judge(rows, tiny.settings(), 10) if (c.axis, c.optimizer) == ("depth", "adam"))
+    own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
+    assert fit.transfer(own, "depth", cap=2.302585092994046) == curve.result
+    assert curve.losses.shape == (2, 6, 2)
+
+
+def test_parameterization_without_a_rule_for_the_optimizer(tmp_path):
+    with pytest.raises(SettingsError, match="sweep: am_mup is defined for the sgd family only"):
+        run(tiny.settings(sweep__parameterizations=("am_mup",)), tmp_path / "x", progress=False)
+    assert not (tmp_path / "x").exists()
