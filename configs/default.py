@@ -66,13 +66,13 @@ def get_config() -> config_dict.ConfigDict:
     # as 1, since a base depth has honest transients at small depth.
     config.check = dict(
         optimizers=("sgd", "adam"),
-        log2_learning_rates=dict(sgd=-6.0, momentum=-9.0, adam=-10.0, adamw=-10.0),  # small: saturation hides slopes
+        log2_learning_rates=dict(sgd=-10.0, momentum=-12.0, adam=-10.0, adamw=-10.0),  # small: saturation hides slopes
         widths=(64, 128, 256, 512),
         depths=(4, 8, 16, 32, 64),
         width=256,
         depth=8,
         steps=(1, 10),  # after which the change of the features is measured
-        seeds=4,
+        seeds=8,
         batch_size=32,
         tolerance=0.1,  # a slope beyond this is not ok
     )

@@ -29,7 +29,6 @@ def settings(name, norm, optimizer, eps=1e-8):
         model__norm=norm,
         model__use_bias=True,
         optimizer__eps=eps,
-        check__log2_learning_rates={"sgd": -10.0, "adam": -10.0},
     )
 
 

@@ -166,9 +166,10 @@ def coordinate_check(
       steps: numbers of steps after which the change is measured.
       tolerance: a judged slope beyond this is not ok.
 
-    What is judged: all groups by the change of "hidden", except the readout and scalars by that of "logits"; all
-    together by both; and along depth a branch norm's scale by "logits" (it acts on the features mainly through
-    random weights, whose sum over blocks has a slope of its own). Source: docs/rules.md section 0, last paragraph.
+    What is judged: the change of "hidden", except that of "logits" for the readout and scalars, and along depth for a
+    branch norm's scale (it acts on the features mainly through random weights, whose sum over blocks has a slope of its
+    own). The other slopes are shown: those of logits along width are below 0 while 1/width noise still adds to them.
+    Source: docs/rules.md section 0, last paragraph.
     Raises ValueError if no axis has two values or a value is below 1.
     """
     axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
@@ -238,6 +239,6 @@ def _slope(
     if seeds > 1:
         half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
     by_logits = group.startswith(("readout", "scalar")) or (group == "branch/vector scale" and axis == "depth")
-    judged = group == ALL or quantity == ("logits" if by_logits else "hidden")
+    judged = quantity == ("logits" if by_logits else "hidden")
     ok = bool(abs(slope) <= tolerance)  # NaN (a run that blew up) is not ok
     return Slope(axis, group, quantity, step, slope, slope - half, slope + half, judged, ok, sizes, changes)

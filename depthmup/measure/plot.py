@@ -28,10 +28,13 @@ def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
         style = "-" if s.ok else "--"
         panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=f"{s.group} ({s.quantity})")
         panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
-        panel.annotate(
-            f"{s.slope:+.2f}", (s.sizes[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", fontsize=7
-        )
+        if not s.ok:
+            at = (s.sizes[-1], mean[-1])
+            panel.annotate(f"{s.slope:+.2f}", at, xytext=(5, 0), textcoords="offset points", fontsize=7, color=color)
         panel.set_xscale("log", base=2)
+        panel.set_xticks(s.sizes, [str(size) for size in s.sizes])
+        panel.minorticks_off()
+        panel.margins(x=0.1)
         panel.set_xlabel(s.axis)
         panel.set_title(f"after {s.step} step{'s' * (s.step > 1)}, along {s.axis}", fontsize=10)
         panel.set_ylabel("log2 RMS change since init")
@@ -40,5 +43,5 @@ def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="trained (measured on)"
     )
-    figure.suptitle(f"{report.title}: {'ok' if report.ok else 'NOT OK (dashed)'}", fontsize=11)
+    figure.suptitle(f"{report.title}: {'ok' if report.ok else 'NOT OK (dashed, with slope)'}", fontsize=11)
     figure.savefig(path, dpi=130)
