@@ -222,6 +222,25 @@ def test_ambiguous_names_raise_and_overrides_settle_them():
     )
 
 
+class FlatNoBias(nn.Module):
+    """Automatic names again, but only the blocks are (width, width): shapes tell them apart."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.width, use_bias=False)(x)
+        for _ in range(self.depth):
+            x = x + nn.Dense(self.width, use_bias=False)(x)
+        return nn.Dense(10, use_bias=False)(x)
+
+
+def test_equal_names_are_told_apart_by_shape():
+    found = roles(dm.infer_specs(linen(FlatNoBias, (1, 5)), width=8, depth=2))
+    assert list(found.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
+
+
 @pytest.mark.parametrize(
     ("init", "options", "says"),
     [

@@ -42,7 +42,6 @@ class TrainState(NamedTuple):
     params: PyTree
     opt_state: PyTree
     first_loss: jax.Array  # of the first batch before any step
-    finite: jax.Array  # bool: has every batch's loss been finite?
 
 
 class Trainer(NamedTuple):
@@ -96,7 +95,7 @@ def make_trainer(
         params = init_params(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
         step, first_loss = jnp.int32(0), jnp.full_like(hyper.learning_rate, jnp.inf)
-        return TrainState(step, params, transformation(hyper, step).init(params), first_loss, jnp.bool_(True))
+        return TrainState(step, params, transformation(hyper, step).init(params), first_loss)
 
     def train_step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
         inputs, labels = batch
@@ -104,13 +103,13 @@ def make_trainer(
         updates, opt_state = transformation(hyper, state.step).update(grads, state.opt_state, state.params)
         first = jnp.where(state.step == 0, value, state.first_loss)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state, first, state.finite & jnp.isfinite(value)), {"loss": value}
+        return TrainState(state.step + 1, params, opt_state, first), {"loss": value}
 
     def evaluate(state: TrainState, split: Batch, hyper: Hyper) -> Metrics:
         inputs, labels = split
         logits = apply(state.params, inputs, hyper.forward)
         value = loss(logits, labels)
-        diverged = ~state.finite | ~jnp.isfinite(value) | (value > DIVERGED_ABOVE * state.first_loss)
+        diverged = ~jnp.isfinite(value) | (value > DIVERGED_ABOVE * state.first_loss)
         return {"loss": value, "accuracy": jnp.mean(logits.argmax(-1) == labels), "diverged": diverged}
 
     return Trainer(init, train_step, evaluate)
