@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from depthmup.parameterization import LeafFactors, Parameterization, unknown
@@ -54,18 +55,40 @@ def optimizer(
     specs: PyTree,
     name: str,
     learning_rate: optax.ScalarOrSchedule,
-    **options: Any,
+    *,
+    momentum: float | jax.Array | None = None,
+    nesterov: bool | None = None,
+    b1: float | jax.Array | None = None,
+    b2: float | jax.Array | None = None,
+    eps: float | jax.Array | None = None,
+    weight_decay: float | jax.Array = 0.0,
+    decay: str = "uncoupled",
+    mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """ "sgd", "momentum", "adam" or "adamw" with every leaf's LR, eps and weight decay as `p` says.
+    """SGD or Adam with every leaf's LR, eps and weight decay as `p` says.
+
+    With f = factors of the leaf (docs/rules.md section 0) and u the update of the optimizer, its eps times f.eps:
+      w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w).
 
     Args:
-      learning_rate: a number, a traced scalar or an optax schedule; the per-leaf factors multiply it at each step.
-      **options: as in `from_factors`: momentum, nesterov, b1, b2, eps, weight_decay, decay, mask.
+      name: "sgd"; "momentum"; "adam" or "adamw", which are the same here: decay is 0 unless given.
+      learning_rate: a number, a traced scalar or an Optax schedule; the per-leaf factors multiply it at each step.
+      momentum, nesterov: of "momentum" (0.9, False). b1, b2, eps: of Adam (0.9, 0.999, 1e-8).
+      weight_decay: decoupled from the gradient for every optimizer; 0 leaves it out.
+      decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
+        left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
+      mask: tree of bools, or a function from params to one, of the leaves to decay, as in `optax.adamw`.
 
-    Raises ValueError for an unknown name, a learning rate that is not positive, or a parameterization that is not
-    defined for this optimizer.
+    Raises ValueError for an unknown name, a learning rate that is not positive, an option of another optimizer, or a
+    parameterization that is not defined for this one.
     """
-    return from_factors(leaf_factors(p, specs, family_of(name)), name, learning_rate, **options)
+    options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
+    factors = leaf_factors(p, specs, family_of(name))
+    given = {key: value for key, value in options.items() if value is not None}
+    return from_factors(factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, **given)
+
+
+OPTIONS = {"sgd": (), "momentum": ("momentum", "nesterov"), "adam": ("b1", "b2", "eps"), "adamw": ("b1", "b2", "eps")}
 
 
 def from_factors(
@@ -73,39 +96,25 @@ def from_factors(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     *,
-    momentum: float | jax.Array | None = None,
-    nesterov: bool = False,
-    b1: float | jax.Array = 0.9,
-    b2: float | jax.Array = 0.999,
-    eps: float | jax.Array = 1e-8,
     weight_decay: float | jax.Array = 0.0,
     decay: str = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
+    **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimizer from trees of factors, which may be traced: build it inside the jitted step.
-
-    With f = factors of the leaf and u the update of SGD, momentum or Adam (its eps times f.eps):
-      w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w).
-
-    Args:
-      momentum: decay of the velocity, for "momentum" (0.9 unless given).
-      weight_decay: decoupled from the gradient for every optimizer; 0 leaves it out.
-      decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
-        left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
-      mask: tree of bools, or a function from params to one, of the leaves to decay, as in `optax.adamw`.
-    """
+    """`optimizer` from trees of factors, which may be traced: build it inside the jitted step."""
     family = family_of(name)
-    if isinstance(learning_rate, float | int) and not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+    if isinstance(learning_rate, float | int | np.number) and not 0 < learning_rate < np.inf:
+        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
     if decay not in ("uncoupled", "coupled"):
         raise unknown("decay", decay, ("uncoupled", "coupled"))
-    if momentum is not None and name != "momentum":
-        raise ValueError(f"momentum is an option of the optimizer 'momentum', not of {name!r}")
+    for key in options:
+        if key not in OPTIONS[name]:
+            raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(OPTIONS[name]) or 'none'}")
     parts = []
     if family == "adam":
-        parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps)), optax.scale_by_adam(b1, b2, eps)]
+        parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps)), optax.scale_by_adam(**options)]
     elif name == "momentum":
-        parts += [optax.trace(decay=0.9 if momentum is None else momentum, nesterov=nesterov)]
+        parts += [optax.trace(decay=options.get("momentum", 0.9), nesterov=options.get("nesterov", False))]
     parts += [scale_by_tree(factors.lr)]
     if not isinstance(weight_decay, float | int) or weight_decay != 0:
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
@@ -133,16 +142,12 @@ def add_decayed_weights(
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         if params is None:
             raise ValueError("weight decay needs the parameters: call tx.update(grads, state, params)")
-        chosen = mask(params) if callable(mask) else mask
-        chosen = jax.tree.map(lambda _: True, scale) if chosen is None else chosen
-        return jax.tree.map(
-            lambda u, w, s, m: u if _hidden(u) or not m else u + jnp.asarray(weight_decay * s, u.dtype) * w,
-            updates,
-            params,
-            scale,
-            chosen,
-            is_leaf=_hidden,
-        )
+
+        def add(u: Any, w: Any, s: Any, chosen: Any = True) -> Any:
+            return u if _hidden(u) or not chosen else u + jnp.asarray(weight_decay * s, u.dtype) * w
+
+        trees = (params, scale) if mask is None else (params, scale, mask(params) if callable(mask) else mask)
+        return jax.tree.map(add, updates, *trees, is_leaf=_hidden)
 
     return optax.stateless(update)
 

@@ -107,7 +107,7 @@ def at_least_one(what: str, value: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Parameterization:
-    """A row of `TABLES` with its base shape; make it with `parameterization`.
+    """A row of `TABLES` with its base shape; `parameterization` says what the fields mean.
 
     All fan and depth ratios are relative to the base: m = width / base_width, m_L = depth / base_depth. They may be
     below 1: each rule is a power and holds on both sides of the base.
@@ -122,6 +122,25 @@ class Parameterization:
     beta0: float = 1.0
     lr_depth: float | None = None
     form: str = "mup"
+
+    def __post_init__(self) -> None:
+        if self.name not in TABLES:
+            raise unknown("parameterization", self.name, TABLES)
+        for what in ("base_width", "base_depth", "base_head_dim"):
+            at_least_one(what, getattr(self, what))
+        for what, number in (("gamma0", self.gamma0), ("beta0", self.beta0)):
+            if not 0 < number < math.inf:
+                raise ValueError(f"{what} must be positive and finite, got {number}")
+        if self.alpha is not None and not 0.5 <= self.alpha <= 1:
+            raise ValueError(
+                f"alpha must be between 1/2 and 1, got {self.alpha}: below, features grow with depth; above, branches "
+                "vanish"
+            )
+        if self.lr_depth is not None and self.table.lr_depth is None:
+            raise ValueError(f"lr_depth is a setting of am_mup only, not of {self.name!r}")
+        for own in ("alpha", "lr_depth"):
+            if getattr(self, own) is None:
+                object.__setattr__(self, own, getattr(self.table, own))
 
     @property
     def table(self) -> Table:
@@ -265,27 +284,4 @@ def parameterization(
 
     Raises ValueError for an unknown name or a value out of range.
     """
-    if name not in TABLES:
-        raise unknown("parameterization", name, TABLES)
-    for what, value in (("base_width", base_width), ("base_depth", base_depth), ("base_head_dim", base_head_dim)):
-        at_least_one(what, value)
-    for what, number in (("gamma0", gamma0), ("beta0", beta0)):
-        if not 0 < number < math.inf:
-            raise ValueError(f"{what} must be positive and finite, got {number}")
-    if alpha is not None and not 0.5 <= alpha <= 1:
-        raise ValueError(
-            f"alpha must be between 1/2 and 1, got {alpha}: below, features grow with depth; above, branches vanish"
-        )
-    table = TABLES[name]
-    if lr_depth is not None and table.lr_depth is None:
-        raise ValueError(f"lr_depth is a setting of am_mup only, not of {name!r}")
-    return Parameterization(
-        name=name,
-        base_width=base_width,
-        base_depth=base_depth,
-        base_head_dim=base_head_dim,
-        alpha=table.alpha if alpha is None else alpha,
-        gamma0=gamma0,
-        beta0=beta0,
-        lr_depth=table.lr_depth if lr_depth is None else lr_depth,
-    )
+    return Parameterization(name, base_width, base_depth, base_head_dim, alpha, gamma0, beta0, lr_depth)

@@ -7,12 +7,11 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
+from depthmup.fit.optimum import WINDOW
 from depthmup.optim import OPTIMIZERS
 from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
-
-T = TypeVar("T")
 
 
 class SettingsError(ValueError):
@@ -121,6 +120,15 @@ class Settings:
                 raise SettingsError(
                     f"sweep.log2_learning_rates.{name} = ({low}, {high}) is an empty grid: give (lowest, highest)"
                 )
+            points = (high - low) * self.sweep.per_octave + 1
+            if points != round(points) or points < WINDOW:
+                raise SettingsError(
+                    f"sweep.log2_learning_rates.{name} = ({low}, {high}) must be a whole number of grid points, "
+                    f"{WINDOW} or more, at {self.sweep.per_octave} per octave"
+                )
+        for name, exponent in self.check.log2_learning_rates.items():
+            if not -100 < exponent < 100:
+                raise SettingsError(f"check.log2_learning_rates.{name} must be between -100 and 100, got {exponent}")
         try:
             self.parameterization.build()
         except ValueError as error:
@@ -154,14 +162,30 @@ class Settings:
         for key, values in (
             ("sweep.parameterizations", self.sweep.parameterizations),
             ("sweep.optimizers", self.sweep.optimizers),
-            ("sweep.depths and sweep.widths", self.sweep.depths + self.sweep.widths),
             ("check.optimizers", self.check.optimizers),
             ("check.steps", self.check.steps),
         ):
             if not values:
                 raise SettingsError(f"{key} is empty: the grid has no trial; give at least one value")
-            if len(set(values)) != len(values) and " and " not in key:
-                raise SettingsError(f"{key} = {values} has a value twice: remove one")
+        if not self.sweep.depths and not self.sweep.widths:
+            raise SettingsError("sweep.depths and sweep.widths are empty: the grid has no trial; give a value")
+        for room, names in {**lists, "sweep": ("parameterizations", "optimizers", *lists["sweep"])}.items():
+            for name in names:
+                values = getattr(getattr(self, room), name)
+                if len(set(values)) != len(values):
+                    raise SettingsError(f"{room}.{name} = {values} has a value twice: remove one")
+        ranges = {
+            "seed": (self.seed, 0, 2**31),
+            "data.seed": (self.data.seed, 0, 2**31),
+            "optimizer.momentum": (self.optimizer.momentum, 0, 1),
+            "optimizer.b1": (self.optimizer.b1, 0, 1),
+            "optimizer.b2": (self.optimizer.b2, 0, 1),
+            "optimizer.eps": (self.optimizer.eps, 0, math.inf),
+            "optimizer.weight_decay": (self.optimizer.weight_decay, 0, math.inf),
+        }
+        for key, (number, low, high) in ranges.items():
+            if not low <= number < high:
+                raise SettingsError(f"{key} must be at least {low} and less than {high:g}, got {number}")
 
 
 def from_config(config: Mapping[str, Any]) -> Settings:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from depthmup.parameterization import LeafFactors, Parameterization
 
 PyTree = Any
-Path = tuple[Any, ...]  # names and indices
 Shape = tuple[int, ...]
 
 
@@ -82,7 +81,7 @@ def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree
 
 def group(spec: ParamSpec) -> str:
     """A name for parameters that scale alike, such as "branch/hidden" or "branch/vector scale"."""
-    last = spec.path.rsplit("/", 1)[-1]
+    last = re.split(r"[/.]", spec.path)[-1].rstrip("_0123456789")
     return ("branch/" if spec.in_branch else "") + spec.role + (f" {last}" if spec.role == "vector" else "")
 
 
@@ -102,7 +101,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
     """
     rows = [ParamSpec(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
     shapes, treedef = flatten_shapes(params)
-    here = [(path_name(path), shape) for path, shape in shapes.items()]
+    here = list(shapes.items())
     saved = [(s.path, s.shape) for s in rows]
     for left, right in zip(here, saved, strict=False):
         if left != right:
@@ -112,38 +111,19 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, rows)
 
 
-def flatten_shapes(params: PyTree) -> tuple[dict[Path, Shape], Any]:
-    """{path: shape} in tree order, and the tree's structure."""
+def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
+    """{path: shape} in tree order, and the tree's structure. Paths as their owner writes them: 'blocks/3/kernel'."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
     if not leaves:
         raise SpecError("the model has no parameters")
-    return {_tokens(path): tuple(leaf.shape) for path, leaf in leaves}, treedef
+    return {_path_name(path): tuple(leaf.shape) for path, leaf in leaves}, treedef
 
 
-def _tokens(path: Path) -> Path:
-    """Key path -> names and indices: 'block_3' is ('block', Suffix(3)); Haiku's slashes split, NNX's 'value' goes."""
-    tokens: list[Any] = []
-    for entry in path:
-        key = next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f))
-        for part in str(key).split("/") if isinstance(key, str) else [key]:
-            numbered = re.fullmatch(r"(.+)_(\d+)", part) if isinstance(part, str) else None
-            tokens += [numbered[1], Suffix(numbered[2])] if numbered else [part]
-    return tuple(tokens[:-1] if len(tokens) > 1 and tokens[-1] == "value" else tokens)
-
-
-class Suffix(int):
-    """The number of a name such as 'block_3'; written back with its underscore."""
-
-
-def path_name(path: Path) -> str:
-    """The path as its owner writes it: 'block_3/kernel', 'blocks/3/kernel'."""
-    text = ""
-    for before, token in zip((None, *path), path, strict=False):
-        if isinstance(token, Suffix):
-            text += f"_{token}"
-        else:
-            text += str(token) if before is None or token == "_*" else f"/{token}"
-    return text
+def _path_name(path: tuple[Any, ...]) -> str:
+    keys = [next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)) for entry in path]
+    if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and keys[-1] == "value":
+        keys.pop()  # of an NNX variable
+    return "/".join(map(str, keys))
 
 
 def _check_absorbable(leaves: list[ParamSpec]) -> None:

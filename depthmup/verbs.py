@@ -60,8 +60,8 @@ def sweep(settings: Settings, workdir: Path | None, command: str) -> int:
     rows = run_sweep(settings, workdir)
     classes = problem_of(settings).dataset.classes
     curves = report.judge(rows, settings, classes)
-    page = report.write(curves, settings, workdir, classes, command)
     print(report.verdict_table(curves))
+    page = report.write(curves, settings, workdir, classes, command)
     print(f"{len(rows)} trials in {workdir / 'results.jsonl'}; report: {page}")
     return 0
 

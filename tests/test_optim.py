@@ -134,6 +134,41 @@ def test_masked_leaves_stay_hidden(x64):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optax_wrappers(name, x64):
+    """MultiSteps, inject_hyperparams and apply_if_finite around ours."""
+    p, specs, params = setup()
+    plain = updates(dm.optimizer(p, specs, name, 0.1, weight_decay=0.3), ones(params), params)
+    make = optax.inject_hyperparams(dm.optimizer, static_args=("p", "specs", "name"))
+    injected = make(p, specs, name, learning_rate=0.1, weight_decay=0.3)
+    inner = dm.optimizer(p, specs, name, 0.1, weight_decay=0.3)
+    for tx, steps in (
+        (injected, 1),
+        (optax.MultiSteps(inner, 2).gradient_transformation(), 2),
+        (optax.apply_if_finite(inner, 3), 1),
+    ):
+        out = updates(tx, ones(params), params, steps)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), out, plain)
+
+
+@pytest.mark.parametrize("mask", [None, lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)])
+def test_nnx_optimizer(mask):
+    from flax import nnx
+
+    def init(width, depth):
+        return nnx.state(
+            nnx.Sequential(nnx.Linear(3, width, rngs=nnx.Rngs(0)), nnx.Linear(width, 2, rngs=nnx.Rngs(1))), nnx.Param
+        )
+
+    p = dm.parameterization("mup", base_width=4)
+    specs = dm.infer_specs(init, width=16, depth=1, residual=False)
+    model = nnx.Sequential(nnx.Linear(3, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 2, rngs=nnx.Rngs(1)))
+    before = np.asarray(model.layers[1].kernel[...])
+    tx = nnx.Optimizer(model, dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3, mask=mask), wrt=nnx.Param)
+    tx.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param)))
+    np.testing.assert_allclose(model.layers[1].kernel[...], 0.97 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_dtype_is_kept(name):
     p, specs, params = setup()
     params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
@@ -163,7 +198,7 @@ def test_traced_hyperparameters_compile_once():
         (lambda p, s: dm.optimizer(p, s, "sgd", 0.0), "learning_rate must be positive"),
         (
             lambda p, s: dm.optimizer(p, s, "sgd", 0.1, momentum=0.9),
-            "momentum is an option of the optimizer 'momentum'",
+            "momentum is not an option of 'sgd', which has none",
         ),
         (lambda p, s: dm.optimizer(p, s, "sgd", 0.1, decay="couple"), "did you mean 'coupled'"),
         (lambda p, s: dm.scale_by_parameterization(p, s, family="lion"), "unknown optimizer family"),

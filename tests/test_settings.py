@@ -20,7 +20,7 @@ from tests import tiny
         ({"model__width": -4}, "model.width must be at least 1"),
         ({"sweep__depths": (2, 0)}, r"sweep.depths\[1\] must be at least 1"),
         ({"sweep__depths": 2}, "config.sweep.depths must be a list"),
-        ({"sweep__depths": (), "sweep__widths": ()}, "is empty: the grid has no trial"),
+        ({"sweep__depths": (), "sweep__widths": ()}, "are empty: the grid has no trial"),
         ({"sweep__optimizers": ()}, "sweep.optimizers is empty"),
         ({"sweep__optimizers": ("sgd", "sgd")}, "has a value twice"),
         ({"sweep__optimizers": ("momentum",)}, "sweep.log2_learning_rates has no entry for the optimizer 'momentum'"),
@@ -33,6 +33,19 @@ from tests import tiny
         ({"parameterization__alpha": 2.0}, "parameterization: alpha must be between 1/2 and 1"),
         ({"parameterization__base_width": 0}, "base_width must be at least 1"),
         ({"epochs": 0.0}, "epochs must be positive"),
+        ({"sweep__depths": (2, 4, 4)}, "sweep.depths = .* has a value twice"),
+        (
+            {"sweep__log2_learning_rates": {"sgd": (-2.0, 0.0), "adam": (-8.0, 1.0)}},
+            "must be a whole number of grid points, 5",
+        ),
+        (
+            {"sweep__log2_learning_rates": {"sgd": (-6.5, 0.0), "adam": (-8.0, 1.0)}},
+            "must be a whole number of grid points",
+        ),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"optimizer__b1": 1.5}, "optimizer.b1 must be at least 0 and less than 1"),
+        ({"optimizer__weight_decay": float("nan")}, "optimizer.weight_decay must be at least 0"),
+        ({"check__log2_learning_rates": {"sgd": 2000.0, "adam": 0.0}}, "check.log2_learning_rates.sgd must be between"),
     ],
 )
 def test_settings_errors(overrides, says):

@@ -81,7 +81,7 @@ class ConvNet(nn.Module):
 
 
 def test_convnet_with_projections():
-    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), width=4, depth=2, overrides={"*shortcut/*": "trunk/hidden"})
+    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), width=4, depth=2, overrides={"*shortcut/*": "trunk"})
     found = by_path(specs)
     assert (found["stem/kernel"].role, found["stem/kernel"].fan_in) == ("input", 27)
     conv = found["stage2_block_1/conv2/kernel"]
@@ -89,7 +89,8 @@ def test_convnet_with_projections():
     assert (found["stage1_block_0/norm1/scale"].role, found["stage1_block_0/norm1/scale"].in_branch) == ("vector", True)
     assert (found["norm/scale"].role, found["norm/scale"].in_branch) == ("vector", False)
     assert (found["head/kernel"].role, found["head/bias"].role) == ("readout", "scalar")
-    assert not found["stage2_block_0/shortcut/kernel"].in_branch
+    shortcut = found["stage2_block_0/shortcut/kernel"], found["stage2_block_0/shortcut/bias"]
+    assert [(s.role, s.in_branch) for s in shortcut] == [("hidden", False), ("vector", False)]
 
 
 def test_shortcut_convolutions_are_not_stacked():
@@ -187,6 +188,59 @@ def test_plain_dict_and_layout():
     assert (by_path(kernel)["conv"].role, by_path(kernel)["conv"].fan_in) == ("input", 75)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda i: f"block{i}",
+        lambda i: f"h/{i}",
+        lambda i: f"layers.{i}.linear",
+        lambda i: "net/block" + (f"_{i}" if i else ""),  # Haiku
+    ],
+)
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_blocks_by_any_number(names, depth):
+    def init(width, depth):
+        blocks = {names(i): {"w": np.zeros((width, width)), "b": np.zeros(width)} for i in range(depth)}
+        return {"in": np.zeros((5, width)), "norm": np.zeros(width), **blocks, "out": np.zeros((width, 3))}
+
+    found = roles(dm.infer_specs(init, width=8, depth=depth))
+    assert (found["in"], found["norm"], found["out"]) == ("input", "vector", "readout")
+    for i in range(depth):
+        assert (found[f"{names(i)}/w"], found[f"{names(i)}/b"]) == ("branch/hidden", "branch/vector")
+
+
+def test_heads_that_grow():
+    """Head size fixed: (heads, head_dim) biases are vectors, and fans are those of the whole projection."""
+
+    def init(width, depth):
+        heads = (width // 4, 4)
+        one = {
+            "query": {"kernel": np.zeros((width, *heads)), "bias": np.zeros(heads)},
+            "out": {"kernel": np.zeros((*heads, width)), "bias": np.zeros(width)},
+        }
+        return {f"block_{i}": one for i in range(depth)}
+
+    found = by_path(dm.infer_specs(init, width=16, depth=2))
+    assert found["block_0/query/bias"].role == "vector"
+    for name in ("query", "out"):
+        spec = found[f"block_1/{name}/kernel"]
+        assert (spec.role, spec.fan_in, spec.fan_out) == ("hidden", 16, 16)
+
+
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+def test_channel_vectors(layout):
+    """(N, 1, 1), as an Equinox convolution's bias, and (1, 1, N)."""
+
+    def init(width, depth):
+        return {
+            "v": np.zeros((width, 1, 1)),
+            "u": np.zeros((1, 1, width))[:, 0] if layout == "in_out" else np.zeros(width),
+        }
+
+    specs = dm.infer_specs(init, width=8, depth=1, layout=layout)
+    assert roles(specs) == {"u": "vector", "v": "vector"}
+
+
 def test_not_residual_and_no_stack():
     assert roles(dm.infer_specs(plain, width=8, depth=3, residual=False))["layers/1/w"] == "hidden"
     shallow = dm.infer_specs(lambda w, d: plain(w, 2), width=8, depth=4)  # depth changes nothing: legal
@@ -204,12 +258,13 @@ class Flat(nn.Module):
         x = nn.Dense(self.width)(x)
         for _ in range(self.depth):
             x = x + nn.Dense(self.width)(x)
-        return nn.Dense(10)(nn.Dense(self.width)(x))
+        x = nn.Dense(self.width)(x)
+        return nn.Dense(10)(x)
 
 
 def test_ambiguous_names_raise_and_overrides_settle_them():
     init = linen(Flat, (1, 5))
-    with pytest.raises(dm.SpecError, match=r"Dense_0/bias \(8,\): cannot tell .* Dense_\*/bias matches 6 .* and 9"):
+    with pytest.raises(dm.SpecError, match=r"Dense_0/bias \(8,\): cannot tell .* Dense/\*/bias matches 6 .* and 9"):
         dm.infer_specs(init, width=8, depth=3)
     overrides = {"Dense_*/kernel": "branch/hidden", "Dense_*/bias": "branch/vector"}
     overrides |= {"Dense_0/kernel": "trunk/input", "Dense_0/bias": "trunk/vector", "Dense_4/kernel": "trunk/hidden"}
@@ -252,6 +307,14 @@ def test_equal_names_are_told_apart_by_shape():
             "v is there at only one of 8 and 16",
         ),
         (lambda w, d: {}, {}, "the model has no parameters"),
+        (
+            lambda w, d: {"s": np.zeros((d + 1, w))},
+            {},
+            r"s: its shape goes from \(4, 8\) to \(7, 8\) at twice the depth",
+        ),
+        (lambda w, d: {f"x{'y' * i}": np.zeros(w) for i in range(d)}, {}, "appears at twice the depth, but none"),
+        (lambda w, d: {"p": np.zeros((w, 2)), "q": np.zeros((w, 3))}, {}, "p and q all look like readouts"),
+        (plain, {"overrides": {"*/b": "hidden"}}, r"layers/0/b \(8,\) has 1 axes that grow with width, 'hidden' has 2"),
         (plain, {"overrides": {"layer/*": "hidden"}}, "'layer/.' matches no parameter; the nearest is 'layers"),
         (plain, {"overrides": {"in": "imput"}}, "did you mean 'input'"),
         (plain, {"overrides": {"in": "stem/input"}}, "unknown place"),

@@ -111,7 +111,8 @@ def test_another_config_is_refused(finished):
     ):
         run(tiny.settings(optimizer__weight_decay=0.1), workdir, progress=False)
     assert (workdir / "settings.json").read_text() == before
-    assert identity(tiny.settings(log_every=3)) == identity(tiny.settings())  # decides no row
+    for decides_no_row in ({"log_every": 3}, {"optimizer__learning_rate": 9.0}, {"parameterization__name": "sp"}):
+        assert identity(tiny.settings(**decides_no_row)) == identity(tiny.settings())
 
 
 def test_store_errors(tmp_path):
@@ -127,6 +128,7 @@ def test_store_errors(tmp_path):
 
 def test_cut_tail_is_said(tmp_path):
     settings = identity(tiny.settings())
+    Store(tmp_path, settings).close()
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"a": ')
     store = Store(tmp_path, settings)
     assert "the last row was cut off" in store.message
@@ -167,8 +169,43 @@ def test_report_judges_by_the_rows(finished):
     _, rows = finished
     curve = next(c for c in report.judge(rows, tiny.settings(), 10) if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
-    assert fit.transfer(own, "depth", cap=2.302585092994046) == curve.result
-    assert curve.losses.shape == (2, 6, 2)
+    result = fit.transfer(own, "depth", cap=2.302585092994046)
+    assert (result.optima, result.drift, result.verdict) == (
+        curve.result.optima,
+        curve.result.drift,
+        curve.result.verdict,
+    )
+    assert result.losses.shape == (2, 6, 2)
+
+
+def test_report_without_any_optimum(tmp_path):
+    """Learning rates that are all too small: verdicts, pictures and files come out all the same."""
+    settings = tiny.settings(sweep__optimizers=("sgd",))
+    rows = [
+        {**t._asdict(), "loss": 2.0 - t.learning_rate / 10, "diverged": False} for g in plan(settings) for t in g.trials
+    ]
+    curves = report.judge(rows, settings, 10)
+    assert {c.result.verdict for c in curves} == {"does not transfer"}
+    assert report.write(curves, settings, tmp_path, 10, "").exists()
+
+
+def test_alpha_is_not_given_to_those_without_one():
+    """Else sp and mup would be depth-scaled under their own names."""
+    groups = plan(tiny.settings(parameterization__alpha=1.0))
+    assert {g.parameterization.name: g.parameterization.alpha for g in groups} == {
+        "sp": None,
+        "mup": None,
+        "depth_mup": 1.0,
+    }
+
+
+def test_results_without_settings_are_refused(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(StoreError, match=r"results.jsonl but no settings.json"):
+        Store(tmp_path, {})
+    (tmp_path / "settings.json").write_text('{"a": ')
+    with pytest.raises(StoreError, match=r"settings.json is not JSON"):
+        Store(tmp_path, {})
 
 
 def test_parameterization_without_a_rule_for_the_optimizer(tmp_path):

@@ -47,7 +47,12 @@ def optimum(lrs: np.ndarray, losses: np.ndarray, cap: float | None = None) -> Op
     Raises ValueError for bad shapes, learning rates that are not positive, or fewer than five points.
     """
     lrs = np.asarray(lrs, np.float64)
-    losses = np.asarray(losses, np.float64).reshape(len(lrs), -1)
+    losses = np.asarray(losses, np.float64)
+    if lrs.ndim != 1 or losses.ndim not in (1, 2) or losses.shape[0] != len(lrs) or losses.size == 0:
+        raise ValueError(f"losses must be (points,) or (points, seeds) for {len(lrs)} rates, got {losses.shape}")
+    if (losses < 0).any():
+        raise ValueError("losses must not be negative: the fit is of their logarithm")
+    losses = losses.reshape(len(lrs), -1)
     if len(lrs) < WINDOW:
         raise ValueError(f"an optimum needs at least {WINDOW} learning rates, got {len(lrs)}: widen the grid")
     if not (lrs > 0).all() or len(np.unique(lrs)) != len(lrs):

@@ -31,6 +31,8 @@ class Transfer(NamedTuple):
     optima: list[Optimum]
     drift: Drift | None
     regret: list[float | None]
+    learning_rates: np.ndarray  # (points,)
+    losses: np.ndarray  # (sizes, points, seeds)
     verdict: str  # "transfers" | "does not transfer" | "inconclusive"
     reason: str
 
@@ -67,14 +69,19 @@ def transfer(table: Iterable[Mapping[str, Any]], axis: str = "depth", cap: float
                 mean = capped(losses[i], cap).mean(axis=1)
                 regret[i] = float(mean[chosen] - mean.min())
     verdict, reason = _verdict(axis, sizes, optima, drift, diverges_at)
-    return Transfer(sizes, best, optima, drift, regret, verdict, reason)
+    return Transfer(sizes, best, optima, drift, regret, lrs, losses, verdict, reason)
 
 
 def _arrays(table: Iterable[Mapping[str, Any]], axis: str) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
     rows = list(table)
     if not rows:
         raise ValueError("the table is empty: there is no trial to judge")
+    for key in (axis, "learning_rate", "seed", "loss"):
+        if any(key not in row for row in rows):
+            raise ValueError(f"a row of the table has no {key!r}")
     sizes, lrs, seeds = (sorted({row[key] for row in rows}) for key in (axis, "learning_rate", "seed"))
+    if sizes[0] <= 0:
+        raise ValueError(f"{axis} must be positive, got {sizes[0]}")
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
     losses = np.full((len(sizes), len(lrs), len(seeds)), np.nan)

@@ -102,6 +102,8 @@ def probe(
     optimizer: str,
     learning_rate: float,
     batch: PyTree,
+    head_dim: float | None = None,
+    **options: Any,
 ) -> Probe:
     """A `Probe` of your own model from plain functions, trained by `dm.optimizer`.
 
@@ -109,25 +111,33 @@ def probe(
       init: PRNG key -> parameters with the standard fan-in init (rescaled here).
       loss: (parameters, batch, forward factors) -> scalar.
       features: (parameters, batch, forward factors) -> {"hidden": (..., width), "logits": ...}.
+      head_dim: of the attention at this width, for its factor.
+      **options: of `dm.optimizer`, such as eps.
     """
     first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
-    forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=p.base_head_dim)
+    forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
     factors = leaf_factors(p, specs, family_of(optimizer))
+
+    def transformation(hyper: Any) -> optax.GradientTransformation:
+        return from_factors(hyper["factors"], optimizer, learning_rate, **options)
+
+    def weights(stored: PyTree) -> PyTree:
+        return jax.tree.map(lambda w, s: w * s, stored, factors.multiplier)
 
     def start(hyper: Any) -> Any:
         params = jax.tree.map(lambda w, s: w * s, init(jax.random.key(hyper["seed"])), factors.init)
-        return params, from_factors(hyper["factors"], optimizer, learning_rate).init(params)
+        return params, transformation(hyper).init(params)
 
     def step(state: Any, batch: PyTree, hyper: Any) -> Any:
         params, opt_state = state
-        grads = jax.grad(loss)(params, batch, forward)
-        updates, opt_state = from_factors(hyper["factors"], optimizer, learning_rate).update(grads, opt_state, params)
+        grads = jax.grad(lambda stored: loss(weights(stored), batch, forward))(params)
+        updates, opt_state = transformation(hyper).update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), None
 
     return Probe(
         start,
         step,
-        lambda state, batch, hyper: features(state[0], batch, forward),
+        lambda state, batch, hyper: features(weights(state[0]), batch, forward),
         lambda group, seed: {"seed": np.uint32(seed), "factors": train_only(factors, specs, group)},
         groups_of(specs),
         batch,
@@ -168,14 +178,17 @@ def coordinate_check(
 
     What is judged: the change of "hidden", except that of "logits" for the readout and scalars, and along depth for a
     branch norm's scale (it acts on the features mainly through random weights, whose sum over blocks has a slope of its
-    own). The other slopes are shown: those of logits along width are below 0 while 1/width noise still adds to them.
+    own). A judged group
+    that did not move is not ok: behind a readout that starts at 0 nothing moves in the first step, so take
+    steps=(2, 10) there. The other slopes are shown: those of logits along width are below 0 while 1/width noise still
+    adds to them.
     Source: docs/rules.md section 0, last paragraph.
     Raises ValueError if no axis has two values or a value is below 1.
     """
     axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
     axes = {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
-    if not axes:
-        raise ValueError("a coordinate check needs at least two widths or two depths")
+    if not axes or not steps:
+        raise ValueError("a coordinate check needs at least two widths or two depths, and a number of steps")
     for name, values in (
         ("width", [*widths, width]),
         ("depth", [*depths, depth]),
@@ -191,11 +204,15 @@ def coordinate_check(
     slopes = []
     for axis, shapes in axes.items():
         sizes = tuple(s[0] if axis == "width" else s[1] for s in shapes)
-        for group, quantity in changes[shapes[0]]:
+        for group, quantity in dict.fromkeys(key for s in shapes for key in changes[s]):
             for step in steps:
+                missing = [s for s in shapes if (group, quantity) not in changes[s]]
+                if missing:
+                    raise ValueError(f"no {quantity!r} of the group {group!r} at (width, depth) = {missing[0]}")
                 table = np.stack([changes[s][group, quantity][:, step - 1] for s in shapes])  # (sizes, seeds)
-                if not (table == 0).all():  # the readout alone does not move the features
-                    slopes.append(_slope(axis, group, quantity, step, sizes, table, tolerance))
+                slope = _slope(axis, group, quantity, step, sizes, table, tolerance)
+                if slope.judged or table.any():  # the readout alone does not move the features
+                    slopes.append(slope)
     return CoordinateReport(title, slopes, tolerance)
 
 
@@ -216,6 +233,8 @@ def _compiled(init: Callable, step: Callable, features: Callable, steps: int) ->
     def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
         state = init(hyper)
         before = features(state, batch, hyper)
+        if not {"hidden", "logits"} <= before.keys():
+            raise ValueError(f"features must have 'hidden' and 'logits', they have {sorted(before)}")
 
         def advance(state: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             state, _ = step(state, batch, hyper)
@@ -233,12 +252,13 @@ def _slope(
     from scipy import stats  # here, so that `import depthmup` stays light
 
     x = np.log2(sizes) - np.mean(np.log2(sizes))
-    per_seed = x @ np.log2(np.maximum(changes, np.finfo(float).tiny)) / (x @ x)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_seed = x @ np.log2(changes) / (x @ x)  # NaN or infinite where a change is 0
     slope, seeds = float(per_seed.mean()), len(per_seed)
     half = math.inf
     if seeds > 1:
         half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
     by_logits = group.startswith(("readout", "scalar")) or (group == "branch/vector scale" and axis == "depth")
     judged = quantity == ("logits" if by_logits else "hidden")
-    ok = bool(abs(slope) <= tolerance)  # NaN (a run that blew up) is not ok
+    ok = bool(abs(slope) <= tolerance)  # NaN (nothing moved, or a run blew up) is not ok
     return Slope(axis, group, quantity, step, slope, slope - half, slope + half, judged, ok, sizes, changes)

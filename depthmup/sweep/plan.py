@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup.optim import family_of
+from depthmup.parameterization import TABLES
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings, Settings, SettingsError
 
 AXES = ("depth", "width")
@@ -83,7 +84,7 @@ def plan(settings: Settings) -> list[Group]:
             optimizer = dataclasses.replace(settings.optimizer, name=name)
             grid = learning_rates(settings, name)
             for p in settings.sweep.parameterizations:
-                chosen = dataclasses.replace(settings.parameterization, name=p)
+                chosen = _named(settings.parameterization, p)
                 try:
                     chosen.build().check_family(family_of(name))
                 except ValueError as error:
@@ -92,3 +93,13 @@ def plan(settings: Settings) -> list[Group]:
                 trials = tuple(Trial(name, p, width, depth, lr, seed) for lr in grid for seed in seeds)
                 groups.append(Group(model, chosen, optimizer, trials))
     return groups
+
+
+def _named(settings: ParameterizationSettings, name: str) -> ParameterizationSettings:
+    """These settings for another name: alpha and lr_depth go only to those that have one of their own, so that, say,
+    `mup` stays what it is beside a `depth_mup` of another alpha."""
+    table = TABLES[name]
+    alpha = None if table.alpha is None else settings.alpha
+    return dataclasses.replace(
+        settings, name=name, alpha=alpha, lr_depth=None if table.lr_depth is None else settings.lr_depth
+    )

@@ -27,15 +27,15 @@ def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
     for c in curves:
         panel = panels[rows.index(c.optimizer)][columns.index(c.parameterization)]
         colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
-        for size, losses, optimum, color in zip(c.result.values, c.losses, c.result.optima, colors, strict=True):
+        for size, losses, optimum, color in zip(c.result.values, c.result.losses, c.result.optima, colors, strict=True):
             log = np.log(capped(losses, cap))
             mean, spread = log.mean(axis=1), log.std(axis=1)
-            panel.plot(c.learning_rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
+            panel.plot(c.result.learning_rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
             panel.fill_between(
-                c.learning_rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0
+                c.result.learning_rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0
             )
             if optimum.learning_rate is not None:
-                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(c.learning_rates), mean))
+                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(c.result.learning_rates), mean))
                 panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
         panel.axhline(cap, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
@@ -64,33 +64,27 @@ def optima(curves: Sequence[Curve], axis: str) -> Figure:
         panel, color = panels[optimizers.index(c.optimizer)], f"C{names.index(c.parameterization)}"
         marker = "osD^vP*"[names.index(c.parameterization) % 7]
         pairs = zip(c.result.values, c.result.optima, strict=True)
-        found = [(s, o.learning_rate, o.stderr) for s, o in pairs if o.learning_rate]
+        found = [(size, np.log2(o.learning_rate), o.stderr) for size, o in pairs if o.learning_rate]
         label = c.parameterization
         if c.result.drift:
             d = c.result.drift
             label += f": {d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
             sizes = np.array(c.result.values, float)
             line = d.intercept + d.octaves_per_doubling * np.log2(sizes / found[0][0])
-            panel.plot(sizes, 2**line, color=color, lw=1, ls="--")
-        if found:
-            x, lr, stderr = (np.array(column) for column in zip(*found, strict=True))
-            error = np.abs(lr * 2 ** np.array([-stderr, stderr]) - lr)
-            panel.errorbar(
-                x, lr, np.nan_to_num(error), color=color, marker=marker, ms=6, ls="none", capsize=3, label=label
-            )
-        for size in c.result.values:
-            if size not in [s for s, _, _ in found]:
-                height = 0.03 + 0.05 * names.index(c.parameterization)
-                panel.plot(size, height, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform())
+            panel.plot(sizes, line, color=color, lw=1, ls="--")
+        x, lr, stderr = np.array(found).reshape(-1, 3).T
+        panel.errorbar(x, lr, np.nan_to_num(stderr), color=color, marker=marker, ls="none", capsize=3, label=label)
+        for size in set(c.result.values) - set(x):
+            height = 0.03 + 0.05 * names.index(c.parameterization)
+            panel.plot(size, height, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform())
         panel.set_title(c.optimizer)
     for panel in panels:
         panel.set_xscale("log", base=2)
-        panel.set_yscale("log", base=2)
         panel.set_xlabel(axis)
         panel.set_xticks(curves[0].result.values, [f"{size:g}" for size in curves[0].result.values])
         panel.minorticks_off()
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
-    panels[0].set_ylabel("optimal learning rate")
+    panels[0].set_ylabel("log2 optimal learning rate")
     figure.suptitle(
         f"Optimal learning rate against {axis}, drift in octaves per doubling [95%] (x: no optimum)", fontsize=11
     )

@@ -10,8 +10,6 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from depthmup.fit import Transfer, transfer
 from depthmup.settings import Settings
 from depthmup.sweep import plots
@@ -28,8 +26,6 @@ class Curve(NamedTuple):
     optimizer: str
     parameterization: str
     axis: str
-    learning_rates: np.ndarray  # (points,)
-    losses: np.ndarray  # (sizes, points, seeds)
     result: Transfer
 
 
@@ -48,13 +44,8 @@ def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
                     and row[other] == fixed
                     and row[axis] in values
                 ]
-                lrs, seeds = (sorted({row[key] for row in table}) for key in ("learning_rate", "seed"))
-                losses = np.full((len(values), len(lrs), len(seeds)), math.nan)
-                for row in table:
-                    at = sorted(values).index(row[axis]), lrs.index(row["learning_rate"]), seeds.index(row["seed"])
-                    losses[at] = math.nan if row["loss"] is None else row["loss"]
                 result = transfer(table, axis, cap=math.log(classes))
-                curves.append(Curve(optimizer, name, axis, np.array(lrs), losses, result))
+                curves.append(Curve(optimizer, name, axis, result))
     return curves
 
 
@@ -104,14 +95,14 @@ def summary(curves: Sequence[Curve], settings: Settings) -> dict[str, Any]:
 
 def write(curves: Sequence[Curve], settings: Settings, workdir: Path, classes: int, command: str) -> Path:
     """PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
+    found = summary(curves, settings)
+    write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
     pictures = {}
     for axis, _ in axes(settings):
         pictures[f"loss_over_{axis}"] = plots.png(plots.loss_curves(curves, axis, math.log(classes)))
         pictures[f"optimum_over_{axis}"] = plots.png(plots.optima(curves, axis))
     for name, content in pictures.items():
         write_atomically(workdir / f"{name}.png", content)
-    found = summary(curves, settings)
-    write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
     report = workdir / "report.html"
     write_atomically(report, _html(curves, pictures, found["settings"], command))
     return report

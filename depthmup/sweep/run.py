@@ -82,8 +82,11 @@ def hyper_of(problem: Problem, group: Group, trial: Trial) -> Hyper:
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """The settings that decide a sweep's rows: all but `check` and `log_every`."""
-    return {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("check", "log_every")}
+    """The settings that decide a sweep's rows; what it sweeps over is in `sweep`."""
+    result = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("check", "log_every")}
+    for part, key in (("parameterization", "name"), ("optimizer", "name"), ("optimizer", "learning_rate")):
+        del result[part][key]
+    return result
 
 
 def _common(settings: Settings, group: Group, steps: int) -> Row:

@@ -82,8 +82,13 @@ class Store:
 
     def _check_settings(self, path: Path, settings: Any) -> None:
         if not path.exists():
+            if self.path.exists() and self.path.stat().st_size:
+                raise StoreError(f"{path.parent} holds results.jsonl but no settings.json: give another --workdir")
             return
-        saved = json.loads(path.read_text())
+        try:
+            saved = json.loads(path.read_text())
+        except ValueError as error:
+            raise StoreError(f"{path} is not JSON: give another --workdir, or delete this one to start over") from error
         differing = [k for k, v in _flat(settings).items() if _flat(saved).get(k, "nothing") != v]
         differing += [k for k in _flat(saved) if k not in _flat(settings)]
         if differing:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.optim import from_factors
+from depthmup.optim import OPTIONS, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors
 
 PyTree = Any
@@ -80,16 +80,9 @@ def make_trainer(
 
     def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
         """Built inside the step, from traced hyperparameters: a grid over them is one program."""
-        return from_factors(
-            hyper.factors,
-            optimizer,
-            hyper.learning_rate * schedule(step),
-            momentum=hyper.momentum if optimizer == "momentum" else None,
-            b1=hyper.b1,
-            b2=hyper.b2,
-            eps=hyper.eps,
-            weight_decay=hyper.weight_decay,
-        )
+        learning_rate = hyper.learning_rate * schedule(step)
+        options = {key: getattr(hyper, key) for key in OPTIONS[optimizer] if key in hyper._fields}
+        return from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
 
     def init(hyper: Hyper) -> TrainState:
         params = init_params(jax.random.key(hyper.seed))
