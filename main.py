@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -26,15 +27,22 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.FLAGS.config.keys()  # a file that cannot be read says so only now
         return rest
     except (KeyError, AttributeError) as error:
-        words = re.findall(
-            r"\w+", str(error).replace("\\n", " ")
-        )  # the key, perhaps with 'Did you mean "X" instead of ..'
+        # The key, perhaps with 'Did you mean "X" instead of "Y"'; but the config file may have such an error itself.
+        words = re.findall(r"\w+", str(error).replace("\\n", " "))
+        if not any(words[0] in argument for argument in argv):
+            fail(f"{type(error).__name__} in the config file: {error}")
         near = (
             f"; did you mean {words[4]!r}?" if words[1:4] == ["Did", "you", "mean"] else " (configs/default.py has all)"
         )
-        sys.exit(f"error: unknown config key {words[0]!r}{near}")
-    except (flags.Error, TypeError, ValueError, OSError) as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        fail(f"unknown config key {words[0]!r}{near}")
+    except (flags.Error, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
+        fail(str(error))
+
+
+def fail(message: str) -> NoReturn:
+    """One line, and the exit status of a wrong call (1 is that of a run that went wrong)."""
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,9 +56,11 @@ def main(argv: Sequence[str]) -> None:
     try:
         if len(argv) > 2 or verb not in verbs.VERBS:
             raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
+        if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
+            raise SettingsError(f"--workdir={workdir} is, or is inside, a file: give a folder")
         status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command)
     except (ValueError, StoreError) as error:
-        sys.exit(f"error: {error}")
+        fail(str(error))
     except KeyboardInterrupt:
         sys.exit("\ninterrupted: what is finished is kept; the same command goes on from there")
     sys.exit(status)
@@ -58,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     # Before the backend starts: on a CPU every core is a device of its own.
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jax.config.update("jax_num_cpu_devices", cores or 1)
     logging.set_verbosity(logging.WARNING)
     app.run(main, flags_parser=parse)

@@ -2,8 +2,9 @@
 
     python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer      (make transfer)
 
-Cost: about 6,200 trainings of 44 steps; see README.md for the time on two CPU cores.
+Cost: 5,472 trainings of 44 steps, about 2 minutes on two CPU cores.
 Expect: the best learning rate of sp and mup falls with depth, that of depth_mup stays within half an octave.
+The learning rate decays linearly to 0: with a constant one the last steps' noise blurs the optimum.
 """
 
 from ml_collections import config_dict

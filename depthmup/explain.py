@@ -25,24 +25,29 @@ def explain(
     *,
     weight_decay: float = 0.0,
     eps: float = 1e-8,
+    decay: str = "uncoupled",
     params: PyTree | None = None,
 ) -> str:
     """A table of role, fans, init std, forward factor, effective LR, decay and eps of every leaf.
 
     Args:
-      learning_rate: of the base shape; of a schedule, its value at step 0 is shown.
+      optimizer: a name of `dm.optimizer`, or for another transformation the family of its LR rule, "sgd" or "adam".
+      learning_rate: of the base shape; for a schedule the column is the factor on it.
       weight_decay: base decay. The column is the rate per unit of base LR (LR factor x decay factor x decay), so that
         uncoupled decay shows one number for all leaves.
+      decay: "uncoupled" or "coupled", as in `dm.optimizer`.
       params: initial parameters after `rescale`; their measured standard deviation is shown. Without them it is
         computed for weights that start with 1/sqrt(fan_in), and vectors and scalars show "-".
 
     forward: the explicit factor behind the leaf (branch factor in branches, output factor at the readout).
     """
     family = family_of(optimizer)
-    lr = float(learning_rate(0)) if callable(learning_rate) else learning_rate
+    lr = 1.0 if callable(learning_rate) else learning_rate
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
-    rows = [_row(p, s, value, family, lr, weight_decay, eps) for s, value in zip(leaves, values, strict=True)]
+    if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
+        raise ValueError("params are not those of the specs: their shapes differ")
+    rows = [_row(p, s, v, family, lr, weight_decay, eps, decay) for s, v in zip(leaves, values, strict=True)]
     first: ParamSpec = leaves[0]
     forward = p.forward_factors(width=first.width, depth=first.depth)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
@@ -58,7 +63,14 @@ def explain(
 
 
 def _row(
-    p: Parameterization, spec: ParamSpec, value: Any, family: str, lr: float, weight_decay: float, eps: float
+    p: Parameterization,
+    spec: ParamSpec,
+    value: Any,
+    family: str,
+    lr: float,
+    weight_decay: float,
+    eps: float,
+    decay: str,
 ) -> tuple[str, ...]:
     factors = spec.factors(p, family)
     forward_factors = p.forward_factors(width=spec.width, depth=spec.depth)
@@ -82,6 +94,6 @@ def _row(
         std,
         f"{forward:.4g}",
         f"{lr * factors.lr:.4g}",
-        f"{factors.lr * factors.decay * weight_decay:.4g}",
+        f"{factors.lr * (1.0 if decay == 'coupled' else factors.decay) * weight_decay:.4g}",
         f"{eps * factors.eps:.3g}" if family == "adam" else "-",
     )

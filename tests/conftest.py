@@ -1,4 +1,4 @@
-"""Four fake devices, warnings as errors, and small pieces that tests share."""
+"""Four fake devices and float64 on demand."""
 
 import jax
 import pytest

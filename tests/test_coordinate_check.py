@@ -10,12 +10,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import depthmup as dm
-from depthmup.measure import groups_of, train_only
-from depthmup.optim import from_factors
 from depthmup.verbs import probe_at
 from tests import tiny
 
@@ -119,20 +116,20 @@ def test_planted_eps():
     )
 
 
+def own_shapes(w, d):
+    return {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}
+
+
 def own_probe(p, width, depth):
     """A probe of a model that is nobody's library: plain matrices."""
-
-    def shapes(w, d):
-        return {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}
-
-    specs = dm.infer_specs(shapes, width=width, depth=depth)
+    specs = dm.infer_specs(own_shapes, width=width, depth=depth)
 
     def init(key):
         keys = jax.random.split(key, 3)
         fan_in = {"in": 3, "hidden": width, "out": width}
         return {
             k: jax.random.normal(kk, v.shape) / fan_in[k] ** 0.5
-            for kk, (k, v) in zip(keys, shapes(width, depth).items(), strict=True)
+            for kk, (k, v) in zip(keys, own_shapes(width, depth).items(), strict=True)
         }
 
     def features(params, batch, f):
@@ -164,24 +161,47 @@ def test_own_model_and_report(tmp_path):
 
 
 def test_probe_trains_like_the_optimizer():
-    """One step of a probe is one step of `dm.optimizer`."""
+    """One step of a probe is one step of `dm.optimizer`; a group alone leaves the others where they were."""
     p = dm.parameterization("depth_mup")
     probe = own_probe(p, 16, 2)
+    assert probe.groups == ("branch/hidden", "input", "readout")
     hyper = probe.hyper("all", 0)
-    state, _ = probe.step(probe.init(hyper), probe.batch, hyper)
-    specs = dm.infer_specs(
-        lambda w, d: {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}, width=16, depth=2
-    )
-    params = probe.init(hyper)[0]
-    alone, _ = probe.step(probe.init(probe.hyper("readout", 0)), probe.batch, probe.hyper("readout", 0))
-    np.testing.assert_array_equal(alone[0]["in"], params["in"])
-    assert not np.array_equal(alone[0]["out"], params["out"])
-    assert groups_of(specs) == ("branch/hidden", "input", "readout")
-    only = train_only(dm.factors(p, specs, "adam"), specs, "input")
-    assert (only.lr["hidden"], only.lr["out"]) == (0, 0)
-    tx = from_factors(dm.factors(p, specs, "adam"), "adam", 1e-3)
-    assert jax.tree.structure(tx.init(params)) == jax.tree.structure(optax.chain(tx).init(params)[0])
-    assert not np.array_equal(state[0]["hidden"], params["hidden"])
+    params, state = probe.init(hyper)
+    (after, _), _ = probe.step((params, state), probe.batch, hyper)
+    specs = dm.infer_specs(own_shapes, width=16, depth=2)
+    forward = p.forward_factors(width=16, depth=2)
+
+    def loss(params):
+        h = probe.batch[0] @ params["in"]
+        for w in params["hidden"]:
+            h = h + forward.branch * jnp.tanh(h) @ w
+        return jnp.mean((forward.output * jnp.tanh(h) @ params["out"] - probe.batch[1]) ** 2)
+
+    tx = dm.optimizer(p, specs, "adam", 1e-3)
+    updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
+    for name in params:
+        np.testing.assert_allclose(after[name], params[name] + updates[name], rtol=1e-4, atol=1e-7)
+    (alone, _), _ = probe.step((params, state), probe.batch, probe.hyper("readout", 0))
+    np.testing.assert_array_equal(alone["in"], params["in"])
+    np.testing.assert_array_equal(alone["hidden"], params["hidden"])
+    np.testing.assert_array_equal(alone["out"], after["out"])
+
+
+def test_nothing_judged_is_not_ok():
+    """Features without "hidden" are refused; a group that does not move is not ok."""
+
+    def without_hidden(width, depth):
+        probe = own_probe(dm.parameterization("depth_mup"), width, depth)
+        return probe._replace(features=lambda *a: {"h": jnp.zeros(1)})
+
+    with pytest.raises(ValueError, match="features must have 'hidden' and 'logits', they have"):
+        dm.coordinate_check(without_hidden, depths=(1, 2), width=8, seeds=1)
+
+    def still(width, depth):
+        probe = own_probe(dm.parameterization("depth_mup"), width, depth)
+        return probe._replace(step=lambda state, batch, hyper: (state, None))
+
+    assert not dm.coordinate_check(still, depths=(1, 2), width=8, seeds=2, steps=(1,)).ok
 
 
 def test_errors():

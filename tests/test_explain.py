@@ -43,5 +43,13 @@ def test_schedule_and_measured_std():
     specs = dm.infer_specs(init, **BIG)
     params = jax.tree.map(lambda w: np.random.default_rng(0).normal(size=w.shape), init(**BIG))
     shown = table(dm.explain(p, specs, "adam", optax.linear_schedule(0.5, 0.0, 10), params=params))
-    assert shown["in"]["LR"] == "0.5"
     assert float(shown["blocks"]["init std"]) == pytest.approx(params["blocks"].std(), rel=1e-2)
+    assert (shown["in"]["LR"], shown["blocks"]["LR"]) == ("1", "0.0625")  # the factors on the schedule
+    with pytest.raises(ValueError, match="params are not those of the specs"):
+        dm.explain(p, specs, "adam", params={**params, "more": params["in"]})
+
+
+def test_coupled_decay_is_shown(x64):
+    p = dm.parameterization("mup", base_width=4)
+    shown = table(dm.explain(p, dm.infer_specs(init, **BIG), "adamw", weight_decay=0.4, decay="coupled"))
+    assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.1")

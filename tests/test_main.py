@@ -69,6 +69,7 @@ def test_check_exit_status(tmp_path):
         (["explain", "--config.model.depht=3"], "unknown config key 'depht'; did you mean 'depth'?"),
         (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
         (["explain", "--config=configs/nope.py"], "configs/nope.py"),
+        (["train", "--workdir=main.py/x"], "is, or is inside, a file"),
         (["swep"], "verb 'swep': give one of train, sweep, check, explain"),
         (["sweep"], "sweep needs --workdir=DIR"),
         (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
@@ -76,7 +77,7 @@ def test_check_exit_status(tmp_path):
 )
 def test_errors_are_one_line(arguments, says):
     done = main(*arguments)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthmup.parameterization import ROLES, TABLES, parameterization
+from depthmup.parameterization import ROLES, TABLES, Parameterization, parameterization
 
 M, M_L, BASE, BASE_L = 8, 4, 32, 2
 MATRIX_ROLES = ("input", "hidden", "output", "readout")
@@ -34,6 +34,35 @@ def test_mup_is_microsoft_mup(key, expected, m_l):
     family, role = key
     f = factors("mup", role, family, in_branch=role == "hidden", m_l=m_l)
     assert (f.lr, f.decay) == pytest.approx(expected, rel=1e-12)
+
+
+# docs/rules.md section 0 at m = 8, m_L = 4, alpha = 1/2, gamma0 = 1: (SGD LR, Adam LR, eps).
+OURS = {
+    ("input", False): (8, 1, 1 / 8),
+    ("hidden", False): (1, 1 / 8, 1 / 8),
+    ("output", False): (1 / 8, 1 / 8, 1),
+    ("readout", False): (8, 1, 1 / 8),
+    ("vector", False): (8, 1, 1 / 8),
+    ("scalar", False): (1, 1, 1),
+    ("input", True): (8, 1 / 2, 1 / 16),
+    ("hidden", True): (1, 1 / 16, 1 / 16),
+    ("output", True): (1 / 8, 1 / 16, 1 / 2),
+    ("vector", True): (8, 1 / 2, 1 / 16),
+    ("scalar", True): (1, 1 / 2, 1 / 2),
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), OURS.items())
+def test_depth_mup_is_our_table(key, expected):
+    sgd, adam = (factors("depth_mup", key[0], family, key[1]) for family in ("sgd", "adam"))
+    assert (sgd.lr, adam.lr, adam.eps) == pytest.approx(expected, rel=1e-12)
+    assert (sgd.lr * sgd.decay, adam.lr * adam.decay) == pytest.approx((1, 1), rel=1e-12)
+
+
+def test_defaults_hold_however_it_is_made():
+    assert Parameterization("depth_mup") == parameterization("depth_mup")
+    with pytest.raises(ValueError, match="unknown parameterization 'bogus'"):
+        Parameterization("bogus")
 
 
 def test_mup_readout_is_divided_and_starts_larger():

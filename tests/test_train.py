@@ -121,6 +121,18 @@ def test_linear_schedule_ends_at_zero(sweep):
     assert after["linear"] == pytest.approx(after["constant"] / 2, rel=1e-4)
 
 
+def test_a_loss_that_ends_high_is_a_divergence(sweep):
+    """Finite, but more than twice the first batch's."""
+    problem, group, hypers = sweep
+    trainer = problem.trainer(group.model, "sgd")
+    hyper = hypers["depth_mup"][0].arrays()
+    state = trainer.init(hyper)._replace(first_loss=np.float32(1.0))
+    split = problem.dataset.validation
+    value = trainer.evaluate(state, split, hyper)["loss"]
+    for first, diverged in ((value / 1.9, False), (value / 2.1, True)):
+        assert bool(trainer.evaluate(state._replace(first_loss=first), split, hyper)["diverged"]) == diverged
+
+
 def test_wrong_number_of_trials(sweep):
     with pytest.raises(ValueError, match="compiled for 2 trials, got 3"):
         loop(sweep, 2).run(sweep[2]["sp"][:3], 11)

@@ -18,7 +18,7 @@ Progress = Callable[[int, np.ndarray], None]  # (steps done, (trials, steps of t
 class TrialLoop:
     """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups as you like.
 
-    The data set lives on the devices; a chunk of steps is one program, the host does nothing per step.
+    A chunk of steps is one program that indexes the data set itself: the host does nothing per step.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class TrialLoop:
     ) -> dict[str, np.ndarray]:
         """Train all trials for `steps` steps, `chunk` of them per call; metrics at the end, each (trials,).
 
-        "loss", "accuracy" over the whole training split, "validation_loss", "validation_accuracy", and "diverged": a
-        loss was not finite, or ended above twice the first batch's.
+        "loss", "accuracy" over the whole training split, "validation_loss", "validation_accuracy", and "diverged": the
+        loss ended not finite or above twice the first batch's.
         """
         if len(hypers) != self.map.trials:
             raise ValueError(f"this loop is compiled for {self.map.trials} trials, got {len(hypers)}")
