@@ -17,7 +17,7 @@ def init(width, depth):
 
 
 def test_rescale_and_forward_params(x64):
-    """Stored parameters in another form, times their multipliers, are those of the default form (one-layer branches)."""
+    """Stored parameters of another form, times their multipliers, are those of the default form."""
     specs, params = dm.infer_specs(init, width=8, depth=4), init(8, 4)
     p = dm.parameterization("depth_mup", base_width=2)
     default = dm.rescale(p, specs, params)
