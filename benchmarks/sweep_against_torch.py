@@ -9,8 +9,8 @@ Ours: all learning rates in one compiled program, as `main.py sweep` runs them. 
 `mup.MuReadout`, `mup.set_base_shapes` and `mup.MuSGD`, one learning rate after another on the faster of 1, 2 and all
 threads; then in one process of 1 thread per core, each with its share of the learning rates.
 
-Prints seconds, PyTorch's over ours, and the final losses at the best learning rates. The times include building models
-but no imports, no data and no start of processes. Takes about a minute.
+Prints seconds, PyTorch's over ours, GFLOP/s and the final losses at the best learning rates. The times include
+building models but no imports, no data and no start of processes. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -54,6 +54,13 @@ def ours(dataset: Dataset) -> tuple[float, float, list[float]]:
     losses = loop.run(hypers, STEPS)["loss"].tolist()
     cold = time.perf_counter() - start
     return cold, min(timed(lambda: loop.run(hypers, STEPS))[0] for _ in range(3)), losses
+
+
+def peak() -> float:
+    """GFLOP/s of products of 3000 x 3000 matrices, one on each device at a time, the best of 6."""
+    count = jax.local_device_count()
+    matrices, product = jax.numpy.ones((count, 3000, 3000)), jax.pmap(lambda m: m @ m)
+    return count * 2 * 3000**3 / min(timed(lambda: product(matrices).block_until_ready())[0] for _ in range(6)) / 1e9
 
 
 def torch_trainer(dataset: Dataset) -> Callable[[float], float]:
@@ -139,6 +146,9 @@ def main() -> None:
     for name, seconds in rows.items():
         ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
         print(f"{name:30}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
+    weights = WIDTH * (WIDTH * DEPTH + dataset.train.inputs.shape[1] + dataset.classes)
+    examples = 3 * STEPS * BATCH + len(dataset.train.labels) + len(dataset.validation.labels)  # backward is 2 forward
+    print(f"\nours: {2 * weights * examples * runs / steady / 1e9:.0f} GFLOP/s; large matrix products: {peak():.0f}")
     print("\nfinal loss at the best learning rate (other initial weights)")
     for name, values in (("ours", losses), ("PyTorch", torch_losses)):
         i = int(np.nanargmin(values))
