@@ -104,7 +104,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Everything that can be known to be wrong before anything is compiled or written."""
-        self._positive()
+        self._check_numbers()
         for name in (self.optimizer.name, *self.sweep.optimizers, *self.check.optimizers):
             if name not in OPTIMIZERS:
                 raise _error("optimizer", unknown("optimizer", name, OPTIMIZERS))
@@ -134,7 +134,7 @@ class Settings:
         except ValueError as error:
             raise _error("parameterization", error) from error
 
-    def _positive(self) -> None:
+    def _check_numbers(self) -> None:
         counts = {
             "model.width": self.model.width,
             "model.depth": self.model.depth,

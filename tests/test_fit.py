@@ -138,5 +138,10 @@ def test_errors(rows, says):
 def test_optimum_errors():
     with pytest.raises(ValueError, match="at least 5 learning rates, got 4"):
         fit.optimum(LRS[:4], np.ones(4))
+    for shape in ((6, len(LRS)), (2 * len(LRS),), (len(LRS), 2, 2), (len(LRS), 0)):  # (seeds, points) first
+        with pytest.raises(ValueError, match=r"losses must be \(points,\) or \(points, seeds\)"):
+            fit.optimum(LRS, np.ones(shape))
+    with pytest.raises(ValueError, match="losses must not be negative"):
+        fit.optimum(LRS, -np.ones(len(LRS)))
     with pytest.raises(ValueError, match="must be positive"):
         fit.optimum([-1, 1, 2, 3, 4], np.ones(5))

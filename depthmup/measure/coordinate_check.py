@@ -178,12 +178,11 @@ def coordinate_check(
 
     What is judged: the change of "hidden", except that of "logits" for the readout and scalars, and along depth for a
     branch norm's scale (it acts on the features mainly through random weights, whose sum over blocks has a slope of its
-    own). A judged group
-    that did not move is not ok: behind a readout that starts at 0 nothing moves in the first step, so take
-    steps=(2, 10) there. The other slopes are shown: those of logits along width are below 0 while 1/width noise still
-    adds to them.
-    Source: docs/rules.md section 0, last paragraph.
-    Raises ValueError if no axis has two values or a value is below 1.
+    own). A judged group that did not move is not ok: behind a readout that starts at 0 nothing moves in the first step,
+    so take steps=(2, 10) there. The other slopes are shown: those of logits along width are below 0 while 1/width noise
+    still adds to them. Source: docs/rules.md section 0, last paragraph.
+
+    Raises ValueError if no axis has two values, a value is below 1, or "hidden" or "logits" is missing.
     """
     axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
     axes = {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
