@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 import depthmup as dm
 from depthmup.data import digits
-from depthmup.models.residual_mlp import ResidualMLP
+from depthmup.models import ResidualMLP
 from depthmup.train import Hyper, TrialLoop, make_trainer
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64

@@ -42,7 +42,7 @@ def test_residual_mlp(scan):
         "read_in/kernel": "input",
         "read_in/bias": "vector",
         "readout/kernel": "readout",
-        "readout_bias": "scalar",
+        "readout/bias": "scalar",
     }
     for prefix in prefixes:
         expected |= {f"{prefix}/dense/kernel": "branch/hidden", f"{prefix}/dense/bias": "branch/vector"}

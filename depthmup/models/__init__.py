@@ -1,7 +1,35 @@
-"""Flax Linen models; each takes (inputs, ForwardFactors)."""
+"""Flax Linen models, NHWC; each takes (inputs, ForwardFactors, train=False)."""
 
-from depthmup.models.residual_mlp import ACTIVATIONS, ResidualMLP
+from depthmup.models.cnn import CNN, ResidualCNN
+from depthmup.models.layers import ACTIVATIONS, Model, stack_blocks, states, stationary_gain, unstack_blocks
+from depthmup.models.mlp import MLP, ResidualMLP
+from depthmup.models.resnet import ResNet, SimpleResNet, resnet
+from depthmup.models.vit import ViT
 
-MODELS = {"residual_mlp": ResidualMLP}
+MODELS: dict[str, type[Model]] = {
+    "mlp": MLP,
+    "residual_mlp": ResidualMLP,
+    "cnn": CNN,
+    "residual_cnn": ResidualCNN,
+    "simple_resnet": SimpleResNet,
+    "resnet": ResNet,
+    "vit": ViT,
+}
 
-__all__ = ["ACTIVATIONS", "MODELS", "ResidualMLP"]
+__all__ = [
+    "ACTIVATIONS",
+    "CNN",
+    "MLP",
+    "MODELS",
+    "Model",
+    "ResNet",
+    "ResidualCNN",
+    "ResidualMLP",
+    "SimpleResNet",
+    "ViT",
+    "resnet",
+    "stack_blocks",
+    "states",
+    "stationary_gain",
+    "unstack_blocks",
+]

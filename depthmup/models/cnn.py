@@ -1,0 +1,199 @@
+"""The convolutional networks of the AM-muP paper (B): plain, and residual with an identity skip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    Model,
+    Readout,
+    check_image,
+    check_kernel,
+    check_name,
+    conv,
+    fan_in_init,
+    norm,
+    stack,
+    stationary_gain,
+)
+from depthmup.parameterization import ForwardFactors, at_least_one
+
+
+class ConvLayer(nn.Module):
+    """W * phi(z); (batch, *space, C) -> (batch, *space, features)."""
+
+    features: int
+    kernel: int
+    padding: str
+    activation: str
+    gain: float
+    dtype: jnp.dtype | None
+
+    @nn.compact
+    def __call__(self, z: jax.Array) -> jax.Array:
+        z = ACTIVATIONS[self.activation](z)
+        init = fan_in_init(self.gain)
+        return conv(z, self.features, "conv", kernel=self.kernel, padding=self.padding, init=init, dtype=self.dtype)
+
+
+class CNN(Model):
+    """z^1 = W_1 * x;  z^{l+1} = W_{l+1} * phi(z^l), l = 1..depth-1;  logits = c W_out <phi(z^depth)>_space.
+
+    Paper B, section 4.2: homogeneous convolution + nonlinearity blocks, stride 1, global pooling, linear head; SGD
+    without momentum. He init, variance g / fan_in with fan_in = kernel^d C; g is 2 for ReLU, else `stationary_gain`.
+
+    Attributes: those of `Model`; width: C, the channels of a layer of multiplier 1; depth: L, the number of
+    convolutions, the first of which (`read_in`) reads the image, (batch, length, C) or (batch, height, width, C).
+      channels: multipliers of width, layer by layer, repeated from the start when there are more layers.
+      kernels: kernel sizes, in the same way.
+      padding: "circular" (the paper's, unless stated) or "zero".
+      gelu_variance: g for GELU; "stationary" 2.352, the fixed point of the variance map (a repelling one: ours), or
+        "paper" 2 sqrt(2) (Appendix D.1), under which the variance grows: 16 at layer 10 (docs/theory.md section 6).
+    """
+
+    residual: ClassVar[bool] = False
+    convolutional: ClassVar[bool] = True
+
+    channels: tuple[float, ...] = (1.0,)
+    kernels: tuple[int, ...] = (3,)
+    padding: str = "circular"
+    gelu_variance: str = "stationary"
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        space = check_image(shape, (1, 2))
+        check_name("gelu_variance", self.gelu_variance, ("paper", "stationary"))
+        for kernel in self.kernels:
+            check_kernel(space, kernel, self.padding)
+        for multiplier in self.channels:
+            if not multiplier > 0 or multiplier * self.width != round(multiplier * self.width):
+                raise ValueError(
+                    f"channels: {multiplier} x width {self.width} must be a whole number of channels above 0"
+                )
+        if not self.kernels or not self.channels:
+            raise ValueError("kernels and channels need at least one value")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        paper = self.activation == "gelu" and self.gelu_variance == "paper"
+        gain = 2 * 2**0.5 if paper else stationary_gain(self.activation)
+
+        def layer(i: int, name: str) -> ConvLayer:
+            features = round(self.width * self.channels[i % len(self.channels)])
+            kernel = self.kernels[i % len(self.kernels)]
+            return ConvLayer(features, kernel, self.padding, self.activation if i else "linear", gain, dtype, name=name)
+
+        z = layer(0, "read_in")(x)
+        self.sow("stream", "h", z)
+        if len(self.channels) == len(self.kernels) == 1:
+            z = stack(self, lambda name: layer(1, name), lambda layer, z: layer(z), z, self.depth - 1, scan=self.scan)
+        else:  # blocks that differ are not scanned
+            for i in range(1, self.depth):
+                z = layer(i, f"block_{i - 1}")(z)
+                self.sow("stream", "h", z)
+        self.sow_hidden(z)
+        pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))
+        return Readout(self.outputs, False, dtype, name="readout")(pooled, factors)
+
+
+class ConvBranch(nn.Module):
+    """W_m * s(... s(W_1 * s(z))), s = dropout(phi(norm(z))); (batch, *space, C) -> the same shape."""
+
+    activation: str
+    kernels: tuple[int, ...]
+    bottleneck: int
+    padding: str
+    norm: str
+    dropout: float
+    gain: float
+    zero_init: bool
+    dtype: jnp.dtype | None
+
+    @nn.compact
+    def __call__(self, z: jax.Array, train: bool) -> jax.Array:
+        width, last = z.shape[-1], len(self.kernels) - 1
+        for i, kernel in enumerate(self.kernels):
+            z = norm(z, self.norm, f"norm_{i}", train=train, dtype=self.dtype)
+            z = ACTIVATIONS[self.activation](z)
+            if i and self.dropout:
+                z = nn.Dropout(self.dropout, deterministic=not train)(z)
+            features = width if i == last else width // self.bottleneck
+            name = "last" if i == last else f"conv_{i}"
+            init = fan_in_init(0 if self.zero_init and i == last else self.gain)
+            z = conv(z, features, name, kernel=kernel, padding=self.padding, init=init, dtype=self.dtype)
+        return z
+
+
+class ResidualCNN(Model):
+    """z^l = z^{l-1} + b W_m * s(... s(W_1 * s(z^{l-1}))), l = 1..depth;  logits = c W_out <phi(z^depth)>.
+
+    Paper B, sections 3.2, 4.3 and Appendix C.1: identity skips, one width, no subsampling. z^0 = W_in * x with variance
+    1/fan_in (ours). Depth counts residual blocks, K: B's minimal depth; its plots also show "effective depth" 3 K.
+
+    Branch weights start with variance c / fan_in. The paper's c / (K fan_in) is the parameterization `am_mup` (branch
+    factor 1), which multiplies them by K^-alpha: alpha = 1/2 as in the paper, or 1 (B's released code has both), all of
+    them or with `branch_init="*/last/*"` the last of each branch only. Under `depth_mup` 1/sqrt(K) is the factor b.
+
+    Attributes: those of `Model`; width: C, 64 in the paper.
+      kernels: sizes of the branch's convolutions W_1..W_m; a 1 is a dense layer over the channels of each position.
+      bottleneck: W_1..W_{m-1} have width / bottleneck channels; the bottleneck block: kernels (1, 3, 1), bottleneck 4.
+      padding: "circular" (the paper's, unless stated) or "zero".
+      norm: "none", or "batch" for a batch norm before each nonlinearity of a branch.
+      dropout: rate of dropout between the convolutions of a branch (Appendix D.2; the rate is not given there: ours).
+      gain: c.
+      zero_init_branch: the last convolution of a branch starts at 0 (paper A, Appendix M).
+    """
+
+    convolutional: ClassVar[bool] = True
+
+    width: int = 64
+    depth: int = 8
+    kernels: tuple[int, ...] = (3, 3)
+    bottleneck: int = 1
+    padding: str = "circular"
+    norm: str = "none"
+    dropout: float = 0.0
+    gain: float = 2.0
+    zero_init_branch: bool = False
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        space = check_image(shape, (1, 2))
+        check_name("norm", self.norm, ("none", "batch"))
+        at_least_one("number of kernels", len(self.kernels))
+        for kernel in self.kernels:
+            check_kernel(space, kernel, self.padding)
+        if self.bottleneck < 1 or self.width % self.bottleneck:
+            raise ValueError(f"bottleneck {self.bottleneck} must divide the width {self.width}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.dropout and len(self.kernels) == 1:
+            raise ValueError("dropout acts between the convolutions of a branch: give kernels two sizes or more")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        z = conv(x, self.width, "read_in", padding=self.padding, dtype=dtype)
+        self.sow("stream", "h", z)
+        options = (self.activation, self.kernels, self.bottleneck, self.padding, self.norm, self.dropout)
+        z = stack(
+            self,
+            lambda name: ConvBranch(*options, self.gain, self.zero_init_branch, dtype, name=name),
+            lambda branch, z: z + jnp.asarray(factors.branch, z.dtype) * branch(z, train),
+            z,
+            self.depth,
+            scan=self.scan,
+        )
+        self.sow_hidden(z)
+        pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))
+        return Readout(self.outputs, False, dtype, name="readout")(pooled, factors)

@@ -1,0 +1,277 @@
+"""What the families have in common: activations, padded convolutions, norms, readout, stacks of blocks."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.parameterization import ForwardFactors, at_least_one, unknown
+
+PyTree = Any
+Initializer = Callable[..., jax.Array]
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "tanh": jnp.tanh,
+    "erf": jax.scipy.special.erf,
+    "gelu": functools.partial(nn.gelu, approximate=False),  # z Phi(z), as in the AM-muP paper's Appendix E
+    "linear": lambda h: h,
+}
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters
+PADDINGS = ("zero", "circular")
+
+
+def fan_in_init(gain: float = 1.0) -> Initializer:
+    """N(0, gain / fan_in)."""
+    return nn.initializers.variance_scaling(gain, "fan_in", "normal") if gain else nn.initializers.zeros
+
+
+@functools.cache
+def stationary_gain(activation: str) -> float:
+    """g = 1 / <phi(z)^2>, z ~ N(0, 1): weights of variance g / fan_in keep a pre-activation variance of 1.
+
+    He's 2 for ReLU, 2.352 for GELU (AM-muP paper, section 3.2; by Gauss-Hermite quadrature).
+    """
+    z, weights = np.polynomial.hermite_e.hermegauss(256)
+    with jax.ensure_compile_time_eval():
+        phi = np.asarray(ACTIVATIONS[activation](jnp.asarray(z)), np.float64)
+    return round(float(weights.sum() / (weights @ phi**2)), 6)
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Raises ValueError if `name` is not known."""
+    if name not in known:
+        raise unknown(what, name, known)
+
+
+def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple[int, ...]:
+    """Spatial sizes of (batch, *space, channels). Raises ValueError if there are not as many as the family takes."""
+    if len(shape) - 2 not in dimensions:
+        forms = {1: "(batch, length, channels)", 2: "(batch, height, width, channels)"}
+        raise ValueError(f"inputs must be {' or '.join(forms[d] for d in dimensions)}, got {tuple(shape)}")
+    return tuple(shape[1:-1])
+
+
+def check_kernel(space: Sequence[int], kernel: int, padding: str) -> None:
+    """Raises ValueError for an unknown padding or a kernel that does not fit the image."""
+    check_name("padding", padding, PADDINGS)
+    if kernel < 1:
+        raise ValueError(f"kernel size must be at least 1, got {kernel}")
+    if padding == "circular" and kernel // 2 > min(space):
+        raise ValueError(f"circular padding of a kernel of {kernel} needs images of {kernel // 2} or more, got {space}")
+
+
+def conv(
+    x: jax.Array,
+    features: int,
+    name: str,
+    *,
+    kernel: int = 3,
+    stride: int = 1,
+    padding: str = "zero",
+    init: Initializer | None = None,
+    dtype: Any = None,
+) -> jax.Array:
+    """A convolution without bias over all spatial axes; (batch, *space, C) -> (batch, *space / stride, features).
+
+    Output position o sees inputs stride * o - (kernel - 1) // 2 and on; "zero" outside, or "circular" (on a torus).
+    Source: docs/theory.md section 6; the padding of a strided one is PyTorch's.
+    """
+    axes = range(1, x.ndim - 1)
+    low, high = (kernel - 1) // 2, kernel // 2
+    space = x.shape[1:-1]
+    if padding == "circular" and kernel > 1:
+        for axis in axes:
+            size = x.shape[axis]
+            before = jax.lax.slice_in_dim(x, size - low, size, axis=axis)
+            after = jax.lax.slice_in_dim(x, 0, high, axis=axis)
+            x = jnp.concatenate([before, x, after], axis=axis)
+    # A circular one convolves the wrapped image with zeros around it and cuts them off: on CPU four times faster than
+    # a convolution without padding (docs/design.md section 3).
+    x = nn.Conv(
+        features,
+        (kernel,) * len(axes),
+        strides=stride,
+        padding=[(low, high)] * len(axes),
+        use_bias=False,
+        kernel_init=init or fan_in_init(),
+        dtype=dtype,
+        name=name,
+    )(x)
+    if padding == "circular" and kernel > 1:
+        for axis, size in zip(axes, space, strict=True):
+            x = jax.lax.slice_in_dim(x, low, low + size, axis=axis)
+    return x
+
+
+def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
+    """ "none"; "batch"; "layer": over the last axis of (batch, ..., width); "plane": over the space of each channel."""
+    if kind == "batch":
+        return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name)(x)
+    if kind == "plane":
+        return nn.GroupNorm(num_groups=None, group_size=1, epsilon=1e-5, dtype=dtype, name=name)(x)
+    if kind == "layer":
+        return nn.LayerNorm(epsilon=1e-6, dtype=dtype, name=name)(x)
+    return x
+
+
+class Readout(nn.Module):
+    """logits = output factor * W h + bias; (batch, features) -> (batch, outputs), in float32 or wider."""
+
+    outputs: int
+    use_bias: bool = False
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
+        kernel = self.param("kernel", fan_in_init(), (h.shape[-1], self.outputs))
+        h, kernel = nn.dtypes.promote_dtype(h, kernel, dtype=self.dtype)
+        logits = h @ kernel
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = jnp.asarray(factors.output, logits.dtype) * logits
+        if self.use_bias:
+            logits = logits + self.param("bias", nn.initializers.zeros, (self.outputs,))
+        return logits
+
+
+class Model(nn.Module):
+    """A family. What it is called with: (inputs (batch, ...), ForwardFactors, train=False) -> logits (batch, outputs).
+
+    The factors may be traced. `train` switches dropout on (it needs the PRNG "dropout") and lets batch norm use, and
+    update, the batch's statistics in the collection "batch_stats". Sown when these collections are mutable: "hidden",
+    the last state, (batch, ..., width), in "features"; "h", the tuple of all states h^0..h^L, in "stream".
+
+    Weights start as N(0, gain / fan_in) with gain 1 unless the family says otherwise, biases at 0, norms at the
+    identity: `rescale` turns that into a parameterization's init.
+
+    Attributes of all:
+      width, depth: as the family counts them.
+      outputs: number of logits.
+      activation: a name in `ACTIVATIONS`.
+      dtype: of the computation, "float32" or "bfloat16"; parameters, logits and the statistics of norms stay float32.
+      scan: equal blocks as one scanned block with stacked parameters `blocks/...` (compile time flat in depth), or
+        unrolled as `block_0`, `block_1`, ...; the same function, and `stack_blocks` converts the parameters. On a CPU
+        convolutions are to be unrolled: inside a loop XLA runs them 60 times slower (docs/design.md section 3).
+    """
+
+    residual: ClassVar[bool] = True  # are the blocks residual branches?
+    convolutional: ClassVar[bool] = False
+
+    width: int
+    depth: int
+    outputs: int = 10
+    activation: str = "relu"
+    dtype: str = "float32"
+    scan: bool = True
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raises ValueError if an attribute is out of range or does not fit inputs of this shape, (batch, ...)."""
+        at_least_one("width", self.width)
+        at_least_one("depth", self.depth)
+        check_name("activation", self.activation, ACTIVATIONS)
+        check_name("dtype", self.dtype, DTYPES)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of an attention head; 1 without attention."""
+        return 1
+
+    @property
+    def phi(self) -> Callable[[jax.Array], jax.Array]:
+        return ACTIVATIONS[self.activation]
+
+    def sow_hidden(self, h: jax.Array) -> None:
+        self.sow("features", "hidden", h, reduce_fn=lambda _, new: new, init_fn=lambda: None)
+
+
+def stack(
+    parent: nn.Module,
+    make: Callable[[str], nn.Module],
+    call: Callable[[nn.Module, jax.Array], jax.Array],
+    h: jax.Array,
+    count: int,
+    *,
+    scan: bool,
+    first: int = 0,
+    scanned: str = "blocks",
+) -> jax.Array:
+    """h <- call(make("block_i"), h) for i = first .. first + count - 1, or scanned over one make(`scanned`).
+
+    The blocks must be equal. Each state is sown by `parent` as "h" in the collection "stream".
+    """
+    if scan and count:
+        keep = parent.is_mutable_collection("stream")
+
+        def body(module: nn.Module, h: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+            h = call(module, h)
+            return h, h if keep else None
+
+        blocks = nn.scan(
+            body,
+            variable_axes={"params": 0, "batch_stats": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=count,
+        )
+        h, states = blocks(make(scanned), h)
+        for state in states if states is not None else ():
+            parent.sow("stream", "h", state)
+        return h
+    for i in range(first, first + count):
+        h = call(make(f"block_{i}"), h)
+        parent.sow("stream", "h", h)
+    return h
+
+
+def states(sown: PyTree) -> list[jax.Array]:
+    """h^0 .. h^L from the collection "stream"."""
+    if not isinstance(sown, Mapping):
+        return list(sown)
+    return [h for name in sorted(sown, key=natural) for h in states(sown[name])]
+
+
+def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *leaves: jnp.stack(leaves)) -> PyTree:
+    """The tree of an unrolled model (parameters, gradients, batch statistics) as that of the scanned one.
+
+    like: the scanned model's tree, arrays or shapes: where it has `blocks`, the next unrolled `block_i` are joined.
+    """
+    result, following = {}, 0
+    if not isinstance(like, Mapping):
+        return tree
+    for name in sorted(like, key=natural):
+        if re.fullmatch(r"blocks(_\d+)?", name):
+            count = jax.tree.leaves(like[name])[0].shape[0]
+            blocks = [tree[f"block_{following + i}"] for i in range(count)]
+            result[name] = jax.tree.map(join, *blocks)
+            following += count
+        else:
+            result[name] = stack_blocks(tree[name], like[name], join)
+            following += bool(re.fullmatch(r"block_\d+", name))
+    return result
+
+
+def unstack_blocks(tree: PyTree) -> PyTree:
+    """The tree of a scanned model as that of the unrolled one; undoes `stack_blocks`."""
+    if not isinstance(tree, Mapping):
+        return tree
+    result, following = {}, 0
+    for name in sorted(tree, key=natural):
+        if re.fullmatch(r"blocks(_\d+)?", name):
+            count = jax.tree.leaves(tree[name])[0].shape[0]
+            for i in range(count):
+                result[f"block_{following + i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], tree[name])
+            following += count
+        else:
+            result[name] = unstack_blocks(tree[name])
+            following += bool(re.fullmatch(r"block_\d+", name))
+    return result
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key under which block_2 comes before block_10, and block_0 before blocks."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

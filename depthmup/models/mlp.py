@@ -1,0 +1,133 @@
+"""The plain and the residual MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    Model,
+    Readout,
+    check_name,
+    fan_in_init,
+    norm,
+    stack,
+    stationary_gain,
+)
+from depthmup.parameterization import ForwardFactors
+
+
+class PlainLayer(nn.Module):
+    """W phi(z) + bias; (batch, width) -> (batch, width)."""
+
+    activation: str
+    use_bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, z: jax.Array) -> jax.Array:
+        init = fan_in_init(stationary_gain(self.activation))
+        dense = nn.Dense(z.shape[-1], use_bias=self.use_bias, kernel_init=init, dtype=self.dtype, name="dense")
+        return dense(ACTIVATIONS[self.activation](z))
+
+
+class MLP(Model):
+    """z^1 = W_1 x;  z^{l+1} = W_{l+1} phi(z^l), l = 1..depth-1;  logits = c W_out phi(z^depth).
+
+    The plain network whose learning rate goes as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
+    He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
+
+    Attributes: those of `Model`; width: N; depth: L, the number of hidden layers, the first of which (`read_in`) reads
+    the input. use_bias: biases everywhere.
+    """
+
+    residual: ClassVar[bool] = False
+
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        init = fan_in_init(stationary_gain(self.activation))
+        x = x.reshape(len(x), -1)
+        z = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=init, dtype=dtype, name="read_in")(x)
+        self.sow("stream", "h", z)
+        z = stack(
+            self,
+            lambda name: PlainLayer(self.activation, self.use_bias, dtype, name=name),
+            lambda layer, z: layer(z),
+            z,
+            self.depth - 1,
+            scan=self.scan,
+        )
+        self.sow_hidden(z)
+        return Readout(self.outputs, self.use_bias, dtype, name="readout")(self.phi(z), factors)
+
+
+class Branch(nn.Module):
+    """f(h) = W phi(norm(h)) + bias; (batch, width) -> (batch, width)."""
+
+    activation: str
+    use_bias: bool
+    norm: str
+    kernel_init: nn.initializers.Initializer
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: jax.Array) -> jax.Array:
+        x = norm(h, self.norm, "norm", train=False, dtype=self.dtype)
+        x = ACTIVATIONS[self.activation](x)
+        dense = nn.Dense(
+            h.shape[-1], use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype, name="dense"
+        )
+        return dense(x)
+
+
+class ResidualMLP(Model):
+    """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
+
+    docs/theory.md section 0 (paper A, equation 1).
+
+    Attributes: those of `Model`; width: N; depth: L, the number of residual branches.
+      use_bias: a bias in the branches, the read-in and the readout (the latter added after the output factor).
+      norm: "none", or "layer" for a LayerNorm at the entry of each branch.
+      readout: "phi" (psi = the activation) or "linear" (psi = identity).
+      zero_init_branch: branches start at 0 (paper A, Appendix M).
+    """
+
+    use_bias: bool = False
+    norm: str = "none"
+    readout: str = "phi"
+    zero_init_branch: bool = False
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        check_name("norm", self.norm, ("none", "layer"))
+        check_name("readout", self.readout, ("phi", "linear"))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        x = x.reshape(len(x), -1)
+        h = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=fan_in_init(), dtype=dtype, name="read_in")(x)
+        self.sow("stream", "h", h)
+        init = fan_in_init(0 if self.zero_init_branch else 1)
+        h = stack(
+            self,
+            lambda name: Branch(self.activation, self.use_bias, self.norm, init, dtype, name=name),
+            lambda branch, h: h + jnp.asarray(factors.branch, h.dtype) * branch(h),
+            h,
+            self.depth,
+            scan=self.scan,
+        )
+        self.sow_hidden(h)
+        psi = self.phi(h) if self.readout == "phi" else h
+        return Readout(self.outputs, self.use_bias, dtype, name="readout")(psi, factors)

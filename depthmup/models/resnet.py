@@ -1,0 +1,258 @@
+"""The residual networks of the depthwise-transfer paper (A): the simplified one and that of He et al."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    Model,
+    Readout,
+    check_image,
+    check_kernel,
+    check_name,
+    conv,
+    fan_in_init,
+    norm,
+    stack,
+)
+from depthmup.parameterization import ForwardFactors, at_least_one
+
+STAGES = 4  # of SimpleResNet: three poolings between them
+IMAGENET = {18: (2, (1, 1, 1, 1), False), 34: (1, (3, 4, 6, 3), False), 50: (1, (3, 4, 6, 3), True)}
+
+
+class SimpleBranch(nn.Module):
+    """norm(W * phi(h)); (batch, height, width, C) -> the same shape."""
+
+    activation: str
+    norm: str
+    padding: str
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: jax.Array, train: bool) -> jax.Array:
+        x = ACTIVATIONS[self.activation](h)
+        init = fan_in_init(0 if self.zero_init else 1)
+        x = conv(x, h.shape[-1], "conv", padding=self.padding, init=init, dtype=self.dtype)
+        return norm(x, self.norm, "norm", train=train, dtype=self.dtype)
+
+
+class SimpleResNet(Model):
+    """h^0 = W_in * x;  h^{l+1} = h^l + b W^l * phi(h^l);  logits = c W_out flatten(phi(h^depth)).
+
+    Paper A, Appendix A.1: one 3x3 convolution of stride 1 per residual block, no normalization. After blocks
+    round(i depth / 4), i = 1, 2, 3, the image is pooled by 2 and a 3x3 convolution outside the branches (linear: ours)
+    doubles the channels. The activation before the readout is ours (the paper's formula is lost).
+
+    Attributes: those of `Model`; width: channels of the last stage, 8 times those of the first; depth: residual blocks,
+    3 or more. With scan, the blocks between two poolings are one scanned `blocks_0` .. `blocks_3`.
+      pool: "average" or "max" (the paper's text says both).
+      count: what the branch factor counts: "blocks", or "layers", the paper's, all weight layers (blocks + 5: with the
+        read-in, three doublings and readout; ours), by an extra factor sqrt(depth / layers), which goes to 1.
+      padding: "zero" or "circular".
+      norm: "none" (the paper's), or "batch" for a batch norm after each convolution of a branch.
+      zero_init_branch: branches start at 0 (Appendix M).
+    """
+
+    convolutional: ClassVar[bool] = True
+
+    pool: str = "average"
+    count: str = "blocks"
+    padding: str = "zero"
+    norm: str = "none"
+    zero_init_branch: bool = False
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        space = check_image(shape)
+        check_name("pool", self.pool, ("average", "max"))
+        check_name("count", self.count, ("blocks", "layers"))
+        check_name("norm", self.norm, ("none", "batch"))
+        check_kernel(space, 3, self.padding)
+        if self.depth < STAGES - 1:
+            raise ValueError(f"SimpleResNet needs a depth of {STAGES - 1} or more blocks, got {self.depth}")
+        if self.width % 2 ** (STAGES - 1):
+            raise ValueError(f"SimpleResNet doubles its channels three times: width {self.width} must divide by 8")
+        if min(space) < 2 ** (STAGES - 1):
+            raise ValueError(f"SimpleResNet pools three times: images must be 8x8 or larger, got {space}")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        branch_factor = factors.branch
+        if self.count == "layers":
+            branch_factor = branch_factor * math.sqrt(self.depth / (self.depth + STAGES + 1))
+        pool = nn.avg_pool if self.pool == "average" else nn.max_pool
+        channels = self.width // 2 ** (STAGES - 1)
+        h = conv(x, channels, "read_in", padding=self.padding, dtype=dtype)
+        self.sow("stream", "h", h)
+        bounds = [0, *(round(i * self.depth / STAGES) for i in range(1, STAGES)), self.depth]
+        for stage in range(STAGES):
+            if stage:
+                h = pool(h, (2, 2), strides=(2, 2))
+                h = conv(h, 2 * h.shape[-1], f"double_{stage}", padding=self.padding, dtype=dtype)
+            h = stack(
+                self,
+                lambda name: SimpleBranch(
+                    self.activation, self.norm, self.padding, self.zero_init_branch, dtype, name=name
+                ),
+                lambda branch, h: h + jnp.asarray(branch_factor, h.dtype) * branch(h, train),
+                h,
+                bounds[stage + 1] - bounds[stage],
+                first=bounds[stage],
+                scan=self.scan,
+                scanned=f"blocks_{stage}",
+            )
+        self.sow_hidden(h)
+        return Readout(self.outputs, False, dtype, name="readout")(self.phi(h).reshape(len(h), -1), factors)
+
+
+class ResNetBlock(nn.Module):
+    """phi(shortcut(h) + b f(h)), f = conv norm phi conv norm; a projection where the shape changes."""
+
+    features: int
+    stride: int
+    bottleneck: bool
+    activation: str
+    norm: str
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: jax.Array, branch_factor: jax.Array | float, train: bool) -> jax.Array:
+        phi = ACTIVATIONS[self.activation]
+
+        def conv_norm(x: jax.Array, features: int, kernel: int, stride: int, suffix: str, gain: float = 1) -> jax.Array:
+            init = fan_in_init(gain)
+            x = conv(x, features, f"conv_{suffix}", kernel=kernel, stride=stride, init=init, dtype=self.dtype)
+            return norm(x, plane(self.norm), f"norm_{suffix}", train=train, dtype=self.dtype)
+
+        # (output channels, kernel, stride) of each convolution of the branch
+        if self.bottleneck:
+            layers = [(self.features // 4, 1, 1), (self.features // 4, 3, self.stride), (self.features, 1, 1)]
+        else:
+            layers = [(self.features, 3, self.stride), (self.features, 3, 1)]
+        x = h
+        for i, (features, kernel, stride) in enumerate(layers):
+            last = i == len(layers) - 1
+            x = conv_norm(x, features, kernel, stride, str(i), 0 if last and self.zero_init else 1)
+            x = x if last else phi(x)
+        if self.stride > 1 or h.shape[-1] != self.features:
+            h = conv_norm(h, self.features, 1, self.stride, "shortcut")
+        return phi(h + jnp.asarray(branch_factor, h.dtype) * x)
+
+
+def plane(kind: str) -> str:
+    """ResNet's name of a norm as `layers.norm` has it: its layer norm is over each channel's plane."""
+    return "plane" if kind == "layer" else kind
+
+
+class Stage(nn.Module):
+    """`blocks` blocks of one size: `block_0`, which may change the shape, and those after it."""
+
+    blocks: int
+    features: int
+    stride: int
+    options: tuple[Any, ...]
+    scan: bool
+
+    @nn.compact
+    def __call__(self, h: jax.Array, branch_factor: jax.Array | float, train: bool) -> jax.Array:
+        h = ResNetBlock(self.features, self.stride, *self.options, name="block_0")(h, branch_factor, train)
+        self.sow("stream", "h", h)
+        return stack(
+            self,
+            lambda name: ResNetBlock(self.features, 1, *self.options, name=name),
+            lambda block, h: block(h, branch_factor, train),
+            h,
+            self.blocks - 1,
+            scan=self.scan,
+            first=1,
+        )
+
+
+class ResNet(Model):
+    """The residual network of He et al. with a factor on each branch: h <- phi(shortcut(h) + b f(h)); paper A, A.2.
+
+    A stage has depth * stages[i] blocks; each after the first halves the image, by stride 2 in its first block, and
+    doubles the channels, by a 1x1 projection shortcut. Global average pooling, readout with a bias. With the branch
+    factor 1 (`mup`, `sp`) it is the usual ResNet.
+
+    Attributes: those of `Model`; width: channels of the first stage before a bottleneck's expansion, so width 128 is
+    ResNet-18's with width multiplier 2; depth: multiple of `stages`. `resnet` makes the standard sizes.
+      stages: blocks per unit of depth; CIFAR's 6n + 2 layers are stages (1, 1, 1), depth n.
+      bottleneck: blocks of 1x1, 3x3, 1x1 convolutions with 4 x the channels, as in ResNet-50, instead of two 3x3.
+      stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 with stride 2 and 3x3 max pooling.
+      norm: after each convolution; "batch", "layer" (over each channel's plane; scale and offset per channel: ours) or
+        "none".
+      zero_init_branch: the last convolution of a branch starts at 0 (Appendix M).
+    """
+
+    convolutional: ClassVar[bool] = True
+
+    stages: tuple[int, ...] = (1, 1, 1)
+    bottleneck: bool = False
+    stem: str = "cifar"
+    norm: str = "batch"
+    zero_init_branch: bool = False
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        space = check_image(shape)
+        check_name("stem", self.stem, ("cifar", "imagenet"))
+        check_name("norm", self.norm, ("batch", "layer", "none"))
+        for blocks in (len(self.stages), *self.stages):
+            at_least_one("stages", blocks)
+        halvings = len(self.stages) - 1 + (2 if self.stem == "imagenet" else 0)
+        smallest = 2**halvings * (2 if self.norm == "layer" else 1)
+        if min(space) < smallest:
+            why = "; a layer norm over one pixel is 0" if self.norm == "layer" else ""
+            raise ValueError(
+                f"ResNet halves the image {halvings} times: images must be {smallest}x{smallest} or larger, got {space}"
+                + why
+            )
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype = DTYPES[self.dtype]
+        kernel, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+        h = conv(x, self.width, "read_in", kernel=kernel, stride=stride, dtype=dtype)
+        h = self.phi(norm(h, plane(self.norm), "read_in_norm", train=train, dtype=dtype))
+        if self.stem == "imagenet":
+            h = nn.max_pool(h, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        self.sow("stream", "h", h)
+        for i, blocks in enumerate(self.stages):
+            features = self.width * 2**i * (4 if self.bottleneck else 1)
+            options = (self.bottleneck, self.activation, self.norm, self.zero_init_branch, dtype)
+            h = Stage(blocks * self.depth, features, 2 if i else 1, options, self.scan, name=f"stage_{i}")(
+                h, factors.branch, train
+            )
+        self.sow_hidden(h)
+        return Readout(self.outputs, True, dtype, name="readout")(h.mean(axis=(1, 2)), factors)
+
+
+def resnet(layers: int, width_multiplier: float = 1, **attributes: Any) -> ResNet:
+    """A standard size by its number of layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+
+    width_multiplier: times 64 channels for ImageNet, 16 for CIFAR. attributes: of `ResNet`.
+    Raises ValueError for another number of layers.
+    """
+    if layers in IMAGENET:
+        depth, stages, bottleneck = IMAGENET[layers]
+        channels, shape = 64, {"depth": depth, "stages": stages, "bottleneck": bottleneck, "stem": "imagenet"}
+    elif layers >= 8 and layers % 6 == 2:
+        channels, shape = 16, {"depth": (layers - 2) // 6, "stages": (1, 1, 1), "stem": "cifar"}
+    else:
+        raise ValueError(f"no ResNet of {layers} layers: give {', '.join(map(str, IMAGENET))}, or 6n + 2")
+    return ResNet(**{"width": round(channels * width_multiplier), **shape, **attributes})

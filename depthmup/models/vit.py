@@ -1,0 +1,156 @@
+"""The Vision Transformer of the depthwise-transfer paper (A)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    Model,
+    Readout,
+    check_image,
+    check_name,
+    fan_in_init,
+    norm,
+    stack,
+)
+from depthmup.parameterization import ForwardFactors, at_least_one
+
+
+class Attention(nn.Module):
+    """softmax(a q . k) v, per head, then the output projection; (batch, tokens, width) -> the same shape."""
+
+    heads: int
+    use_bias: bool
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, attention_factor: Any) -> jax.Array:
+        width = x.shape[-1]
+
+        def project(name: str, gain: float) -> jax.Array:
+            shape = (self.heads, width // self.heads)
+            return nn.DenseGeneral(
+                shape, use_bias=self.use_bias, kernel_init=fan_in_init(gain), dtype=self.dtype, name=name
+            )(x)
+
+        q, k, v = project("query", 0), project("key", 1), project("value", 1)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+        weights = nn.softmax(jnp.asarray(attention_factor, scores.dtype) * scores).astype(v.dtype)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        return nn.DenseGeneral(
+            width,
+            axis=(-2, -1),
+            use_bias=self.use_bias,
+            kernel_init=fan_in_init(0 if self.zero_init else 1),
+            dtype=self.dtype,
+            name="out",
+        )(mixed)
+
+
+class TransformerBlock(nn.Module):
+    """h <- h + b attention(norm(h));  h <- h + b W_2 phi(W_1 norm(h)); (batch, tokens, width) -> the same shape."""
+
+    heads: int
+    mlp_ratio: int
+    activation: str
+    norm: str
+    use_bias: bool
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
+        width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
+        x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
+        attention = Attention(self.heads, self.use_bias, self.zero_init, self.dtype, name="attention")
+        h = h + b * attention(x, factors.attention)
+        x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
+
+        def dense(x: jax.Array, features: int, gain: float, name: str) -> jax.Array:
+            init = fan_in_init(gain)
+            return nn.Dense(features, use_bias=self.use_bias, kernel_init=init, dtype=self.dtype, name=name)(x)
+
+        x = ACTIVATIONS[self.activation](dense(x, self.mlp_ratio * width, 1, "mlp_in"))
+        # Variance 1/width, not 1/fan_in: "all the other weights ... standard deviation" width^-1/2.
+        return h + b * dense(x, width, 0 if self.zero_init else self.mlp_ratio, "mlp_out")
+
+
+class ViT(Model):
+    """Patch embedding, class token, learned positions, depth x (attention, MLP), norm, readout; paper A, Appendix A.3.
+
+    Each block has two residual branches, both multiplied by the branch factor, pre-LN or without norm. Attention is
+    softmax(a q . k) with the parameterization's attention factor a: the paper's 1/head_dim with base_head_dim 1; so
+    give `forward_factors(..., head_dim=model.head_dim)`. Queries start at 0, other weights of the blocks at variance 1/width
+    (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token and
+    positions at standard deviation .02 whatever the width (ours), biases at 0.
+
+    Attributes: those of `Model`; width; depth: blocks (so 2 depth residual branches); activation: "gelu".
+      heads: their number, fixed, so that head_dim = width / heads grows with width.
+      patch: side of a patch in pixels, which must divide the image's.
+      mlp_ratio: hidden units of the MLP over width.
+      norm: "layer" or "none" (then none before the readout either).
+      pool: "cls" (class token) or "mean" (of the tokens).
+      use_bias: biases everywhere, that of the readout after the output factor.
+      zero_init_branch: both branches start at 0 (Appendix M).
+    """
+
+    activation: str = "gelu"
+    heads: int = 4
+    patch: int = 4
+    mlp_ratio: int = 4
+    norm: str = "layer"
+    pool: str = "cls"
+    use_bias: bool = True
+    zero_init_branch: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        space = check_image(shape)
+        check_name("norm", self.norm, ("layer", "none"))
+        check_name("pool", self.pool, ("cls", "mean"))
+        for what in ("heads", "patch", "mlp_ratio"):
+            at_least_one(what, getattr(self, what))
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide the width: {self.heads} heads, width {self.width}")
+        if any(side % self.patch for side in space):
+            raise ValueError(f"patch must divide the image: patches of {self.patch}x{self.patch}, image of {space}")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype, side = DTYPES[self.dtype], (self.patch, self.patch)
+        embed = nn.Conv(self.width, side, side, padding="VALID", use_bias=self.use_bias, kernel_init=fan_in_init(),
+                        dtype=dtype, name="embed")  # fmt: skip
+        h = embed(x).reshape(len(x), -1, self.width)
+        constant = nn.initializers.normal(0.02)
+        if self.pool == "cls":
+            token = self.param("class_token", constant, (1, 1, self.width)).astype(h.dtype)
+            h = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), h], axis=1)
+        h = h + self.param("positions", constant, h.shape[1:]).astype(h.dtype)
+        self.sow("stream", "h", h)
+        options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
+        h = stack(
+            self,
+            lambda name: TransformerBlock(*options, name=name),
+            lambda block, h: block(h, factors),
+            h,
+            self.depth,
+            scan=self.scan,
+        )
+        self.sow_hidden(h)
+        h = norm(h, self.norm, "final_norm", train=train, dtype=dtype)
+        h = h[:, 0] if self.pool == "cls" else h.mean(axis=1)
+        return Readout(self.outputs, self.use_bias, dtype, name="readout")(h, factors)
