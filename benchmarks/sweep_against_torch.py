@@ -44,8 +44,8 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result
 
 def ours(dataset: Dataset) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
-    model = ModelSettings("residual_mlp", WIDTH, DEPTH, "relu", use_bias=False, norm="none", readout="phi")
-    p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, gamma0=1.0, beta0=1.0, lr_depth=None)
+    model = ModelSettings("residual_mlp", WIDTH, DEPTH, {})
+    p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, 1.0, 1.0, None, "*")
     sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
     start = time.perf_counter()
     problem = Problem(dataset, STEPS, "constant")

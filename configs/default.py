@@ -1,22 +1,96 @@
 """Every key there is, with its meaning. Other configs override this one: they add no key.
 
 python main.py explain --config=configs/default.py
+python main.py explain --config=configs/default.py:vit        (another family of models)
 """
 
 from ml_collections import config_dict
 
-
-def get_config() -> config_dict.ConfigDict:
-    config = config_dict.ConfigDict()
-
-    config.model = dict(
-        name="residual_mlp",  # the model family
+# The families of models and what only they have; their classes in depthmup/models say more.
+FAMILIES = dict(
+    mlp=dict(  # plain
+        width=128,
+        depth=4,  # hidden layers
+        use_bias=False,  # biases everywhere
+    ),
+    residual_mlp=dict(
         width=128,  # N
         depth=8,  # L, the number of residual branches
-        activation="relu",  # relu | tanh | erf | gelu | linear
         use_bias=False,  # biases in read-in, branches and readout
         norm="none",  # none | layer: a LayerNorm at the entry of each branch
         readout="phi",  # phi: the activation acts before the readout | linear
+        zero_init_branch=False,  # branches start at 0
+    ),
+    cnn=dict(  # plain convolutions of stride 1 (AM-muP paper, 4.2)
+        width=32,  # channels
+        depth=4,  # convolutions
+        channels=(1.0,),  # multipliers of width, layer by layer, repeated
+        kernels=(3,),  # sizes, layer by layer, repeated
+        padding="circular",  # circular | zero
+        gelu_variance="stationary",  # initial variance for gelu: stationary (2.352 / fan_in) | paper (2.828 / fan_in)
+    ),
+    residual_cnn=dict(  # residual blocks of convolutions of stride 1 (AM-muP paper, 4.3)
+        width=64,  # channels
+        depth=4,  # residual blocks
+        kernels=(3, 3),  # sizes of the convolutions in a branch; 1 is a dense layer over channels
+        bottleneck=1,  # all but the last have width / bottleneck channels
+        padding="circular",  # circular | zero
+        norm="none",  # none | batch: before each nonlinearity of a branch
+        dropout=0.0,  # rate, between the convolutions of a branch
+        gain=2.0,  # c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))
+        zero_init_branch=False,
+    ),
+    simple_resnet=dict(  # depthwise-transfer paper, A.1
+        width=128,  # channels of the last stage, 8 times those of the first
+        depth=4,  # residual blocks of one convolution, 3 or more
+        pool="average",  # average | max, three times
+        count="blocks",  # what the branch factor counts: blocks | layers (the paper's)
+        padding="zero",  # zero | circular
+        norm="none",  # none | batch: after each convolution of a branch
+        zero_init_branch=False,
+    ),
+    resnet=dict(  # of He et al. (depthwise-transfer paper, A.2)
+        width=16,  # channels of the first stage
+        depth=1,  # residual blocks are depth x stages
+        stages=(
+            1,
+            1,
+            1,
+        ),  # (1, 1, 1): CIFAR's 6n + 2 layers | (1, 1, 1, 1): ResNet-18 at depth 2 | (3, 4, 6, 3): 34, 50
+        bottleneck=False,  # blocks of 1x1, 3x3, 1x1 convolutions, as in ResNet-50
+        stem="cifar",  # cifar: 3x3 convolution | imagenet: 7x7 of stride 2 and max pooling
+        norm="batch",  # batch | layer (over each channel's plane) | none
+        zero_init_branch=False,
+    ),
+    vit=dict(  # Vision Transformer (depthwise-transfer paper, A.3)
+        width=64,
+        depth=4,  # blocks of attention and MLP, two residual branches each
+        heads=4,  # fixed: the head size grows with width
+        patch=2,  # side of a patch in pixels
+        mlp_ratio=4,  # hidden units of the MLP over width
+        norm="layer",  # layer | none
+        pool="cls",  # cls: class token | mean: of the tokens
+        use_bias=True,
+        zero_init_branch=False,
+    ),
+)
+# Shapes of main.py check where they are not those of the residual MLP: convolutions are dear, and small images leave
+# room for little depth.
+CHECKS: dict = {}
+
+
+def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
+    """model: a family; give it behind a colon, --config=configs/default.py:vit."""
+    if model not in FAMILIES:
+        raise ValueError(f"unknown model family {model!r} behind the colon of --config (known: {', '.join(FAMILIES)})")
+    config = config_dict.ConfigDict()
+
+    config.model = dict(
+        name=model,
+        activation="gelu" if model == "vit" else "relu",  # relu | tanh | erf | gelu | linear
+        dtype="float32",  # of the computation: float32 | bfloat16; parameters are float32
+        scan=config_dict.placeholder(bool),  # blocks in one scanned loop; unset: yes, but not convolutions on a CPU
+        **FAMILIES[model],
     )
 
     config.parameterization = dict(
@@ -28,6 +102,7 @@ def get_config() -> config_dict.ConfigDict:
         gamma0=1.0,  # richness: the output is divided by it
         beta0=1.0,  # branch multiplier at the base depth
         lr_depth=config_dict.placeholder(float),  # am_mup: exponent of its LR in depth (its own is -3/2)
+        branch_init="*",  # am_mup: glob of the branch weights whose initial variance falls with depth
     )
 
     config.optimizer = dict(
@@ -41,7 +116,7 @@ def get_config() -> config_dict.ConfigDict:
     )
 
     config.data = dict(
-        name="digits",  # digits: 1,797 images of 8x8 pixels inside scikit-learn
+        name="digits",  # digits: 1,797 images of 8x8x1 pixels inside scikit-learn
         batch_size=64,
         seed=0,  # of the order of the examples, the same for all trials
     )
@@ -76,4 +151,5 @@ def get_config() -> config_dict.ConfigDict:
         batch_size=32,
         tolerance=0.1,  # a slope beyond this is not ok
     )
+    config.check.update(CHECKS.get(model, {}))
     return config

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fnmatch
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -121,6 +122,7 @@ class Parameterization:
     gamma0: float = 1.0
     beta0: float = 1.0
     lr_depth: float | None = None
+    branch_init: str = "*"
     form: str = "mup"
 
     def __post_init__(self) -> None:
@@ -138,6 +140,8 @@ class Parameterization:
             )
         if self.lr_depth is not None and self.table.lr_depth is None:
             raise ValueError(f"lr_depth is a setting of am_mup only, not of {self.name!r}")
+        if self.branch_init != "*" and self.table.lr_depth is None:
+            raise ValueError(f"branch_init is a setting of am_mup only, not of {self.name!r}")
         for own in ("alpha", "lr_depth"):
             if getattr(self, own) is None:
                 object.__setattr__(self, own, getattr(self.table, own))
@@ -172,12 +176,21 @@ class Parameterization:
         )
 
     def leaf(
-        self, *, role: str, in_branch: bool, width: float, depth: float, fan_in: float, family: str = "sgd"
+        self,
+        *,
+        role: str,
+        in_branch: bool,
+        width: float,
+        depth: float,
+        fan_in: float,
+        family: str = "sgd",
+        path: str = "",
     ) -> LeafFactors:
         """Factors of one parameter: its row of the table, then the storage form's exact rescaling.
 
         role: one of ROLES. in_branch: is it inside a residual branch? fan_in: at this width (for the storage form
         "canonical" only). family: "sgd" (also momentum) or "adam" (also AdamW, Lion and other sign-like updates).
+        path: the parameter's, which `branch_init` is matched with.
         Raises ValueError for an unknown role or family, or one for which the parameterization is not defined.
         """
         if role not in ROLES:
@@ -204,7 +217,7 @@ class Parameterization:
         if self.lr_depth is not None:
             lr *= m_L**self.lr_depth
             decay /= m_L**self.lr_depth
-            if in_branch and role not in ("vector", "scalar"):
+            if in_branch and role not in ("vector", "scalar") and fnmatch.fnmatchcase(path, self.branch_init):
                 init *= m_L**-self.alpha  # type: ignore[operator]
         elif in_branch and self.alpha is not None:
             depth_lr = m_L ** (self.alpha - 1 if adam else 2 * self.alpha - 1)
@@ -268,6 +281,7 @@ def parameterization(
     gamma0: float = 1.0,
     beta0: float = 1.0,
     lr_depth: float | None = None,
+    branch_init: str = "*",
 ) -> Parameterization:
     """A parameterization by name.
 
@@ -281,7 +295,9 @@ def parameterization(
       gamma0: richness: the output is divided by it; small is lazy.
       beta0: branch multiplier at the base depth.
       lr_depth: "am_mup" only, the exponent of its learning rate in depth, by default -3/2.
+      branch_init: "am_mup" only, glob of the paths of the branch weights whose initial standard deviation gets
+        m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
 
     Raises ValueError for an unknown name or a value out of range.
     """
-    return Parameterization(name, base_width, base_depth, base_head_dim, alpha, gamma0, beta0, lr_depth)
+    return Parameterization(name, base_width, base_depth, base_head_dim, alpha, gamma0, beta0, lr_depth, branch_init)

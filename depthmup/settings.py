@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from depthmup.fit.optimum import WINDOW
+from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
 
@@ -20,13 +21,15 @@ class SettingsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
+    """options: the family's other attributes (those of the class MODELS[name])."""
+
     name: str
     width: int
     depth: int
-    activation: str
-    use_bias: bool
-    norm: str
-    readout: str
+    options: Mapping[str, Any]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.width, self.depth, *sorted(self.options.items())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,7 @@ class ParameterizationSettings:
     gamma0: float
     beta0: float
     lr_depth: float | None
+    branch_init: str
 
     def build(self) -> Parameterization:
         return parameterization(**dataclasses.asdict(self))
@@ -193,8 +197,34 @@ def from_config(config: Mapping[str, Any]) -> Settings:
     return _convert(Settings, config, "config")
 
 
+def _model(value: Any, key: str) -> ModelSettings:
+    """The model's settings: name, width, depth, and the attributes of its family with the types of their defaults."""
+    name = _convert(str, dict(value).get("name"), f"{key}.name")
+    if name not in MODELS:
+        raise SettingsError(str(unknown("model.name", name, MODELS)))
+    kinds: dict[str, Any] = {"name": str, "width": int, "depth": int, **MODELS[name].option_types()}
+    for option in value:
+        if option not in kinds:
+            owners = [family for family, model in MODELS.items() if option in model.option_types()]
+            if owners:
+                raise SettingsError(
+                    f"{key}.{option} is a setting of {', '.join(owners)}, not of {name}: choose the family by the "
+                    f"config, --config=configs/default.py:{owners[0]}"
+                )
+            raise _error(key, unknown("key", f"{key}.{option}", [f"{key}.{k}" for k in kinds]))
+    missing = sorted(kinds.keys() - set(value))
+    if missing:
+        raise SettingsError(
+            f"{key}.{missing[0]} is missing: override configs/default.py:{name} instead of starting anew"
+        )
+    values = {option: _convert(kind, value[option], f"{key}.{option}") for option, kind in kinds.items()}
+    return ModelSettings(values.pop("name"), values.pop("width"), values.pop("depth"), values)
+
+
 def _convert(kind: Any, value: Any, key: str) -> Any:
     """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
+    if kind is ModelSettings and hasattr(value, "keys"):
+        return _model(value, key)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not hasattr(value, "keys"):
             raise SettingsError(f"{key} must have keys of its own, got {value!r}")

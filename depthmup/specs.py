@@ -53,6 +53,7 @@ class ParamSpec:
             depth=self.depth,
             fan_in=self.fan_in,
             family=family,
+            path=self.path,
         )
 
 

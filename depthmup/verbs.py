@@ -14,11 +14,12 @@ from tqdm import tqdm
 
 from depthmup.explain import explain
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
+from depthmup.models import Model
 from depthmup.optim import family_of
-from depthmup.settings import ModelSettings, Settings, SettingsError
+from depthmup.settings import Settings, SettingsError
 from depthmup.sweep import report, store
 from depthmup.sweep.run import run as run_sweep
-from depthmup.train.assemble import build_model, problem_of
+from depthmup.train.assemble import problem_of
 from depthmup.train.loop import TrialLoop
 from depthmup.train.step import Hyper, TrainState
 
@@ -118,17 +119,24 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
 
     trainer = problem.trainer(model, name)
     batch = tuple(leaf[: settings.check.batch_size] for leaf in problem.dataset.train)
-    features = _sown(model, problem.dataset.classes)
-    return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch)
+    features = _sown(problem.model(model))
+    return Probe(
+        trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch, in_turn=trainer.layout == "turn"
+    )
 
 
 @functools.lru_cache
-def _sown(model: ModelSettings, outputs: int) -> Callable[..., Mapping[str, jax.Array]]:
-    """What the model sows in "features", and its logits; one object per model, so that checks share programs."""
-    module = build_model(model, outputs)
+def _sown(model: Model) -> Callable[..., Mapping[str, jax.Array]]:
+    """What the model sows in "features", and its logits; one object per model, so that checks share programs.
+
+    As in training: batch norm by the batch's statistics (those of the first steps say little), one dropout mask.
+    """
 
     def features(state: TrainState, batch: tuple[jax.Array, jax.Array], hyper: Hyper) -> Mapping[str, jax.Array]:
-        logits, sown = module.apply({"params": state.params}, batch[0], hyper.forward, mutable=["features"])
+        variables = {"params": state.params, **state.statistics}
+        rngs = {"dropout": jax.random.key(0)}
+        mutable = ["features", *state.statistics]
+        logits, sown = model.apply(variables, batch[0], hyper.forward, train=True, mutable=mutable, rngs=rngs)
         return {**sown["features"], "logits": logits}
 
     return features

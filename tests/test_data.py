@@ -11,9 +11,11 @@ def test_digits():
     assert [len(s.labels) for s in dataset[:3]] == [1437, 180, 180]
     inputs = dataset.train.inputs
     assert inputs.dtype == np.float32
-    assert np.mean(np.sum(inputs**2, axis=1)) / 64 == pytest.approx(1, rel=1e-4)  # Kx of docs/theory.md section 0
+    assert np.mean(np.sum(inputs**2, axis=(1, 2, 3))) / 64 == pytest.approx(
+        1, rel=1e-4
+    )  # Kx of docs/theory.md section 0
     np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-5)
-    rows = {tuple(row) for split in dataset[:3] for row in split.inputs}
+    rows = {tuple(image.ravel()) for split in dataset[:3] for image in split.inputs}
     assert len(rows) == 1797  # no example in two splits
     np.testing.assert_array_equal(digits.load().test.inputs, dataset.test.inputs)
 

@@ -67,8 +67,8 @@ def test_integers_are_numbers():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"model__activation": "rleu"}, "unknown model.activation 'rleu'; did you mean 'relu'"),
-        ({"model__norm": "batch"}, "unknown model.norm 'batch'"),
+        ({"model__activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
+        ({"model__norm": "batch"}, "unknown norm 'batch'"),
         ({"data__name": "cifar"}, "unknown data.name 'cifar'"),
         ({"schedule": "cosine"}, "unknown schedule 'cosine'"),
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),

@@ -11,7 +11,7 @@ SPLIT_SIZES = (1437, 180, 180)  # train, validation, test
 
 
 class Split(NamedTuple):
-    """inputs: (examples, features) float32; labels: (examples,) int32."""
+    """inputs: (examples, ...) float32; labels: (examples,) int32."""
 
     inputs: np.ndarray
     labels: np.ndarray
@@ -25,14 +25,17 @@ class Dataset(NamedTuple):
 
 
 def load() -> Dataset:
-    """Digits less the mean image, with variance 1 (so |x|^2 / D is about 1), split by a fixed shuffle."""
+    """Digits less the mean image, with variance 1 (so |x|^2 / D is about 1), split by a fixed shuffle.
+
+    Inputs are images, (examples, 8, 8, 1).
+    """
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     pixels, labels = pixels[order], labels[order].astype(np.int32)
     centred = pixels - pixels[: SPLIT_SIZES[0]].mean(axis=0)
-    inputs = (centred / centred[: SPLIT_SIZES[0]].std()).astype(np.float32)
+    inputs = (centred / centred[: SPLIT_SIZES[0]].std()).astype(np.float32).reshape(-1, 8, 8, 1)
     bounds = np.cumsum((0, *SPLIT_SIZES))
     train, validation, test = (Split(inputs[a:b], labels[a:b]) for a, b in itertools.pairwise(bounds))
     return checked(Dataset(train, validation, test, classes=10))

@@ -31,6 +31,7 @@ class Probe(NamedTuple):
     hyper: (group, seed) -> hyper, any pytree of arrays, under which only that group of parameters is trained.
     groups: groups of parameters, trained one at a time; "all" is added.
     batch: what each step trains on and the features are taken from.
+    in_turn: one program per step instead of one for all (for convolutions on a CPU, docs/design.md section 3).
 
     Give the same `init`, `step` and `features` for the same shape, and several checks share one compiled program.
     """
@@ -41,6 +42,7 @@ class Probe(NamedTuple):
     hyper: Callable[[str, int], PyTree]
     groups: tuple[str, ...]
     batch: PyTree
+    in_turn: bool = False
 
 
 class Slope(NamedTuple):
@@ -218,8 +220,12 @@ def coordinate_check(
 def _changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
     """(group, quantity) -> (seeds, steps) RMS changes since initialization."""
     names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
-    hypers = jax.tree.map(lambda *leaves: np.stack(leaves), *[probe.hyper(*name) for name in names])
-    rms = _compiled(probe.init, probe.step, probe.features, steps)(hypers, probe.batch)
+    hypers = [probe.hyper(*name) for name in names]
+    if probe.in_turn:
+        rms = _in_turn(probe, hypers, steps)
+    else:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
+        rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
     return {
         (group, quantity): np.asarray(values)[[i for i, name in enumerate(names) if name[0] == group]]
         for group in (*probe.groups, ALL)
@@ -228,21 +234,48 @@ def _changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.n
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
-    def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
+def _programs(init: Callable, step: Callable, features: Callable) -> tuple[Callable, Callable]:
+    """start: (hyper, batch) -> state, features; advance: (state, features at init, hyper, batch) -> state, changes."""
+
+    def start(hyper: PyTree, batch: PyTree) -> tuple[Any, Mapping[str, jax.Array]]:
         state = init(hyper)
         before = features(state, batch, hyper)
         if not {"hidden", "logits"} <= before.keys():
             raise ValueError(f"features must have 'hidden' and 'logits', they have {sorted(before)}")
+        return state, before
 
-        def advance(state: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
-            state, _ = step(state, batch, hyper)
-            after = features(state, batch, hyper)
-            return state, {k: jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2)) for k in before}
+    def advance(state: Any, before: Any, hyper: PyTree, batch: PyTree) -> tuple[Any, dict[str, jax.Array]]:
+        state, _ = step(state, batch, hyper)
+        after = features(state, batch, hyper)
+        return state, {k: jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2)) for k in before}
 
-        return jax.lax.scan(advance, state, length=steps)[1]
+    return jax.jit(start), jax.jit(advance)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
+    """All trainings as one program."""
+    start, advance = _programs(init, step, features)
+
+    def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
+        state, before = start(hyper, batch)
+        return jax.lax.scan(lambda state, _: advance(state, before, hyper, batch), state, length=steps)[1]
 
     return jax.jit(lambda hypers, batch: jax.lax.map(lambda hyper: run(hyper, batch), hypers))
+
+
+def _in_turn(probe: Probe, hypers: Sequence[PyTree], steps: int) -> dict[str, np.ndarray]:
+    """The same, one training after another and step by step."""
+    start, advance = _programs(probe.init, probe.step, probe.features)
+    trainings = []
+    for hyper in jax.device_put(hypers):
+        state, before = start(hyper, probe.batch)
+        changes = []
+        for _ in range(steps):
+            state, change = advance(state, before, hyper, probe.batch)
+            changes.append(change)
+        trainings.append(jax.tree.map(lambda *leaves: np.stack(leaves), *changes))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trainings)
 
 
 def _slope(

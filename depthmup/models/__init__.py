@@ -4,6 +4,7 @@ from depthmup.models.cnn import CNN, ResidualCNN
 from depthmup.models.layers import ACTIVATIONS, Model, stack_blocks, states, stationary_gain, unstack_blocks
 from depthmup.models.mlp import MLP, ResidualMLP
 from depthmup.models.resnet import ResNet, SimpleResNet, resnet
+from depthmup.models.specs import model_specs
 from depthmup.models.vit import ViT
 
 MODELS: dict[str, type[Model]] = {
@@ -27,6 +28,7 @@ __all__ = [
     "ResidualMLP",
     "SimpleResNet",
     "ViT",
+    "model_specs",
     "resnet",
     "stack_blocks",
     "states",

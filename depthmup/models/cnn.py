@@ -154,6 +154,7 @@ class ResidualCNN(Model):
     """
 
     convolutional: ClassVar[bool] = True
+    even_scan: ClassVar[bool] = True
 
     width: int = 64
     depth: int = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,6 +163,7 @@ class Model(nn.Module):
 
     residual: ClassVar[bool] = True  # are the blocks residual branches?
     convolutional: ClassVar[bool] = False
+    even_scan: ClassVar[bool] = False  # is the number of scanned blocks proportional to depth?
 
     width: int
     depth: int
@@ -176,6 +178,17 @@ class Model(nn.Module):
         at_least_one("depth", self.depth)
         check_name("activation", self.activation, ACTIVATIONS)
         check_name("dtype", self.dtype, DTYPES)
+
+    @classmethod
+    def option_types(cls) -> dict[str, Any]:
+        """Types of what a config may set besides width and depth, from the defaults; scan may be None, "by backend"."""
+        fixed = {"parent", "name", "width", "depth", "outputs"}
+        defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in fixed}
+        types: dict[str, Any] = {
+            name: tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value)  # type: ignore[misc]
+            for name, value in defaults.items()
+        }
+        return {**types, "scan": bool | None}
 
     @property
     def head_dim(self) -> int:

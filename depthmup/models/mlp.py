@@ -102,6 +102,8 @@ class ResidualMLP(Model):
       zero_init_branch: branches start at 0 (paper A, Appendix M).
     """
 
+    even_scan: ClassVar[bool] = True
+
     use_bias: bool = False
     norm: str = "none"
     readout: str = "phi"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -89,8 +89,8 @@ class ViT(Model):
 
     Each block has two residual branches, both multiplied by the branch factor, pre-LN or without norm. Attention is
     softmax(a q . k) with the parameterization's attention factor a: the paper's 1/head_dim with base_head_dim 1; so
-    give `forward_factors(..., head_dim=model.head_dim)`. Queries start at 0, other weights of the blocks at variance 1/width
-    (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token and
+    give `forward_factors(..., head_dim=model.head_dim)`. Queries start at 0, other weights of the blocks at variance
+    1/width (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token and
     positions at standard deviation .02 whatever the width (ours), biases at 0.
 
     Attributes: those of `Model`; width; depth: blocks (so 2 depth residual branches); activation: "gelu".
@@ -102,6 +102,8 @@ class ViT(Model):
       use_bias: biases everywhere, that of the readout after the output factor.
       zero_init_branch: both branches start at 0 (Appendix M).
     """
+
+    even_scan: ClassVar[bool] = True
 
     activation: str = "gelu"
     heads: int = 4

@@ -96,10 +96,11 @@ def plan(settings: Settings) -> list[Group]:
 
 
 def _named(settings: ParameterizationSettings, name: str) -> ParameterizationSettings:
-    """These settings for another name: alpha and lr_depth go only to those that have one of their own, so that, say,
-    `mup` stays what it is beside a `depth_mup` of another alpha."""
+    """These settings for another name: alpha, lr_depth and branch_init go only to those that have one of their own, so
+    that, say, `mup` stays what it is beside a `depth_mup` of another alpha."""
     table = TABLES[name]
-    alpha = None if table.alpha is None else settings.alpha
-    return dataclasses.replace(
-        settings, name=name, alpha=alpha, lr_depth=None if table.lr_depth is None else settings.lr_depth
-    )
+    if table.alpha is None:
+        settings = dataclasses.replace(settings, alpha=None)
+    if table.lr_depth is None:
+        settings = dataclasses.replace(settings, lr_depth=None, branch_init="*")
+    return dataclasses.replace(settings, name=name)

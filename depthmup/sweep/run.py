@@ -28,6 +28,8 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
     """
     groups = plan(settings)
     problem = problem_of(settings)
+    for group in groups:
+        problem.model(group.model)
     store = Store(Path(workdir), identity(settings))
     try:
         if store.message:
@@ -100,6 +102,6 @@ def _common(settings: Settings, group: Group, steps: int) -> Row:
         "model": group.model.name,
     }
     common |= {"batch_size": settings.data.batch_size, "data_seed": settings.data.seed}
-    for part in (group.model, group.parameterization, group.optimizer):
-        common |= {k: v for k, v in dataclasses.asdict(part).items() if k not in skip}
+    for part in (group.model.options, dataclasses.asdict(group.parameterization), dataclasses.asdict(group.optimizer)):
+        common |= {k: v for k, v in part.items() if k not in skip}
     return common

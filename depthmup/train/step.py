@@ -41,11 +41,12 @@ class TrainState(NamedTuple):
     step: jax.Array  # int32, number of steps done
     params: PyTree
     opt_state: PyTree
+    statistics: PyTree  # what the forward pass itself updates (batch norm); {} for none
     first_loss: jax.Array  # of the first batch before any step
 
 
 class Trainer(NamedTuple):
-    """The pure functions of one model, shape and optimizer name.
+    """The pure functions of one model, shape and optimizer name, and how trials of it share a device.
 
     init: hyper -> TrainState
     train_step: (state, batch, hyper) -> (state, {"loss"}), the loss before the step
@@ -55,6 +56,7 @@ class Trainer(NamedTuple):
     init: Callable[[Hyper], TrainState]
     train_step: Callable[[TrainState, Batch, Hyper], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState, Batch, Hyper], Metrics]
+    layout: str | None = None  # of train.parallel; None: that of dense models
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -62,20 +64,23 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def make_trainer(
-    init_params: Callable[[jax.Array], PyTree],
-    apply: Callable[[PyTree, jax.Array, ForwardFactors], jax.Array],
+    init_model: Callable[[jax.Array], tuple[PyTree, PyTree]],
+    apply: Callable[[PyTree, PyTree, jax.Array, ForwardFactors, jax.Array | None], tuple[jax.Array, PyTree]],
     optimizer: str,
     schedule: Callable[[jax.Array], Any] = lambda step: 1.0,
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
+    layout: str | None = None,
 ) -> Trainer:
     """The training functions of a model.
 
     Args:
-      init_params: PRNG key -> parameters with the standard fan-in init; `Hyper.factors.init` rescales them.
-      apply: (parameters, inputs, forward factors) -> logits.
+      init_model: PRNG key -> (parameters with the standard fan-in init, statistics); `Hyper.factors.init` rescales.
+      apply: (parameters, statistics, inputs, forward factors, key) -> (logits, new statistics). In training, key is a
+        PRNG key for dropout, a function of (Hyper.seed, step); in evaluation it is None and statistics stay.
       optimizer: "sgd", "momentum", "adam" or "adamw".
       schedule: step -> number that multiplies the learning rate and so keeps every leaf's factor.
       loss: (logits, labels) -> scalar.
+      layout: how trials share a device (train.parallel).
     """
 
     def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
@@ -85,24 +90,30 @@ def make_trainer(
         return from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
 
     def init(hyper: Hyper) -> TrainState:
-        params = init_params(jax.random.key(hyper.seed))
+        params, statistics = init_model(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
         step, first_loss = jnp.int32(0), jnp.full_like(hyper.learning_rate, jnp.inf)
-        return TrainState(step, params, transformation(hyper, step).init(params), first_loss)
+        return TrainState(step, params, transformation(hyper, step).init(params), statistics, first_loss)
 
     def train_step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
         inputs, labels = batch
-        value, grads = jax.value_and_grad(lambda p: loss(apply(p, inputs, hyper.forward), labels))(state.params)
+        key = jax.random.fold_in(jax.random.key(hyper.seed), state.step)
+
+        def objective(params: PyTree) -> tuple[jax.Array, PyTree]:
+            logits, statistics = apply(params, state.statistics, inputs, hyper.forward, key)
+            return loss(logits, labels), statistics
+
+        (value, statistics), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         updates, opt_state = transformation(hyper, state.step).update(grads, state.opt_state, state.params)
         first = jnp.where(state.step == 0, value, state.first_loss)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state, first), {"loss": value}
+        return TrainState(state.step + 1, params, opt_state, statistics, first), {"loss": value}
 
     def evaluate(state: TrainState, split: Batch, hyper: Hyper) -> Metrics:
         inputs, labels = split
-        logits = apply(state.params, inputs, hyper.forward)
+        logits, _ = apply(state.params, state.statistics, inputs, hyper.forward, None)
         value = loss(logits, labels)
         diverged = ~jnp.isfinite(value) | (value > DIVERGED_ABOVE * state.first_loss)
         return {"loss": value, "accuracy": jnp.mean(logits.argmax(-1) == labels), "diverged": diverged}
 
-    return Trainer(init, train_step, evaluate)
+    return Trainer(init, train_step, evaluate, layout)

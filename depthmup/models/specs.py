@@ -1,0 +1,47 @@
+"""Spec trees of our own models, scanned or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from depthmup.infer import infer_specs
+from depthmup.models.layers import Model, stack_blocks
+from depthmup.parameterization import ForwardFactors
+from depthmup.specs import ParamSpec, PyTree, flatten_shapes, is_spec
+
+UNIT = ForwardFactors(1.0, 1.0, 1.0)
+
+
+def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
+    """The spec tree of a model of ours for inputs (batch, *input_shape): `infer_specs` with no override.
+
+    Where the scanned blocks do not double with depth (the read-in or a transition is a layer of its own), roles are
+    inferred on the unrolled model and stacked. Raises ValueError as `Model.check`.
+    """
+
+    def init(model: Model) -> PyTree:
+        return model.init(jax.random.key(0), jnp.ones((1, *input_shape)), UNIT)["params"]
+
+    direct = model.even_scan or not model.scan
+    specs = infer_specs(
+        lambda width, depth: init(model.clone(width=width, depth=depth, scan=direct and model.scan)),
+        width=model.width,
+        depth=model.depth,
+        residual=model.residual,
+    )
+    if direct:
+        return specs
+    shapes = jax.eval_shape(lambda: init(model))
+    stacked = stack_blocks(specs, shapes, join=_stack)
+    leaves, treedef = jax.tree.flatten(stacked, is_leaf=is_spec)
+    named = zip(leaves, flatten_shapes(shapes)[0], strict=True)
+    return jax.tree.unflatten(treedef, [dataclasses.replace(spec, path=path) for spec, path in named])
+
+
+def _stack(*blocks: ParamSpec) -> Any:
+    first = blocks[0]
+    return dataclasses.replace(first, shape=(len(blocks), *first.shape), stack_axis=0)

@@ -1,0 +1,295 @@
+"""Computes the cases of `tests/golden.py` in PyTorch, shows how far ours are from them, writes tests/golden/*.npz.
+
+    python -m tests.parity        # needs PyTorch: pip install -e '.[bench]'
+
+The networks below are written from the papers in PyTorch's own layers, NCHW, and share no code with depthmup; the
+factors b (branch), c (output) and a (attention) are the paper's only additions. The tests compare with the files, so
+they need no PyTorch.
+"""
+
+import jax
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flax.traverse_util import flatten_dict
+from torch import nn
+
+from tests import golden
+
+# ---- the networks
+
+
+class SimpleResNet(nn.Module):
+    """Depthwise-transfer paper, Appendix A.1, and what is ours in it: depth 5 is stages of 1, 1, 2 and 1 blocks."""
+
+    def __init__(self, pool, padding_mode, final, b, c):
+        super().__init__()
+
+        def conv3x3(inputs, outputs):
+            return nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode=padding_mode, bias=False)
+
+        self.pool, self.b, self.c = pool, b, c
+        self.first = conv3x3(3, 2)
+        widths, blocks = [2, 4, 8, 16], [1, 1, 2, 1]
+        self.stages = nn.ModuleList(
+            nn.ModuleList(conv3x3(width, width) for _ in range(n)) for width, n in zip(widths, blocks, strict=True)
+        )
+        self.wider = nn.ModuleList(conv3x3(width, 2 * width) for width in widths[:-1])
+        self.last = nn.Linear(16 * final[0] * final[1], golden.OUTPUTS, bias=False)
+
+    def forward(self, x):
+        h = self.first(x)
+        for i, stage in enumerate(self.stages):
+            if i > 0:
+                h = self.wider[i - 1](self.pool(h, 2))
+            for conv in stage:
+                h = h + self.b * conv(F.relu(h))
+        return self.c * self.last(F.relu(h).flatten(1))
+
+
+class BasicBlock(nn.Module):
+    """He et al., figure 2 and option B of section 3.3."""
+
+    def __init__(self, inputs, outputs, stride, b):
+        super().__init__()
+        self.b = b
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(self.downsample(x) + self.b * branch)
+
+
+class ResNet18(nn.Module):
+    """He et al., table 1, with 2 channels where it has 64."""
+
+    def __init__(self, b, c):
+        super().__init__()
+        self.c = c
+        self.conv1 = nn.Conv2d(3, 2, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(2)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(2, 2, 1, b), BasicBlock(2, 2, 1, b))
+        self.layer2 = nn.Sequential(BasicBlock(2, 4, 2, b), BasicBlock(4, 4, 1, b))
+        self.layer3 = nn.Sequential(BasicBlock(4, 8, 2, b), BasicBlock(8, 8, 1, b))
+        self.layer4 = nn.Sequential(BasicBlock(8, 16, 2, b), BasicBlock(16, 16, 1, b))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(16, golden.OUTPUTS)
+
+    def forward(self, x):
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = self.avgpool(x).flatten(1)
+        return self.c * F.linear(x, self.fc.weight) + self.fc.bias
+
+
+class Encoder(nn.Module):
+    """Dosovitskiy et al., equations 2 and 3, with the factor on both branches and a for 1 / sqrt(head size)."""
+
+    def __init__(self, width, heads, norm, b, a):
+        super().__init__()
+        self.heads, self.b, self.a = heads, b, a
+        self.ln1, self.ln2 = norm(), norm()
+        self.q, self.k, self.v, self.proj = (nn.Linear(width, width) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def attention(self, x):
+        split = [f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)]
+        return self.proj(F.scaled_dot_product_attention(*split, scale=self.a).transpose(1, 2).flatten(2))
+
+    def forward(self, z):
+        z = z + self.b * self.attention(self.ln1(z))
+        return z + self.b * self.mlp(self.ln2(z))
+
+
+class VisionTransformer(nn.Module):
+    """Dosovitskiy et al., section 3.1: width 16, 4 heads, 2 layers, patches of 4x4."""
+
+    def __init__(self, tokens, class_token, layer_norm, b, c, a):
+        super().__init__()
+        width = 16
+
+        def norm():
+            return nn.LayerNorm(width, eps=1e-6) if layer_norm else nn.Identity()
+
+        self.c = c
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.cls = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        self.positions = nn.Parameter(torch.zeros(tokens + class_token, width))
+        self.layers = nn.Sequential(*(Encoder(width, 4, norm, b, a) for _ in range(2)))
+        self.ln = norm()
+        self.head = nn.Linear(width, golden.OUTPUTS)
+
+    def forward(self, x):
+        z = self.patches(x).flatten(2).transpose(1, 2)
+        if self.cls is not None:
+            z = torch.cat([self.cls.expand(len(z), -1, -1), z], dim=1)
+        z = self.ln(self.layers(z + self.positions))
+        z = z.mean(dim=1) if self.cls is None else z[:, 0]
+        return self.c * F.linear(z, self.head.weight) + self.head.bias
+
+
+# ---- our parameters in them: (our path, their name, our layout -> theirs)
+
+
+def same(w):
+    return w
+
+
+def conv(w):
+    return w.permute(3, 2, 0, 1)  # HWIO -> OIHW
+
+
+def dense(w):
+    return w.T
+
+
+def split_heads(w):
+    return w.flatten(1).T  # (width, heads, head size)
+
+
+def joined_heads(w):
+    return w.flatten(0, 1).T  # (heads, head size, width)
+
+
+def simple_resnet_names(final):
+    def image(w):  # ours is flattened as (height, width, channels), theirs as (channels, height, width)
+        return w.unflatten(0, (*final, -1)).permute(3, 2, 0, 1).flatten(1)
+
+    yield "read_in/kernel", "first.weight", conv
+    for i in range(3):
+        yield f"double_{i + 1}/kernel", f"wider.{i}.weight", conv
+    for i, place in enumerate(["0.0", "1.0", "2.0", "2.1", "3.0"]):
+        yield f"block_{i}/conv/kernel", f"stages.{place}.weight", conv
+    yield "readout/kernel", "last.weight", image
+
+
+def norm_names(ours, theirs):
+    yield f"{ours}/scale", f"{theirs}.weight", same
+    yield f"{ours}/bias", f"{theirs}.bias", same
+
+
+def resnet18_names():
+    yield "read_in/kernel", "conv1.weight", conv
+    yield from norm_names("read_in_norm", "bn1")
+    for i in range(4):
+        for j in range(2):
+            ours, theirs = f"stage_{i}/block_{j}", f"layer{i + 1}.{j}"
+            yield f"{ours}/conv_0/kernel", f"{theirs}.conv1.weight", conv
+            yield from norm_names(f"{ours}/norm_0", f"{theirs}.bn1")
+            yield f"{ours}/conv_1/kernel", f"{theirs}.conv2.weight", conv
+            yield from norm_names(f"{ours}/norm_1", f"{theirs}.bn2")
+            if i > 0 and j == 0:
+                yield f"{ours}/conv_shortcut/kernel", f"{theirs}.downsample.0.weight", conv
+                yield from norm_names(f"{ours}/norm_shortcut", f"{theirs}.downsample.1")
+    yield "readout/kernel", "fc.weight", dense
+    yield "readout/bias", "fc.bias", same
+
+
+def vit_names(class_token, layer_norm):
+    yield "embed/kernel", "patches.weight", conv
+    yield "embed/bias", "patches.bias", same
+    yield "positions", "positions", same
+    if class_token:
+        yield "class_token", "cls", same
+    for i in range(2):
+        ours, theirs = f"block_{i}", f"layers.{i}"
+        for name in ("query", "key", "value"):
+            yield f"{ours}/attention/{name}/kernel", f"{theirs}.{name[0]}.weight", split_heads
+            yield f"{ours}/attention/{name}/bias", f"{theirs}.{name[0]}.bias", torch.flatten
+        yield f"{ours}/attention/out/kernel", f"{theirs}.proj.weight", joined_heads
+        yield f"{ours}/attention/out/bias", f"{theirs}.proj.bias", same
+        for name, place in (("mlp_in", "mlp.0"), ("mlp_out", "mlp.2")):
+            yield f"{ours}/{name}/kernel", f"{theirs}.{place}.weight", dense
+            yield f"{ours}/{name}/bias", f"{theirs}.{place}.bias", same
+        if layer_norm:
+            yield from norm_names(f"{ours}/attention_norm", f"{theirs}.ln1")
+            yield from norm_names(f"{ours}/mlp_norm", f"{theirs}.ln2")
+    if layer_norm:
+        yield from norm_names("final_norm", "ln")
+    yield "readout/kernel", "head.weight", dense
+    yield "readout/bias", "head.bias", same
+
+
+def peer(name):
+    """The PyTorch network of a case, and the names of its parameters."""
+    b, c, a = golden.CASES[name].factors
+    if name == "simple_resnet":
+        return SimpleResNet(F.avg_pool2d, "zeros", (2, 2), b, c), simple_resnet_names((2, 2))
+    if name == "simple_resnet_max_circular":
+        return SimpleResNet(F.max_pool2d, "circular", (2, 3), b, c), simple_resnet_names((2, 3))
+    if name.startswith("resnet18"):
+        return ResNet18(b, c), resnet18_names()
+    if name == "vit":
+        return VisionTransformer(4, True, True, b, c, a), vit_names(True, True)
+    return VisionTransformer(6, False, False, b, c, a), vit_names(False, False)
+
+
+def theirs(name):
+    """The numbers of a case by PyTorch, under the keys of the files."""
+    case = golden.CASES[name]
+    variables = golden.variables(case)
+    model, names = peer(name)
+    model.double().train(case.train)
+    names = list(names)
+
+    flat = flatten_dict(variables["params"], sep="/")
+    leaves = {path: torch.tensor(array, requires_grad=True) for path, array in flat.items()}
+    assert sorted(path for path, _, _ in names) == sorted(leaves)
+    assert sorted(place for _, place, _ in names) == sorted(place for place, _ in model.named_parameters())
+    state = {place: layout(leaves[path]) for path, place, layout in names}  # so autograd turns gradients back
+
+    old = flatten_dict(variables.get("batch_stats", {}), sep="/")
+    buffers = {}  # path of ours -> name of theirs
+    for path, place, _ in names:
+        if path.endswith("/scale") and old:
+            for ours, suffix in (("mean", "running_mean"), ("var", "running_var")):
+                buffers[path.replace("scale", ours)] = place.replace("weight", suffix)
+    assert buffers.keys() == old.keys()
+    state |= {place: torch.tensor(old[path]) for path, place in buffers.items()}
+
+    counts = {}  # how many numbers each batch norm averages
+    for place, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(lambda _, x, y, place=place: counts.update({place: y[:, 0].numel()}))
+
+    x, y = (torch.tensor(array) for array in golden.inputs(case))
+    logits = torch.func.functional_call(model, state, x.permute(0, 3, 1, 2))
+    grads = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
+
+    new = {}
+    for path, place in buffers.items() if case.train else ():
+        new[path] = state[place].numpy()
+        if path.endswith("/var"):  # PyTorch averages in .1 of the variance over n - 1, Flax of that over n
+            n = counts[place.removesuffix(".running_var")]
+            new[path] = 0.9 * old[path] + (new[path] - 0.9 * old[path]) * (n - 1) / n
+    return golden.keyed(logits.detach(), dict(zip(leaves, grads, strict=True)), new)
+
+
+def main():
+    jax.config.update("jax_enable_x64", True)
+    torch.set_num_threads(1)  # the order of sums, so that a second run writes the same files
+    golden.FOLDER.mkdir(exist_ok=True)
+    print(f"PyTorch {torch.__version__}: largest differences from ours, of the largest entry of the logits or the leaf")
+    results = {name: theirs(name) for name in golden.CASES}
+    for name, result in results.items():
+        by_kind = {"logits": 0.0, "grad": 0.0, "stats": 0.0}
+        for key, difference in golden.differences(golden.ours(name), result).items():
+            kind = key.split(":")[0]
+            by_kind[kind] = max(by_kind[kind], difference)
+        print(f"{name:28}" + "".join(f"{kind:>9} {value:.1e}" for kind, value in by_kind.items()))
+    for name, result in results.items():
+        path = golden.FOLDER / f"{name}.npz"
+        np.savez_compressed(path, **dict(sorted(result.items())))
+        print(f"wrote {path.name}, {path.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

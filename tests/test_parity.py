@@ -1,0 +1,43 @@
+"""Our models equal PyTorch's: the numbers in tests/golden/ are those of `tests/parity.py`, `make parity`."""
+
+import numpy as np
+import pytest
+
+from tests import golden
+
+
+def read(name):
+    with np.load(golden.FOLDER / f"{name}.npz") as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("name", golden.CASES)
+def test_equals_pytorch(name, x64):
+    """Logits, the gradient of every parameter, new batch statistics."""
+    expected, mine = read(name), golden.ours(name)
+    assert {key: array.shape for key, array in mine.items()} == {key: array.shape for key, array in expected.items()}
+    assert all(array.dtype == np.float64 for array in mine.values())
+    assert not [key for key, array in expected.items() if not zero_as_it_should(key, array)]
+    differences = golden.differences(mine, expected)
+    assert not {key: value for key, value in differences.items() if not value < golden.TOLERANCE}
+
+
+def zero_as_it_should(key, array):
+    return golden.zero(key) == (np.abs(array).max() < 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("vit", "branch"),
+        ("vit", "output"),
+        ("vit", "attention"),
+        ("resnet18_eval", "branch"),
+        ("simple_resnet", "branch"),
+    ],
+)
+def test_sees_a_small_error(name, factor, x64):
+    """A factor off by a millionth."""
+    wrong = getattr(golden.CASES[name].factors, factor) * (1 + 1e-6)
+    differences = golden.differences(golden.ours(name, **{factor: wrong}), read(name))
+    assert differences["logits"] > 10 * golden.TOLERANCE
