@@ -163,17 +163,14 @@ class Parameterization:
         head_dim; 1 / sqrt(head_dim) where the table says so). Docs: rules.md section 0; theory.md sections 0 and 1.
         """
         m, _ = self.ratios(width, depth)
-        absorbed = self.form == "absorbed"
         attention = None
         if head_dim is not None:
             at_least_one("head_dim", head_dim)
             power = self.table.attention
             attention = self.base_head_dim ** (power - 0.5) / head_dim**power
-        return ForwardFactors(
-            branch=1.0 if absorbed else self._branch(depth),
-            output=1.0 if absorbed else self._output(m),
-            attention=attention,
-        )
+        if self.form == "absorbed":
+            return ForwardFactors(1.0, 1.0, attention)
+        return ForwardFactors(self._branch(depth), self._output(m), attention)
 
     def leaf(
         self,

@@ -1,4 +1,4 @@
-"""The cases that `tests/parity.py` computes in PyTorch and `tests/test_parity.py` compares: models, weights, our numbers.
+"""The cases that `tests/parity.py` computes in PyTorch and `tests/test_parity.py` compares.
 
 Weights and inputs are made here by NumPy from names alone, so that the files in tests/golden/ hold results only.
 """
@@ -124,7 +124,7 @@ def keyed(logits, grads, stats):
 
 
 def zero(key):
-    """Is this gradient 0 whatever the weights? A key bias adds q . bias to all scores of a query: softmax ignores it."""
+    """Is this gradient 0 for all weights? A key bias adds q . bias to all scores of a query: softmax ignores it."""
     return key.endswith("attention/key/bias")
 
 

@@ -1,37 +1,71 @@
-"""Scanned blocks are the unrolled blocks."""
+"""What the families compute, apart from any parameterization."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import depthmup as dm
-from depthmup.models import ResidualMLP
-
-FACTORS = dm.ForwardFactors(0.3, 0.7, None)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"use_bias": True, "norm": "layer", "activation": "tanh", "readout": "linear"}]
+from depthmup.models import (
+    CNN,
+    MLP,
+    MODELS,
+    ResidualCNN,
+    ResidualMLP,
+    ResNet,
+    SimpleResNet,
+    ViT,
+    resnet,
+    stack_blocks,
+    states,
+    stationary_gain,
+    unstack_blocks,
 )
-def test_scan_equals_unrolled(options, x64):
-    """Outputs and gradients, the unrolled parameters stacked."""
-    x = jax.random.normal(jax.random.key(1), (4, 5), jnp.float64)
-    scanned, unrolled = (ResidualMLP(8, 3, scan=scan, **options) for scan in (True, False))
-    params = unrolled.init(jax.random.key(0), x, FACTORS)["params"]
-    params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(jax.random.key(2), w.shape), params)  # biases not 0
+from depthmup.models.layers import conv
+from tests.families import CASES, FACTORS, inputs, model, variables
 
-    def stacked(tree):
-        blocks = [tree[f"block_{i}"] for i in range(3)]
-        rest = {k: v for k, v in tree.items() if not k.startswith("block_")}
-        return rest | {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+QUICK = {"xla_backend_optimization_level": 0}  # compiling is the cost here
+COLLECTIONS = ["batch_stats", "stream", "features"]
 
-    def run(model, params):
-        return jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply({"params": p}, x, FACTORS))))(params)
 
-    (out, grads), (out_scanned, grads_scanned) = run(unrolled, params), run(scanned, stacked(params))
-    np.testing.assert_allclose(out, out_scanned, rtol=1e-13)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), stacked(grads), grads_scanned)
+@pytest.mark.parametrize("case", CASES)
+def test_scan_equals_unrolled(case, x64):
+    """Logits, every state, statistics and gradients, the unrolled parameters stacked; and back."""
+    unrolled, scanned = model(case), model(case, scan=True)
+    x, flat = inputs(case), variables(case, unrolled)
+    like = jax.eval_shape(lambda: scanned.init(jax.random.key(0), x, FACTORS))
+    stacked = {name: stack_blocks(tree, like[name]) for name, tree in flat.items()}
+    shapes = {name: jax.tree.map(lambda w: w.shape, dict(like[name])) for name in flat}
+    assert jax.tree.map(lambda w: w.shape, stacked) == shapes
+    jax.tree.map(np.testing.assert_array_equal, {name: unstack_blocks(tree) for name, tree in stacked.items()}, flat)
+
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+    def run(module, held):
+        def loss(params):
+            rngs = {"dropout": jax.random.key(0)}
+            train = not getattr(module, "dropout", 0)  # masks are drawn by block: they differ
+            logits, sown = module.apply(
+                {**held, "params": params}, x, FACTORS, train=train, mutable=COLLECTIONS, rngs=rngs
+            )
+            return jnp.sum(jnp.sin(logits)), (logits, sown)
+
+        grads, (logits, sown) = jax.grad(loss, has_aux=True)(held["params"])
+        return logits, states(sown["stream"]), sown["features"]["hidden"], grads, sown.get("batch_stats", {})
+
+    logits, stream, hidden, grads, statistics = run(unrolled, flat)
+    logits_s, stream_s, _, grads_s, statistics_s = run(scanned, stacked)
+    assert float(jnp.abs(logits).max()) > 1e-3
+    np.testing.assert_allclose(logits_s, logits, rtol=1e-10, atol=1e-12)
+    assert len(stream) == len(stream_s) >= 3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), stream_s, stream)
+    np.testing.assert_array_equal(hidden, stream[-1])
+    grads, statistics = (
+        stack_blocks(grads, like["params"]),
+        statistics and stack_blocks(statistics, like["batch_stats"]),
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), grads_s, grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), statistics_s, statistics)
 
 
 def test_equation(x64):
@@ -48,8 +82,190 @@ def test_equation(x64):
     np.testing.assert_allclose(sown["features"]["hidden"], h, rtol=1e-12)
 
 
-def test_init_has_variance_one_over_fan_in():
-    params = ResidualMLP(256, 4).init(jax.random.key(0), jnp.ones((1, 64)), FACTORS)["params"]
-    for leaf, fan_in in ((params["read_in"], 64), (params["blocks"]["dense"], 256), (params["readout"], 256)):
-        kernel = np.asarray(leaf["kernel"])
-        assert kernel.std() == pytest.approx(fan_in**-0.5, rel=5 / np.sqrt(2 * kernel.size))  # five standard errors
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("space", [(7,), (6, 5)])
+def test_circular_convolution_is_a_product_of_spectra(kernel, space, x64):
+    import flax.linen as nn
+
+    class One(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return conv(x, 4, "conv", kernel=kernel, padding="circular")
+
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, *space, 3)), rng.normal(size=(*[kernel] * len(space), 3, 4))
+    got = One().apply({"params": {"conv": {"kernel": w}}}, x)
+    axes = tuple(range(1, len(space) + 1))
+    padded = np.zeros((*space, 3, 4))
+    padded[tuple(slice(kernel) for _ in space)] = w
+    # a convolution layer correlates: y[o] = sum_k x[o + k - (kernel - 1) // 2] w[k]
+    back = np.roll(padded, [-((kernel - 1) // 2)] * len(space), axis=tuple(range(len(space))))
+    spectrum = np.conj(np.fft.fftn(back, axes=tuple(range(len(space)))))
+    product = np.einsum("b...c,...cd->b...d", np.fft.fftn(x, axes=axes), spectrum)
+    np.testing.assert_allclose(got, np.fft.ifftn(product, axes=axes).real, rtol=1e-10, atol=1e-12)
+
+
+def leaves_like(params, *names):
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    return [np.asarray(leaf) for path, leaf in flat if all(name in jax.tree_util.keystr(path) for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "names", "variance"),
+    [
+        (ResidualMLP(256, 2), (64,), ["read_in"], 1 / 64),
+        (ResidualMLP(256, 2), (64,), ["dense"], 1 / 256),
+        (ResidualMLP(256, 2), (64,), ["readout"], 1 / 256),
+        (MLP(256, 2), (64,), ["dense"], 2 / 256),
+        (CNN(64, 2), (8, 8, 3), ["block"], 2 / (9 * 64)),
+        (CNN(64, 2, activation="gelu"), (8, 8, 3), ["block"], 2.351716 / (9 * 64)),
+        (CNN(64, 2, activation="gelu", gelu_variance="paper"), (8, 8, 3), ["block"], 2 * 2**0.5 / (9 * 64)),
+        (ResidualCNN(64, 2, gain=3.0), (8, 8, 3), ["block"], 3 / (9 * 64)),
+        (ResidualCNN(64, 2, kernels=(1, 3, 1), bottleneck=4), (8, 8, 3), ["last"], 2 / 16),
+        (ResidualCNN(64, 2, kernels=(1, 3, 1), bottleneck=4), (8, 8, 3), ["conv_1"], 2 / (9 * 16)),
+        (SimpleResNet(256, 4), (8, 8, 3), ["double_3"], 1 / (9 * 128)),
+        (ViT(128, 1), (8, 8, 3), ["key", "kernel"], 1 / 128),
+        (ViT(128, 1), (8, 8, 3), ["out", "attention", "kernel"], 1 / 128),
+        (ViT(128, 1), (8, 8, 3), ["mlp_out", "kernel"], 1 / 128),
+        (ViT(1024, 1, patch=2), (8, 8, 3), ["positions"], 0.02**2),
+    ],
+)
+def test_initial_variance(module, shape, names, variance):
+    params = jax.jit(module.init)(jax.random.key(0), jnp.ones((1, *shape)), FACTORS)["params"]
+    (kernel, *_) = leaves_like(params, *names)
+    assert kernel.var() == pytest.approx(variance, rel=5 * np.sqrt(2 / kernel.size))  # five standard errors
+
+
+def test_queries_start_at_zero():
+    params = ViT(16, 1).init(jax.random.key(0), jnp.ones((1, 8, 8, 3)), FACTORS)["params"]
+    assert [float(np.abs(leaf).max()) for leaf in leaves_like(params, "query")] == [0, 0]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "erf", "linear"])
+def test_stationary_gain(activation):
+    z = np.random.default_rng(0).normal(size=2_000_000)
+    from depthmup.models import ACTIVATIONS
+
+    moment = np.mean(np.asarray(ACTIVATIONS[activation](jnp.asarray(z, jnp.float32)), np.float64) ** 2)
+    assert stationary_gain(activation) * moment == pytest.approx(1, abs=5e-3)
+
+
+@pytest.mark.parametrize("family", ["residual_mlp", "residual_cnn", "simple_resnet", "resnet", "vit"])
+def test_zero_init_branch(family):
+    """With branches at 0 the branch factor does not matter; otherwise it does."""
+    case = {**{name: name for name in CASES}}[family]
+    x = jnp.asarray(inputs(case, dtype=np.float32))
+    for zero, same in ((True, True), (False, False)):
+        module = model(case, zero_init_branch=zero)
+        held = module.init(jax.random.key(0), x, FACTORS)
+        one, two = (module.apply(held, x, FACTORS._replace(branch=b)) for b in (0.3, 3.0))
+        assert bool(jnp.array_equal(one, two)) == same
+
+
+def test_simple_resnet_counts_layers_and_pools(x64):
+    """`count` is a factor sqrt(depth / (depth + 5)) on the branches; pools after blocks 3, 6 and 9 of 12 (A.1)."""
+    x = inputs("simple_resnet")
+    blocks, layers = (SimpleResNet(16, 12, count=count, scan=False) for count in ("blocks", "layers"))
+    held = blocks.init(jax.random.key(0), x, FACTORS)
+    scaled = FACTORS._replace(branch=FACTORS.branch * np.sqrt(12 / 17))
+    np.testing.assert_allclose(layers.apply(held, x, FACTORS), blocks.apply(held, x, scaled), rtol=1e-12)
+    _, sown = blocks.apply(held, x, FACTORS, mutable=["stream"])
+    shapes = [h.shape[1:] for h in states(sown["stream"])]
+    assert shapes == [(8, 8, 2)] * 4 + [(4, 4, 4)] * 3 + [(2, 2, 8)] * 3 + [(1, 1, 16)] * 3
+    largest = SimpleResNet(16, 3, pool="max", scan=False)
+    assert not np.allclose(largest.apply(largest.init(jax.random.key(0), x, FACTORS), x, FACTORS), 0)
+
+
+@pytest.mark.parametrize(("layers", "convolutions"), [(18, 20), (34, 36), (50, 53), (20, 21), (110, 111)])
+def test_standard_resnets(layers, convolutions):
+    """The number of layers counts those that are not projections (3 or 4, or 2 on CIFAR), and the readout."""
+    module = resnet(layers, width_multiplier=0.25, scan=False)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 64, 64, 3)), FACTORS))["params"]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
+    assert sum("kernel" in path and "readout" not in path for path in paths) == convolutions
+    projections = sum("conv_shortcut" in path for path in paths)
+    assert convolutions - projections + 1 == layers
+    assert module.width == (16 if layers in (18, 34, 50) else 4)
+
+
+def test_no_such_resnet():
+    with pytest.raises(ValueError, match="no ResNet of 19 layers: give 18, 34, 50, or 6n"):
+        resnet(19)
+
+
+@pytest.mark.parametrize("case", ["residual_cnn", "simple_resnet", "resnet", "vit"])
+def test_bfloat16(case):
+    """Computes in bfloat16, keeps parameters and statistics, and returns logits, in float32."""
+    x = jnp.asarray(inputs(case, dtype=np.float32))
+    full, half = model(case), model(case, dtype="bfloat16")
+    held = half.init(jax.random.key(0), x, FACTORS)
+    held = {name: held[name] for name in ("params", "batch_stats") if name in held}
+    assert {leaf.dtype for leaf in jax.tree.leaves(held)} == {jnp.dtype("float32")}
+    logits, sown = half.apply(held, x, FACTORS, mutable=["features"])
+    assert logits.dtype == jnp.float32
+    assert sown["features"]["hidden"].dtype == jnp.bfloat16
+    difference = np.abs(logits - full.apply(held, x, FACTORS)).max()
+    assert 0 < difference < 0.05 * np.abs(logits).max()
+
+
+def test_dropout_is_for_training_only():
+    module, x = model("residual_cnn", norm="none"), jnp.asarray(inputs("residual_cnn", dtype=np.float32))
+    held = module.init(jax.random.key(0), x, FACTORS)
+    one, two = (module.apply(held, x, FACTORS, train=True, rngs={"dropout": jax.random.key(k)}) for k in (0, 1))
+    assert not np.allclose(one, two)
+    np.testing.assert_array_equal(module.apply(held, x, FACTORS), module.apply(held, x, FACTORS))
+
+
+@pytest.mark.parametrize(
+    ("family", "attributes", "shape", "says"),
+    [
+        ("simple_resnet", dict(width=16, depth=4), (7, 8, 3), r"pools three times: images must be 8x8 or larger"),
+        ("simple_resnet", dict(width=16, depth=2), (8, 8, 3), "needs a depth of 3 or more blocks, got 2"),
+        ("simple_resnet", dict(width=20, depth=4), (8, 8, 3), "width 20 must divide by 8"),
+        ("simple_resnet", dict(width=16, depth=4, pool="mean"), (8, 8, 3), "unknown pool 'mean'"),
+        ("simple_resnet", dict(width=16, depth=4, norm="layer"), (8, 8, 3), "unknown norm 'layer'"),
+        (
+            "resnet",
+            dict(width=4, depth=1, stem="imagenet"),
+            (8, 8, 3),
+            "halves the image 4 times: images must be 16x16",
+        ),
+        ("resnet", dict(width=4, depth=1, norm="layer"), (4, 4, 3), "8x8 or larger.*layer norm over one pixel is 0"),
+        ("resnet", dict(width=4, depth=1, norm="group"), (8, 8, 3), "unknown norm 'group'"),
+        ("resnet", dict(width=4, depth=1, stages=(1, 0)), (8, 8, 3), "stages must be at least 1, got 0"),
+        ("vit", dict(width=10, depth=1, heads=4), (8, 8, 3), "heads must divide the width: 4 heads, width 10"),
+        ("vit", dict(width=8, depth=1, patch=3), (8, 8, 3), "patch must divide the image: patches of 3x3"),
+        ("vit", dict(width=8, depth=1, pool="max"), (8, 8, 3), "unknown pool 'max'"),
+        ("vit", dict(width=8, depth=1), (64,), "inputs must be .batch, height, width, channels., got"),
+        ("cnn", dict(width=4, depth=2, padding="same"), (8, 3), "unknown padding 'same'"),
+        ("cnn", dict(width=4, depth=2, kernels=(9,)), (3, 3), "kernel of 9 needs images of 4 or more"),
+        ("cnn", dict(width=4, depth=2, channels=(0.3,)), (8, 3), "0.3 x width 4 must be a whole number of channels"),
+        ("cnn", dict(width=4, depth=2, gelu_variance="he"), (8, 3), "unknown gelu_variance 'he'"),
+        ("residual_cnn", dict(width=6, depth=2, bottleneck=4), (8, 3), "bottleneck 4 must divide the width 6"),
+        ("residual_cnn", dict(width=4, depth=2, dropout=1.0), (8, 3), "dropout must be at least 0 and below 1"),
+        ("residual_cnn", dict(width=4, depth=2, kernels=(3,), dropout=0.1), (8, 3), "between the convolutions"),
+        ("residual_mlp", dict(width=4, depth=2, activation="rleu"), (8,), "did you mean 'relu'"),
+        ("mlp", dict(width=4, depth=0), (8,), "depth must be at least 1, got 0"),
+        ("mlp", dict(width=4, depth=1, dtype="float16"), (8,), "unknown dtype 'float16'"),
+    ],
+)
+def test_errors_come_before_compilation(family, attributes, shape, says):
+    module = MODELS[family](**attributes)
+    with pytest.raises(ValueError, match=says):
+        jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, *shape)), FACTORS))
+
+
+def test_layers_may_differ():
+    """Channels and kernel sizes layer by layer, repeated from the start."""
+    module = CNN(4, 5, channels=(1, 2), kernels=(3, 1, 5), scan=True)
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 8, 3)), FACTORS))["params"]
+    kernels = [params[name]["conv"]["kernel"].shape for name in ("read_in", *(f"block_{i}" for i in range(4)))]
+    assert kernels == [(3, 3, 4), (1, 4, 8), (5, 8, 4), (3, 4, 8), (1, 8, 4)]
+
+
+def test_resnet_without_factor_is_post_activation():
+    """States after each block are rectified: h = phi(shortcut + b f)."""
+    x = jnp.asarray(inputs("resnet", dtype=np.float32))
+    module: ResNet = model("resnet")
+    _, sown = module.apply(module.init(jax.random.key(0), x, FACTORS), x, FACTORS, mutable=["stream"])
+    assert min(float(h.min()) for h in states(sown["stream"])) == 0

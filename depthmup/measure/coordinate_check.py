@@ -273,7 +273,7 @@ def _in_turn(probe: Probe, hypers: Sequence[PyTree], steps: int) -> dict[str, np
         changes = []
         for _ in range(steps):
             state, change = advance(state, before, hyper, probe.batch)
-            changes.append(change)
+            changes.append(jax.device_get(change))
         trainings.append(jax.tree.map(lambda *leaves: np.stack(leaves), *changes))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trainings)
 

@@ -1,10 +1,11 @@
 """Flax Linen models, NHWC; each takes (inputs, ForwardFactors, train=False)."""
 
 from depthmup.models.cnn import CNN, ResidualCNN
-from depthmup.models.layers import ACTIVATIONS, Model, stack_blocks, states, stationary_gain, unstack_blocks
+from depthmup.models.layers import ACTIVATIONS, Model, stationary_gain
 from depthmup.models.mlp import MLP, ResidualMLP
 from depthmup.models.resnet import ResNet, SimpleResNet, resnet
 from depthmup.models.specs import model_specs
+from depthmup.models.stack import stack_blocks, states, unstack_blocks
 from depthmup.models.vit import ViT
 
 MODELS: dict[str, type[Model]] = {

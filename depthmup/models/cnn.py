@@ -20,9 +20,9 @@ from depthmup.models.layers import (
     conv,
     fan_in_init,
     norm,
-    stack,
     stationary_gain,
 )
+from depthmup.models.stack import sow_hidden, sow_state, stack
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 
@@ -93,14 +93,14 @@ class CNN(Model):
             return ConvLayer(features, kernel, self.padding, self.activation if i else "linear", gain, dtype, name=name)
 
         z = layer(0, "read_in")(x)
-        self.sow("stream", "h", z)
+        sow_state(self, z)
         if len(self.channels) == len(self.kernels) == 1:
             z = stack(self, lambda name: layer(1, name), lambda layer, z: layer(z), z, self.depth - 1, scan=self.scan)
         else:  # blocks that differ are not scanned
             for i in range(1, self.depth):
                 z = layer(i, f"block_{i - 1}")(z)
-                self.sow("stream", "h", z)
-        self.sow_hidden(z)
+                sow_state(self, z)
+        sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))
         return Readout(self.outputs, False, dtype, name="readout")(pooled, factors)
 
@@ -185,7 +185,7 @@ class ResidualCNN(Model):
         self.check(x.shape)
         dtype = DTYPES[self.dtype]
         z = conv(x, self.width, "read_in", padding=self.padding, dtype=dtype)
-        self.sow("stream", "h", z)
+        sow_state(self, z)
         options = (self.activation, self.kernels, self.bottleneck, self.padding, self.norm, self.dropout)
         z = stack(
             self,
@@ -195,6 +195,6 @@ class ResidualCNN(Model):
             self.depth,
             scan=self.scan,
         )
-        self.sow_hidden(z)
+        sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))
         return Readout(self.outputs, False, dtype, name="readout")(pooled, factors)

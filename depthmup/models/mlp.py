@@ -17,9 +17,9 @@ from depthmup.models.layers import (
     check_name,
     fan_in_init,
     norm,
-    stack,
     stationary_gain,
 )
+from depthmup.models.stack import sow_hidden, sow_state, stack
 from depthmup.parameterization import ForwardFactors
 
 
@@ -58,7 +58,7 @@ class MLP(Model):
         init = fan_in_init(stationary_gain(self.activation))
         x = x.reshape(len(x), -1)
         z = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=init, dtype=dtype, name="read_in")(x)
-        self.sow("stream", "h", z)
+        sow_state(self, z)
         z = stack(
             self,
             lambda name: PlainLayer(self.activation, self.use_bias, dtype, name=name),
@@ -67,7 +67,7 @@ class MLP(Model):
             self.depth - 1,
             scan=self.scan,
         )
-        self.sow_hidden(z)
+        sow_hidden(self, z)
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(self.phi(z), factors)
 
 
@@ -120,7 +120,7 @@ class ResidualMLP(Model):
         dtype = DTYPES[self.dtype]
         x = x.reshape(len(x), -1)
         h = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=fan_in_init(), dtype=dtype, name="read_in")(x)
-        self.sow("stream", "h", h)
+        sow_state(self, h)
         init = fan_in_init(0 if self.zero_init_branch else 1)
         h = stack(
             self,
@@ -130,6 +130,6 @@ class ResidualMLP(Model):
             self.depth,
             scan=self.scan,
         )
-        self.sow_hidden(h)
+        sow_hidden(self, h)
         psi = self.phi(h) if self.readout == "phi" else h
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(psi, factors)

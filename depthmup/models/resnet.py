@@ -21,8 +21,8 @@ from depthmup.models.layers import (
     conv,
     fan_in_init,
     norm,
-    stack,
 )
+from depthmup.models.stack import sow_hidden, sow_state, stack
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 STAGES = 4  # of SimpleResNet: three poolings between them
@@ -50,8 +50,9 @@ class SimpleResNet(Model):
     """h^0 = W_in * x;  h^{l+1} = h^l + b W^l * phi(h^l);  logits = c W_out flatten(phi(h^depth)).
 
     Paper A, Appendix A.1: one 3x3 convolution of stride 1 per residual block, no normalization. After blocks
-    round(i depth / 4), i = 1, 2, 3, the image is pooled by 2 and a 3x3 convolution outside the branches (linear: ours)
-    doubles the channels. The activation before the readout is ours (the paper's formula is lost).
+    round(i depth / 4), i = 1, 2, 3 (halves to even; depth 3 has no block in its third stage), the image is pooled by 2
+    and a 3x3 convolution outside the branches (linear: ours) doubles the channels. The activation before the readout is
+    ours (the paper's formula is lost).
 
     Attributes: those of `Model`; width: channels of the last stage, 8 times those of the first; depth: residual blocks,
     3 or more. With scan, the blocks between two poolings are one scanned `blocks_0` .. `blocks_3`.
@@ -95,7 +96,7 @@ class SimpleResNet(Model):
         pool = nn.avg_pool if self.pool == "average" else nn.max_pool
         channels = self.width // 2 ** (STAGES - 1)
         h = conv(x, channels, "read_in", padding=self.padding, dtype=dtype)
-        self.sow("stream", "h", h)
+        sow_state(self, h)
         bounds = [0, *(round(i * self.depth / STAGES) for i in range(1, STAGES)), self.depth]
         for stage in range(STAGES):
             if stage:
@@ -113,7 +114,7 @@ class SimpleResNet(Model):
                 scan=self.scan,
                 scanned=f"blocks_{stage}",
             )
-        self.sow_hidden(h)
+        sow_hidden(self, h)
         return Readout(self.outputs, False, dtype, name="readout")(self.phi(h).reshape(len(h), -1), factors)
 
 
@@ -169,7 +170,7 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, h: jax.Array, branch_factor: jax.Array | float, train: bool) -> jax.Array:
         h = ResNetBlock(self.features, self.stride, *self.options, name="block_0")(h, branch_factor, train)
-        self.sow("stream", "h", h)
+        sow_state(self, h)
         return stack(
             self,
             lambda name: ResNetBlock(self.features, 1, *self.options, name=name),
@@ -191,10 +192,11 @@ class ResNet(Model):
     Attributes: those of `Model`; width: channels of the first stage before a bottleneck's expansion, so width 128 is
     ResNet-18's with width multiplier 2; depth: multiple of `stages`. `resnet` makes the standard sizes.
       stages: blocks per unit of depth; CIFAR's 6n + 2 layers are stages (1, 1, 1), depth n.
-      bottleneck: blocks of 1x1, 3x3, 1x1 convolutions with 4 x the channels, as in ResNet-50, instead of two 3x3.
+      bottleneck: blocks of 1x1, 3x3, 1x1 convolutions with 4 x the channels, as in ResNet-50, instead of two 3x3; the
+        stride is the 3x3's, as in torchvision.
       stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 with stride 2 and 3x3 max pooling.
-      norm: after each convolution; "batch", "layer" (over each channel's plane; scale and offset per channel: ours) or
-        "none".
+      norm: after each convolution; "batch", "layer" (over each channel's plane, as in instance norm; a scale and offset
+        per channel: ours) or "none".
       zero_init_branch: the last convolution of a branch starts at 0 (Appendix M).
     """
 
@@ -231,14 +233,14 @@ class ResNet(Model):
         h = self.phi(norm(h, plane(self.norm), "read_in_norm", train=train, dtype=dtype))
         if self.stem == "imagenet":
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-        self.sow("stream", "h", h)
+        sow_state(self, h)
         for i, blocks in enumerate(self.stages):
             features = self.width * 2**i * (4 if self.bottleneck else 1)
             options = (self.bottleneck, self.activation, self.norm, self.zero_init_branch, dtype)
             h = Stage(blocks * self.depth, features, 2 if i else 1, options, self.scan, name=f"stage_{i}")(
                 h, factors.branch, train
             )
-        self.sow_hidden(h)
+        sow_hidden(self, h)
         return Readout(self.outputs, True, dtype, name="readout")(h.mean(axis=(1, 2)), factors)
 
 

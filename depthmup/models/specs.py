@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.infer import infer_specs
-from depthmup.models.layers import Model, stack_blocks
+from depthmup.models.layers import Model
+from depthmup.models.stack import stack_blocks
 from depthmup.parameterization import ForwardFactors
 from depthmup.specs import ParamSpec, PyTree, flatten_shapes, is_spec
 

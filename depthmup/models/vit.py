@@ -18,8 +18,8 @@ from depthmup.models.layers import (
     check_name,
     fan_in_init,
     norm,
-    stack,
 )
+from depthmup.models.stack import sow_hidden, sow_state, stack
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 
@@ -90,8 +90,8 @@ class ViT(Model):
     Each block has two residual branches, both multiplied by the branch factor, pre-LN or without norm. Attention is
     softmax(a q . k) with the parameterization's attention factor a: the paper's 1/head_dim with base_head_dim 1; so
     give `forward_factors(..., head_dim=model.head_dim)`. Queries start at 0, other weights of the blocks at variance
-    1/width (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token and
-    positions at standard deviation .02 whatever the width (ours), biases at 0.
+    1/width (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token
+    and positions at standard deviation .02 whatever the width (ours), biases at 0.
 
     Attributes: those of `Model`; width; depth: blocks (so 2 depth residual branches); activation: "gelu".
       heads: their number, fixed, so that head_dim = width / heads grows with width.
@@ -142,7 +142,7 @@ class ViT(Model):
             token = self.param("class_token", constant, (1, 1, self.width)).astype(h.dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), h], axis=1)
         h = h + self.param("positions", constant, h.shape[1:]).astype(h.dtype)
-        self.sow("stream", "h", h)
+        sow_state(self, h)
         options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
         h = stack(
             self,
@@ -152,7 +152,7 @@ class ViT(Model):
             self.depth,
             scan=self.scan,
         )
-        self.sow_hidden(h)
+        sow_hidden(self, h)
         h = norm(h, self.norm, "final_norm", train=train, dtype=dtype)
         h = h[:, 0] if self.pool == "cls" else h.mean(axis=1)
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(h, factors)

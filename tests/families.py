@@ -1,0 +1,54 @@
+"""Every family at a size for tests: (attributes, input shape)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import depthmup as dm
+from depthmup.models import MODELS
+
+FACTORS = dm.ForwardFactors(0.3, 0.7, 0.2)
+IMAGE = (8, 8, 3)
+CASES = {
+    "mlp": ("mlp", dict(width=8, depth=3, use_bias=True), (5,)),
+    "residual_mlp": ("residual_mlp", dict(width=8, depth=3), (5,)),
+    "residual_mlp options": (
+        "residual_mlp",
+        dict(width=8, depth=3, use_bias=True, norm="layer", activation="tanh", readout="linear"),
+        (5,),
+    ),
+    "cnn": ("cnn", dict(width=4, depth=3), IMAGE),
+    "cnn 1-D": ("cnn", dict(width=4, depth=3, kernels=(5,), padding="zero", activation="gelu"), (8, 3)),
+    "residual_cnn": ("residual_cnn", dict(width=4, depth=2, norm="batch", dropout=0.3), IMAGE),
+    "residual_cnn bottleneck": (
+        "residual_cnn",
+        dict(width=8, depth=2, kernels=(1, 3, 1), bottleneck=4, padding="zero"),
+        IMAGE,
+    ),
+    "simple_resnet": ("simple_resnet", dict(width=16, depth=6, norm="batch", count="layers"), IMAGE),
+    "resnet": ("resnet", dict(width=4, depth=2), IMAGE),
+    "resnet bottleneck": ("resnet", dict(width=4, depth=1, stages=(2, 2), bottleneck=True, norm="layer"), IMAGE),
+    "vit": ("vit", dict(width=8, depth=3), IMAGE),
+    "vit mean": ("vit", dict(width=8, depth=2, pool="mean", norm="none", use_bias=False, patch=2), IMAGE),
+}
+
+
+def model(case, **attributes):
+    family, own, _ = CASES[case]
+    return MODELS[family](**{**own, "scan": False, **attributes})
+
+
+def inputs(case, examples=4, dtype=np.float64):
+    return np.random.default_rng(0).normal(size=(examples, *CASES[case][2])).astype(dtype)
+
+
+def variables(case, module):
+    """Parameters and statistics in float64, none of them 0 or 1."""
+    made = module.init(jax.random.key(0), jnp.asarray(inputs(case)[:1]), FACTORS)
+    rng = np.random.default_rng(1)
+    shifted = {
+        name: jax.tree.map(lambda w: np.asarray(w, np.float64) + rng.uniform(0.02, 0.2, w.shape), made[name])
+        for name in ("params", "batch_stats")
+        if name in made
+    }
+    return shifted
