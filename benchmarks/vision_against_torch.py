@@ -7,7 +7,8 @@ images of 32x32x3, float32, all cores: the fastest of 6, in turns with PyTorch (
 fused attention), which computes the same function from the same weights: so the losses after these steps must agree.
 
 Then seconds to trace (with lowering) and to compile the training step of small models, blocks unrolled and scanned,
-without a compilation cache. Takes about three minutes on a machine with nothing else to do: with other load PyTorch loses more than JAX.
+without a compilation cache. Takes about three minutes on an idle machine; on a busy one the ratios mean nothing, for
+PyTorch's threads wait for each other actively and lose several times more than JAX's.
 """
 
 from __future__ import annotations
@@ -162,9 +163,10 @@ def compare(model: Model) -> tuple[list[float], list[float]]:
     y = rng.integers(0, 10, BATCH)
     params = model.clone(scan=False).init(jax.random.key(0), x[:1], forward_factors(model))["params"]
     mine, torch = ours(model, params, x, y), theirs(model, params, x, y)
-    milliseconds, losses = [], []
+    milliseconds: list[float] = []
+    losses: list[float] = []
     for pair in zip(mine, torch, strict=True):
-        seconds = [[], []]
+        seconds: list[list[float]] = [[], []]
         for _ in range(ROUNDS + 1):  # the first is a warm-up
             for times, function in zip(seconds, pair, strict=True):
                 start = time.perf_counter()

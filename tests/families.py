@@ -1,5 +1,7 @@
 """Every family at a size for tests: (attributes, input shape)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,25 @@ CASES = {
 }
 
 
+QUICK = {"xla_backend_optimization_level": 0}  # compiling is the cost in these tests
+
+
+def init(module, x):
+    """All variables, by one program."""
+    return jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), jnp.asarray(x[:1]), FACTORS)
+
+
+@functools.cache
+def applied(module, train=False, mutable=()):
+    """(variables, inputs, factors, dropout key) -> the module applied, as one program."""
+
+    def run(held, x, factors=FACTORS, key=None):
+        rngs = {} if key is None else {"dropout": key}
+        return module.apply(held, x, factors, train=train, mutable=list(mutable) or False, rngs=rngs)
+
+    return jax.jit(run, compiler_options=QUICK)
+
+
 def model(case, **attributes):
     family, own, _ = CASES[case]
     return MODELS[family](**{**own, "scan": False, **attributes})
@@ -44,11 +65,6 @@ def inputs(case, examples=4, dtype=np.float64):
 
 def variables(case, module):
     """Parameters and statistics in float64, none of them 0 or 1."""
-    made = module.init(jax.random.key(0), jnp.asarray(inputs(case)[:1]), FACTORS)
+    made = init(module, inputs(case))
     rng = np.random.default_rng(1)
-    shifted = {
-        name: jax.tree.map(lambda w: np.asarray(w, np.float64) + rng.uniform(0.02, 0.2, w.shape), made[name])
-        for name in ("params", "batch_stats")
-        if name in made
-    }
-    return shifted
+    return jax.tree.map(lambda w: np.asarray(w, np.float64) + rng.uniform(0.02, 0.2, w.shape), made)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from depthmup.models import (
+    ACTIVATIONS,
     CNN,
     MLP,
     MODELS,
@@ -23,9 +24,8 @@ from depthmup.models import (
     unstack_blocks,
 )
 from depthmup.models.layers import conv
-from tests.families import CASES, FACTORS, inputs, model, variables
+from tests.families import CASES, FACTORS, QUICK, applied, init, inputs, model, variables
 
-QUICK = {"xla_backend_optimization_level": 0}  # compiling is the cost here
 COLLECTIONS = ["batch_stats", "stream", "features"]
 
 
@@ -131,7 +131,7 @@ def leaves_like(params, *names):
     ],
 )
 def test_initial_variance(module, shape, names, variance):
-    params = jax.jit(module.init)(jax.random.key(0), jnp.ones((1, *shape)), FACTORS)["params"]
+    params = init(module, np.ones((1, *shape)))["params"]
     (kernel, *_) = leaves_like(params, *names)
     assert kernel.var() == pytest.approx(variance, rel=5 * np.sqrt(2 / kernel.size))  # five standard errors
 
@@ -144,8 +144,6 @@ def test_queries_start_at_zero():
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "erf", "linear"])
 def test_stationary_gain(activation):
     z = np.random.default_rng(0).normal(size=2_000_000)
-    from depthmup.models import ACTIVATIONS
-
     moment = np.mean(np.asarray(ACTIVATIONS[activation](jnp.asarray(z, jnp.float32)), np.float64) ** 2)
     assert stationary_gain(activation) * moment == pytest.approx(1, abs=5e-3)
 
@@ -153,12 +151,11 @@ def test_stationary_gain(activation):
 @pytest.mark.parametrize("family", ["residual_mlp", "residual_cnn", "simple_resnet", "resnet", "vit"])
 def test_zero_init_branch(family):
     """With branches at 0 the branch factor does not matter; otherwise it does."""
-    case = {**{name: name for name in CASES}}[family]
-    x = jnp.asarray(inputs(case, dtype=np.float32))
+    x = jnp.asarray(inputs(family, dtype=np.float32))
     for zero, same in ((True, True), (False, False)):
-        module = model(case, zero_init_branch=zero)
-        held = module.init(jax.random.key(0), x, FACTORS)
-        one, two = (module.apply(held, x, FACTORS._replace(branch=b)) for b in (0.3, 3.0))
+        module = model(family, zero_init_branch=zero)
+        held, apply = init(module, x), applied(module)
+        one, two = (apply(held, x, FACTORS._replace(branch=b)) for b in (0.3, 3.0))
         assert bool(jnp.array_equal(one, two)) == same
 
 
@@ -166,14 +163,12 @@ def test_simple_resnet_counts_layers_and_pools(x64):
     """`count` is a factor sqrt(depth / (depth + 5)) on the branches; pools after blocks 3, 6 and 9 of 12 (A.1)."""
     x = inputs("simple_resnet")
     blocks, layers = (SimpleResNet(16, 12, count=count, scan=False) for count in ("blocks", "layers"))
-    held = blocks.init(jax.random.key(0), x, FACTORS)
+    held = init(blocks, x)
     scaled = FACTORS._replace(branch=FACTORS.branch * np.sqrt(12 / 17))
-    np.testing.assert_allclose(layers.apply(held, x, FACTORS), blocks.apply(held, x, scaled), rtol=1e-12)
-    _, sown = blocks.apply(held, x, FACTORS, mutable=["stream"])
+    expected, sown = applied(blocks, mutable=("stream",))(held, x, scaled)
+    np.testing.assert_allclose(applied(layers)(held, x), expected, rtol=1e-10)
     shapes = [h.shape[1:] for h in states(sown["stream"])]
     assert shapes == [(8, 8, 2)] * 4 + [(4, 4, 4)] * 3 + [(2, 2, 8)] * 3 + [(1, 1, 16)] * 3
-    largest = SimpleResNet(16, 3, pool="max", scan=False)
-    assert not np.allclose(largest.apply(largest.init(jax.random.key(0), x, FACTORS), x, FACTORS), 0)
 
 
 @pytest.mark.parametrize(("layers", "convolutions"), [(18, 20), (34, 36), (50, 53), (20, 21), (110, 111)])
@@ -198,22 +193,23 @@ def test_bfloat16(case):
     """Computes in bfloat16, keeps parameters and statistics, and returns logits, in float32."""
     x = jnp.asarray(inputs(case, dtype=np.float32))
     full, half = model(case), model(case, dtype="bfloat16")
-    held = half.init(jax.random.key(0), x, FACTORS)
-    held = {name: held[name] for name in ("params", "batch_stats") if name in held}
+    held = init(half, x)
     assert {leaf.dtype for leaf in jax.tree.leaves(held)} == {jnp.dtype("float32")}
-    logits, sown = half.apply(held, x, FACTORS, mutable=["features"])
+    logits, sown = applied(half, mutable=("features",))(held, x)
     assert logits.dtype == jnp.float32
     assert sown["features"]["hidden"].dtype == jnp.bfloat16
-    difference = np.abs(logits - full.apply(held, x, FACTORS)).max()
+    difference = np.abs(logits - applied(full)(held, x)).max()
     assert 0 < difference < 0.05 * np.abs(logits).max()
 
 
 def test_dropout_is_for_training_only():
     module, x = model("residual_cnn", norm="none"), jnp.asarray(inputs("residual_cnn", dtype=np.float32))
-    held = module.init(jax.random.key(0), x, FACTORS)
-    one, two = (module.apply(held, x, FACTORS, train=True, rngs={"dropout": jax.random.key(k)}) for k in (0, 1))
+    held, train = init(module, x), applied(module, train=True)
+    one, two, again = (train(held, x, FACTORS, jax.random.key(k)) for k in (0, 1, 0))
     assert not np.allclose(one, two)
-    np.testing.assert_array_equal(module.apply(held, x, FACTORS), module.apply(held, x, FACTORS))
+    np.testing.assert_array_equal(one, again)
+    without = model("residual_cnn", norm="none", dropout=0.0)
+    np.testing.assert_array_equal(applied(module)(held, x), applied(without)(held, x))
 
 
 @pytest.mark.parametrize(
@@ -267,5 +263,5 @@ def test_resnet_without_factor_is_post_activation():
     """States after each block are rectified: h = phi(shortcut + b f)."""
     x = jnp.asarray(inputs("resnet", dtype=np.float32))
     module: ResNet = model("resnet")
-    _, sown = module.apply(module.init(jax.random.key(0), x, FACTORS), x, FACTORS, mutable=["stream"])
+    _, sown = applied(module, mutable=("stream",))(init(module, x), x)
     assert min(float(h.min()) for h in states(sown["stream"])) == 0

@@ -111,14 +111,14 @@ def conv(
 
 def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
     """ "none"; "batch"; "layer": over the last axis of (batch, ..., width); "plane": over the space of each channel."""
-    # Flax's fast variance, <x^2> - <x>^2, is 20% off in float32 where the mean is 1000 standard deviations.
-    options = {"use_fast_variance": False, "dtype": dtype, "name": name}
+    # With Flax's fast variance, <x^2> - <x>^2: exact to 1e-4 in float32 where the mean is within 10 standard deviations.
+    # The two-pass one compiles 9 times slower on a CPU for an unrolled ViT of depth 32.
     if kind == "batch":
-        return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, **options)(x)
+        return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name)(x)
     if kind == "plane":
-        return nn.GroupNorm(num_groups=None, group_size=1, epsilon=1e-5, **options)(x)
+        return nn.GroupNorm(num_groups=None, group_size=1, epsilon=1e-5, dtype=dtype, name=name)(x)
     if kind == "layer":
-        return nn.LayerNorm(epsilon=1e-6, **options)(x)
+        return nn.LayerNorm(epsilon=1e-6, dtype=dtype, name=name)(x)
     return x
 
 

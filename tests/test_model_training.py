@@ -1,0 +1,140 @@
+"""Every family through the one training step: it learns, carries statistics, and trials in turn are trials mapped."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import default
+from depthmup.models import MODELS
+from depthmup.settings import SettingsError, from_config
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import problem_of
+from depthmup.train.parallel import scan_blocks, trial_layout
+
+SIZES = {
+    "mlp": dict(width=16, depth=2),
+    "residual_mlp": dict(width=16, depth=2),
+    "cnn": dict(width=8, depth=2),
+    "residual_cnn": dict(width=8, depth=2, norm="batch", dropout=0.1),
+    "simple_resnet": dict(width=64, depth=3, norm="batch"),
+    "resnet": dict(width=4, depth=1),
+    "vit": dict(width=16, depth=1, heads=2, patch=4),
+}
+
+
+def settings(family, **model):
+    config = default.get_config(family)
+    for key, value in {**SIZES[family], **model}.items():
+        config.model[key] = value
+    config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-7
+    config.parameterization.base_width, config.parameterization.base_depth = 16, 2
+    config.schedule = "constant"
+    return from_config(config)
+
+
+def hyper_of(problem, s, seed=0):
+    return problem.hyper(s.model, s.parameterization, s.optimizer, seed)
+
+
+def loop_of(problem, s, trials, **options):
+    trainer = problem.trainer(s.model, s.optimizer.name)
+    return TrialLoop(trainer, problem.dataset, trials=trials, batch_size=32, data_seed=0, **options)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16")])
+def test_twenty_steps_lower_the_loss(family, dtype):
+    s = settings(family, dtype=dtype)
+    problem, seen = problem_of(s), []
+    metrics = loop_of(problem, s, 1).run([hyper_of(problem, s)], 20, progress=lambda _, losses: seen.append(losses))
+    losses = np.concatenate(seen, axis=1)[0]
+    assert losses.shape == (20,)
+    assert metrics["loss"][0] < losses[0] - 0.05
+    assert losses[-5:].mean() < losses[:5].mean() - 0.05
+
+
+def test_statistics_are_carried(x64):
+    """After a step: 0.9 old + 0.1 of the batch's, as PyTorch's; evaluation uses them and leaves them."""
+    s = settings("resnet")
+    problem = problem_of(s)
+    trainer, hyper = problem.trainer(s.model, "adam"), hyper_of(problem, s).arrays()
+    state = trainer.init(hyper)
+    batch = (problem.dataset.train.inputs[:32], problem.dataset.train.labels[:32])
+    after, _ = jax.jit(trainer.train_step)(state, batch, hyper)
+    kernel = np.asarray(state.params["read_in"]["kernel"], np.float64)[:, :, 0]
+    x = np.pad(batch[0][..., 0].astype(np.float64), ((0, 0), (1, 1), (1, 1)))
+    first = sum(x[:, i : i + 8, j : j + 8, None] * kernel[i, j] for i in range(3) for j in range(3))
+    old, new = (t.statistics["batch_stats"]["read_in_norm"] for t in (state, after))
+    np.testing.assert_allclose(new["mean"], 0.9 * old["mean"] + 0.1 * first.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(new["var"], 0.9 * old["var"] + 0.1 * first.var((0, 1, 2)), rtol=1e-4)
+    evaluate = jax.jit(trainer.evaluate)
+    here = evaluate(after, batch, hyper)["loss"]
+    elsewhere = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"]
+    assert abs(here - elsewhere) > 1e-4
+
+
+def test_trials_in_turn_are_trials_mapped():
+    """Three trials on two devices, step by step and by lax.map and lax.scan in one program; and in chunks."""
+    s = settings("residual_cnn", width=4, depth=1)
+    problem = problem_of(s)
+    hypers = [hyper_of(problem, s, seed) for seed in range(3)]
+    devices, results = jax.local_devices()[:2], {}
+    for layout, chunk in (("turn", None), ("map", None), ("turn", 2)):
+        results[layout, chunk] = loop_of(problem, s, 3, layout=layout, devices=devices).run(hypers, 3, chunk)
+    for key, value in results["turn", None].items():
+        np.testing.assert_allclose(value, results["map", None][key], rtol=2e-4, err_msg=key)
+        np.testing.assert_array_equal(value, results["turn", 2][key], err_msg=key)
+    assert len(set(results["turn", None]["loss"])) == 3
+
+
+def test_layouts_on_a_cpu():
+    """The one decision, by backend and model (docs/design.md section 3), and that a config overrides it."""
+    assert (trial_layout(), trial_layout(convolutional=True)) == ("map", "turn")
+    assert (scan_blocks(), scan_blocks(convolutional=True)) == (True, False)
+    for family, model in MODELS.items():
+        s = settings(family)
+        problem = problem_of(s)
+        assert problem.trainer(s.model, "adam").layout == ("turn" if model.convolutional else "map")
+        assert problem.model(s.model).scan == (not model.convolutional)
+    assert problem_of(settings("cnn")).model(settings("cnn", scan=True).model).scan
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "says"),
+    [
+        ("vit", {"heads": 3}, "model: heads must divide the width: 3 heads, width 16"),
+        ("vit", {"patch": 3}, "model: patch must divide the image: patches of 3x3, image of .8, 8."),
+        ("simple_resnet", {"depth": 2}, "model: SimpleResNet needs a depth of 3 or more blocks"),
+        ("resnet", {"stem": "imagenet"}, "model: ResNet halves the image 4 times"),
+        ("resnet", {"norm": "bacth"}, "model: unknown norm 'bacth'; did you mean 'batch'"),
+        ("cnn", {"padding": "wrap"}, "model: unknown padding 'wrap'"),
+    ],
+)
+def test_errors_before_anything_is_built(family, model, says):
+    with pytest.raises(SettingsError, match=says):
+        problem_of(settings(family, **model))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"heads": 4}, "config.model.heads is a setting of vit, not of residual_mlp: choose the family by the config"),
+        ({"use_bais": True}, "unknown key 'config.model.use_bais'; did you mean 'config.model.use_bias'"),
+        ({"name": "resnt"}, "unknown model.name 'resnt'; did you mean 'resnet'"),
+        ({"name": "vit"}, "config.model.readout is a setting of residual_mlp, not of vit"),
+        ({"norm": 3}, "config.model.norm must be str"),
+    ],
+)
+def test_model_settings_errors(change, says):
+    config = default.get_config().to_dict()
+    config["model"] |= change
+    with pytest.raises(SettingsError, match=says):
+        from_config(config)
+
+
+def test_settings_of_a_family_are_complete():
+    """configs/default.py has exactly the attributes of each family, with the classes' defaults or a reason."""
+    for family, model in MODELS.items():
+        options = from_config(default.get_config(family)).model.options
+        assert set(options) == set(model.option_types())
+    with pytest.raises(ValueError, match="unknown model family 'resnt'"):
+        default.get_config("resnt")
