@@ -1,11 +1,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer test lint lock clean
+.PHONY: transfer checks parity test lint lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
 	$(BIN)/python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer
+
+# Coordinate checks of every family of models; writes docs/checks.md. About an hour on 2 cores; goes on where it stopped.
+checks: .venv/ready
+	$(BIN)/python -m experiments.coordinate_checks runs/checks
+
+# The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.
+parity: .venv/ready
+	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
+	$(BIN)/python -m tests.parity
 
 # Lint, types and tests.
 test: lint
