@@ -127,7 +127,7 @@ def leaves_like(params, *names):
         (ViT(128, 1), (8, 8, 3), ["key", "kernel"], 1 / 128),
         (ViT(128, 1), (8, 8, 3), ["out", "attention", "kernel"], 1 / 128),
         (ViT(128, 1), (8, 8, 3), ["mlp_out", "kernel"], 1 / 128),
-        (ViT(1024, 1, patch=2), (8, 8, 3), ["positions"], 0.02**2),
+        (ViT(1024, 1, patch=2), (8, 8, 3), ["positions"], 1),
     ],
 )
 def test_initial_variance(module, shape, names, variance):

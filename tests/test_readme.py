@@ -1,17 +1,28 @@
-"""The README's Python runs as it stands."""
+"""The Python of the documents runs as it stands."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
 
 
-def test_python_blocks(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 2
+def run(path, count):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.S)
+    assert len(blocks) == count
     names = {}
     for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
+        exec(compile(block, path, "exec"), names)
+    return names
+
+
+def test_readme(capsys):
+    names = run("README.md", 2)
     assert names["logits"].shape == (32, 10)
     assert names["report"].ok, str(names["report"])
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
+
+
+def test_models():
+    names = run("docs/models.md", 1)
+    assert names["logits"].shape == (2, 10)
+    assert (names["wide18"].width, names["wide18"].stages) == (128, (1, 1, 1, 1))

@@ -111,8 +111,8 @@ def conv(
 
 def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
     """ "none"; "batch"; "layer": over the last axis of (batch, ..., width); "plane": over the space of each channel."""
-    # With Flax's fast variance, <x^2> - <x>^2: exact to 1e-4 in float32 where the mean is within 10 standard deviations.
-    # The two-pass one compiles 9 times slower on a CPU for an unrolled ViT of depth 32.
+    # With Flax's fast variance, <x^2> - <x>^2: good to 1e-4 in float32 where the mean is within 10 standard deviations.
+    # The two-pass one takes 9 times longer to compile on a CPU for an unrolled ViT of depth 32.
     if kind == "batch":
         return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, name=name)(x)
     if kind == "plane":

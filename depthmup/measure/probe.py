@@ -1,0 +1,176 @@
+"""Training a model for a few steps, a group of parameters at a time, to see how far its features move."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from depthmup.optim import family_of, from_factors
+from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
+from depthmup.specs import factors as leaf_factors
+from depthmup.specs import group as group_of
+from depthmup.specs import is_spec
+
+PyTree = Any
+ALL = "all"
+
+
+class Probe(NamedTuple):
+    """A model at one shape, ready to be trained a few steps.
+
+    init: hyper -> state.   step: (state, batch, hyper) -> (state, anything).
+    features: (state, batch, hyper) -> {quantity: array}; "hidden" (..., width) and "logits" are what verdicts look at.
+    hyper: (group, seed) -> hyper, any pytree of arrays, under which only that group of parameters is trained.
+    groups: groups of parameters, trained one at a time; "all" is added.
+    batch: what each step trains on and the features are taken from.
+    in_turn: one program per step instead of one for all (for convolutions on a CPU, docs/design.md section 3).
+
+    Give the same `init`, `step` and `features` for the same shape, and several checks share one compiled program.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[..., Any]
+    features: Callable[..., Mapping[str, jax.Array]]
+    hyper: Callable[[str, int], PyTree]
+    groups: tuple[str, ...]
+    batch: PyTree
+    in_turn: bool = False
+
+
+def probe(
+    p: Parameterization,
+    specs: PyTree,
+    *,
+    init: Callable[[jax.Array], PyTree],
+    loss: Callable[[PyTree, PyTree, ForwardFactors], jax.Array],
+    features: Callable[[PyTree, PyTree, ForwardFactors], Mapping[str, jax.Array]],
+    optimizer: str,
+    learning_rate: float,
+    batch: PyTree,
+    head_dim: float | None = None,
+    **options: Any,
+) -> Probe:
+    """A `Probe` of your own model from plain functions, trained by `dm.optimizer`.
+
+    Args:
+      init: PRNG key -> parameters with the standard fan-in init (rescaled here).
+      loss: (parameters, batch, forward factors) -> scalar.
+      features: (parameters, batch, forward factors) -> {"hidden": (..., width), "logits": ...}.
+      head_dim: of the attention at this width, for its factor.
+      **options: of `dm.optimizer`, such as eps.
+    """
+    first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
+    factors = leaf_factors(p, specs, family_of(optimizer))
+
+    def transformation(hyper: Any) -> optax.GradientTransformation:
+        return from_factors(hyper["factors"], optimizer, learning_rate, **options)
+
+    def weights(stored: PyTree) -> PyTree:
+        return jax.tree.map(lambda w, s: w * s, stored, factors.multiplier)
+
+    def start(hyper: Any) -> Any:
+        params = jax.tree.map(lambda w, s: w * s, init(jax.random.key(hyper["seed"])), factors.init)
+        return params, transformation(hyper).init(params)
+
+    def step(state: Any, batch: PyTree, hyper: Any) -> Any:
+        params, opt_state = state
+        grads = jax.grad(lambda stored: loss(weights(stored), batch, forward))(params)
+        updates, opt_state = transformation(hyper).update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    return Probe(
+        start,
+        step,
+        lambda state, batch, hyper: features(weights(state[0]), batch, forward),
+        lambda group, seed: {"seed": np.uint32(seed), "factors": train_only(factors, specs, group)},
+        groups_of(specs),
+        batch,
+    )
+
+
+def groups_of(specs: PyTree) -> tuple[str, ...]:
+    """Names of the groups of parameters that scale alike, in tree order."""
+    return tuple(dict.fromkeys(group_of(s) for s in jax.tree.leaves(specs, is_leaf=is_spec)))
+
+
+def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
+    """`factors` with the LR factor of every leaf outside `group` set to 0 ("all": unchanged)."""
+    masked = jax.tree.map(lambda lr, s: lr * float(group in (ALL, group_of(s))), factors.lr, specs)
+    return jax.tree.map(np.float32, factors._replace(lr=masked))
+
+
+def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
+    """(group, quantity) -> (seeds, steps) RMS changes since initialization.
+
+    Features before and after come from the same compiled code, so that what does not change is exactly 0.
+    Raises ValueError if "hidden" or "logits" is missing.
+    """
+    names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
+    hypers = [probe.hyper(*name) for name in names]
+    if probe.in_turn:
+        rms = _in_turn(probe, hypers, steps)
+    else:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
+        rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
+    return {
+        (group, quantity): np.asarray(values)[[i for i, name in enumerate(names) if name[0] == group]]
+        for group in (*probe.groups, ALL)
+        for quantity, values in rms.items()
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
+    """All trainings as one program."""
+
+    def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
+        start = init(hyper)
+        shapes = jax.eval_shape(features, start, batch, hyper)
+        _check_features(shapes)
+
+        def advance(carry: Any, step_number: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+            state, before = carry
+            now = features(state, batch, hyper)
+            before = {k: jnp.where(step_number == 0, now[k], before[k]) for k in before}
+            changes = {k: jnp.sqrt(jnp.mean((now[k] - before[k]) ** 2)) for k in before}
+            return (step(state, batch, hyper)[0], before), changes
+
+        nothing = {k: jnp.zeros(shape.shape, shape.dtype) for k, shape in shapes.items()}
+        changes = jax.lax.scan(advance, (start, nothing), jnp.arange(steps + 1))[1]
+        return {k: values[1:] for k, values in changes.items()}
+
+    return jax.jit(lambda hypers, batch: jax.lax.map(lambda hyper: run(hyper, batch), hypers))
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(init: Callable, step: Callable, features: Callable) -> tuple[Callable, ...]:
+    return jax.jit(init), jax.jit(lambda *arguments: step(*arguments)[0]), jax.jit(features)
+
+
+def _in_turn(probe: Probe, hypers: Sequence[PyTree], steps: int) -> dict[str, np.ndarray]:
+    """The same, one training after another and step by step."""
+    init, step, features = _programs(probe.init, probe.step, probe.features)
+    trainings = []
+    for hyper in jax.device_put(hypers):
+        state = init(hyper)
+        before = jax.device_get(features(state, probe.batch, hyper))
+        _check_features(before)
+        changes = []
+        for _ in range(steps):
+            state = step(state, probe.batch, hyper)
+            after = jax.device_get(features(state, probe.batch, hyper))
+            changes.append({k: np.sqrt(np.mean((after[k] - before[k]) ** 2)) for k in before})
+        trainings.append(jax.tree.map(lambda *leaves: np.stack(leaves), *changes))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trainings)
+
+
+def _check_features(features: Mapping[str, Any]) -> None:
+    if not {"hidden", "logits"} <= features.keys():
+        raise ValueError(f"features must have 'hidden' and 'logits', they have {sorted(features)}")
