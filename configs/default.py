@@ -74,9 +74,40 @@ FAMILIES = dict(
         zero_init_branch=False,
     ),
 )
-# Shapes of main.py check where they are not those of the residual MLP: convolutions are dear, and small images leave
-# room for little depth.
-CHECKS: dict = {}
+# What main.py check does where it is not as for the residual MLP: convolutions are dear. Plain networks claim nothing
+# along depth.
+CHECKS = dict(
+    mlp=dict(depths=()),
+    cnn=dict(widths=(32, 64, 128), depths=(), depth=3, log2_learning_rates=dict(sgd=-11.0, adam=-13.0)),
+    residual_cnn=dict(
+        widths=(32, 64, 128),
+        depths=(8, 12, 16, 32),
+        width=64,
+        depth=4,
+        log2_learning_rates=dict(sgd=-11.0, adam=-13.0),
+    ),
+    simple_resnet=dict(
+        widths=(128, 256, 512),
+        depths=(8, 12, 16, 32),
+        width=256,
+        depth=4,
+        log2_learning_rates=dict(sgd=-5.0, adam=-10.0),
+    ),
+    resnet=dict(
+        widths=(8, 16, 32),
+        depths=(3, 4, 6, 10),
+        width=16,
+        depth=2,
+        log2_learning_rates=dict(sgd=-10.0, adam=-12.0),
+    ),
+    vit=dict(
+        widths=(64, 128, 256),
+        depths=(8, 12, 16, 32),
+        width=64,
+        depth=4,
+        log2_learning_rates=dict(sgd=-12.0, adam=-13.0),
+    ),
+)
 
 
 def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
@@ -151,5 +182,6 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         batch_size=32,
         tolerance=0.1,  # a slope beyond this is not ok
     )
-    config.check.update(CHECKS.get(model, {}))
+    if model in CHECKS:
+        config.check.update(CHECKS[model], steps=(1, 4), seeds=16, batch_size=8)
     return config
