@@ -94,11 +94,12 @@ CHECKS = dict(
         log2_learning_rates=dict(sgd=-5.0, adam=-10.0),
     ),
     resnet=dict(
-        widths=(8, 16, 32),
-        depths=(3, 4, 6, 10),
+        widths=(16, 32, 64),
+        depths=(6, 8, 12, 16),
         width=16,
-        depth=2,
-        log2_learning_rates=dict(sgd=-10.0, adam=-12.0),
+        depth=1,
+        beta0=3**-0.5,  # three stages: the branch factor is (number of blocks)^-1/2, and small depth matters less
+        log2_learning_rates=dict(sgd=-12.0, adam=-13.0),
     ),
     vit=dict(
         widths=(64, 128, 256),
@@ -180,6 +181,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         steps=(1, 10),  # after which the change of the features is measured
         seeds=8,
         batch_size=32,
+        beta0=1.0,  # branch multiplier at depth 1, on top of parameterization.beta0
         tolerance=0.1,  # a slope beyond this is not ok
     )
     if model in CHECKS:

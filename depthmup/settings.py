@@ -88,6 +88,7 @@ class CheckSettings:
     steps: tuple[int, ...]
     seeds: int
     batch_size: int
+    beta0: float
     tolerance: float
 
 
@@ -160,7 +161,11 @@ class Settings:
                 at_least_one(key, value)
             except ValueError as error:
                 raise SettingsError(str(error)) from error
-        for key, positive in (("optimizer.learning_rate", self.optimizer.learning_rate), ("epochs", self.epochs)):
+        for key, positive in (
+            ("optimizer.learning_rate", self.optimizer.learning_rate),
+            ("epochs", self.epochs),
+            ("check.beta0", self.check.beta0),
+        ):
             if not 0 < positive < math.inf:
                 raise SettingsError(f"{key} must be positive and finite, got {positive}")
         for key, values in (

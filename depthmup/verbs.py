@@ -107,7 +107,8 @@ def check_optimizer(
 def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
     """The config's model at this shape, trained by our own training step with the optimizer `name`."""
     problem = problem_of(settings)._replace(schedule="constant")
-    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1)
+    beta0 = settings.parameterization.beta0 * settings.check.beta0
+    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0)
     model = dataclasses.replace(settings.model, width=width, depth=depth)
     learning_rate = 2.0 ** settings.check.log2_learning_rates[name]
     optimizer = dataclasses.replace(settings.optimizer, name=name, learning_rate=learning_rate)
