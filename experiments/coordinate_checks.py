@@ -60,8 +60,8 @@ NO_BRANCH = (
 )
 CLASS_TOKEN = (
     "`depth_ode` with SGD is not flat for biases outside the branches: its branches vanish at initialization, and "
-    "behind a class token the patches reach the logits through branches only, so their gradient is of order depth^-1/2. "
-    "Adam does not see the size of a gradient; with pool='mean' the slope is -.09."
+    "behind a class token the patches reach the logits through branches only, so that their gradient falls as "
+    "depth^-1/2. Adam does not see the size of a gradient; with pool='mean' the slope is -.09."
 )
 STAGES = (
     "Depth is n of 6n + 2 layers. The branch factor is (3n)^-1/2 here (`check.beta0`), one over the square root of the "
