@@ -64,10 +64,10 @@ CLASS_TOKEN = (
     "depth^-1/2. Adam does not see the size of a gradient; with pool='mean' the slope is -.09."
 )
 BATCH_NORM = (
-    "`check.beta0` is 1/4 here. Batch norm gives a branch size 1 however small the stream is, so that sensitivities grow "
-    "like (1 + c beta0^2 / depth)^depth with a large c, and with them the correction at small depth: with beta0 = 1 the "
-    "slopes along depth are +.4 to +.8 over the same depths; for ResNet and SGD with beta0 = 3^(-1/2) the local slope "
-    "falls from .35 (n = 3 to 6) to .12 (n = 6 to 12)."
+    "`check.beta0` is 1/4 here. Batch norm gives a branch size 1 however small the stream is, so that sensitivities "
+    "grow like (1 + c beta0^2 / depth)^depth with a large c, and with them the correction at small depth: with beta0 = 1 "
+    "the slopes along depth are +.4 to +.8 over the same depths; for ResNet and SGD with beta0 = 3^(-1/2) the local "
+    "slope falls from .35 (n = 3 to 6) to .12 (n = 6 to 12)."
 )
 DENSE = {"depths": (8, 16, 32, 64), "width": 128, "depth": 4, "steps": (1, 4), "batch_size": 8}
 DENSE["log2_learning_rates"] = {"sgd": -14.0, "adam": -14.0}
