@@ -65,7 +65,7 @@ CLASS_TOKEN = (
 )
 BATCH_NORM = (
     "`check.beta0` is 1/4 here. Batch norm gives a branch size 1 however small the stream is, so that sensitivities "
-    "grow like (1 + c beta0^2 / depth)^depth with a large c, and with them the correction at small depth: with beta0 = 1 "
+    "grow like (1 + c beta0^2 / depth)^depth with a large c, and with them the correction at small depth: at beta0 = 1 "
     "the slopes along depth are +.4 to +.8 over the same depths; for ResNet and SGD with beta0 = 3^(-1/2) the local "
     "slope falls from .35 (n = 3 to 6) to .12 (n = 6 to 12)."
 )
