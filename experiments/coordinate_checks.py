@@ -65,7 +65,7 @@ CLASS_TOKEN = (
 )
 NO_NORM = (
     "Not flat at these depths. The MLP's output has variance 1/width, not 1/fan_in (as in the paper): without norm a "
-    "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c/depth)^depth with c near 2, "
+    "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c/depth)^depth, c near 2, "
     "whose correction at small depth is of order c^2/depth (not tried yet: a smaller beta0)."
 )
 BATCH_NORM = (
