@@ -66,7 +66,8 @@ CLASS_TOKEN = (
 NO_NORM = (
     "Not flat at these depths. The MLP's output has variance 1/width, not 1/fan_in (as in the paper): without norm a "
     "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c/depth)^depth, c near 2, "
-    "whose correction at small depth is of order c^2/depth (not tried yet: a smaller beta0)."
+    "whose correction at small depth is of order c^2/depth. With `check.beta0` 1/2 branch/hidden has +.07 [-.01, +.15] "
+    "and all together +.05 (SGD, depths 8, 16 and 32, 8 seeds)."
 )
 BATCH_NORM = (
     "`check.beta0` is 1/4 here. Batch norm gives a branch size 1 however small the stream is, so that sensitivities "
