@@ -54,6 +54,7 @@ def test_every_row_has_every_setting(finished):
     settings = tiny.settings()
     assert [Trial.of(row) for row in rows] == [t for g in plan(settings) for t in g.trials]
     expected = {*Trial._fields, "steps", "epochs", "schedule", "data", "model", "batch_size", "data_seed"}
+    expected |= {"dtype", "scan", "zero_init_branch"}
     expected |= {"activation", "use_bias", "norm", "readout", "base_width", "base_depth", "base_head_dim", "alpha"}
     expected |= {"gamma0", "beta0", "lr_depth", "branch_init", "momentum", "b1", "b2", "eps", "weight_decay"}
     expected |= {"loss", "accuracy", "validation_loss", "validation_accuracy", "diverged"}

@@ -11,7 +11,7 @@ from depthmup.verbs import probe_at
 
 # family: (log2 learning rate of SGD and Adam, width, groups of parameters, besides "all")
 FAMILIES = {
-    "simple_resnet": ((-5.0, -10.0), 128, ("input", "hidden", "branch/hidden", "readout")),
+    "simple_resnet": ((-5.0, -10.0), 256, ("input", "hidden", "branch/hidden", "readout")),
     "vit": ((-12.0, -13.0), 64, ("input", "branch/hidden", "branch/vector bias", "readout")),
 }
 
@@ -37,7 +37,7 @@ def check(family, name, optimizer, seeds):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flat_in_depth_under_depth_mup_but_not_under_sp(family, optimizer):
-    report = check(family, "depth_mup", optimizer, seeds=16)
+    report = check(family, "depth_mup", optimizer, seeds=32 if optimizer == "sgd" else 12)
     assert report.ok, str(report)
     assert {s.group for s in report.slopes if s.judged} == {*FAMILIES[family][2], "all"}
     logits = [s for s in report.slopes if (s.group, s.quantity) == ("all", "logits")]
