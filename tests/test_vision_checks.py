@@ -43,4 +43,4 @@ def test_flat_in_depth_under_depth_mup_but_not_under_sp(family, optimizer):
     logits = [s for s in report.slopes if (s.group, s.quantity) == ("all", "logits")]
     assert all(abs(s.slope) < 0.1 for s in logits), str(report)
     standard = check(family, "sp", optimizer, seeds=2)
-    assert all(s.slope > 0.3 for s in standard.slopes if s.group == "all"), str(standard)
+    assert not any(s.ok for s in standard.slopes if s.group == "all" and s.judged), str(standard)

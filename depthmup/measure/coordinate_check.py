@@ -140,10 +140,10 @@ def _slope(
     x = np.log2(sizes) - np.mean(np.log2(sizes))
     with np.errstate(divide="ignore", invalid="ignore"):
         per_seed = x @ np.log2(changes) / (x @ x)  # NaN or infinite where a change is 0
-    slope, seeds = float(per_seed.mean()), len(per_seed)
-    half = math.inf
-    if seeds > 1:
-        half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
+        slope, seeds = float(per_seed.mean()), len(per_seed)
+        half = math.inf
+        if seeds > 1:
+            half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
     judged = quantity == ("logits" if by_logits else "hidden")
     ok = bool(abs(slope) <= tolerance)  # NaN (nothing moved, or a run blew up) is not ok
     return Slope(axis, group, quantity, step, slope, slope - half, slope + half, judged, ok, sizes, changes)

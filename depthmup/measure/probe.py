@@ -166,7 +166,8 @@ def _in_turn(probe: Probe, hypers: Sequence[PyTree], steps: int) -> dict[str, np
         for _ in range(steps):
             state = step(state, probe.batch, hyper)
             after = jax.device_get(features(state, probe.batch, hyper))
-            changes.append({k: np.sqrt(np.mean((after[k] - before[k]) ** 2)) for k in before})
+            with np.errstate(over="ignore", invalid="ignore"):  # of a run that blows up
+                changes.append({k: np.sqrt(np.mean((after[k] - before[k]) ** 2)) for k in before})
         trainings.append(jax.tree.map(lambda *leaves: np.stack(leaves), *changes))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trainings)
 
