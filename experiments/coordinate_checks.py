@@ -64,10 +64,10 @@ CLASS_TOKEN = (
     "depth^-1/2. Adam does not see the size of a gradient; with pool='mean' the slope is -.09."
 )
 NO_NORM = (
-    "Not flat at these depths. The MLP's output has variance 1/width, not 1/fan_in (as in the paper): without norm a "
-    "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c/depth)^depth, c near 2, "
-    "whose correction at small depth is of order c^2/depth. With `check.beta0` 1/2 branch/hidden has +.07 [-.01, +.15] "
-    "and all together +.05 (SGD, depths 8, 16 and 32, 8 seeds)."
+    "`check.beta0` is 1/2 here. The MLP's output has variance 1/width, not 1/fan_in (as in the paper): without norm a "
+    "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c beta0^2 / depth)^depth, c "
+    "near 2, whose correction at small depth is of order c^2/depth. At beta0 = 1 the slopes along depth are +.35 [.24, "
+    ".47] (branch/hidden, SGD) and +.16 [.08, .24] (Adam) over the same depths."
 )
 BATCH_NORM = (
     "`check.beta0` is 1/4 here. Batch norm gives a branch size 1 however small the stream is, so that sensitivities "
@@ -75,16 +75,28 @@ BATCH_NORM = (
     "the slopes along depth are +.4 to +.8 over the same depths; for ResNet and SGD with beta0 = 3^(-1/2) the local "
     "slope falls from .35 (n = 3 to 6) to .12 (n = 6 to 12)."
 )
+ODE = (
+    "`depth_ode` is not quite flat in depth with SGD: with alpha = 1 the branches vanish at initialization like "
+    "depth^-1/2, and the size of the stream at the readout still falls at these depths, towards that of the read-in."
+)
 DENSE = {"depths": (8, 16, 32, 64), "width": 128, "depth": 4, "steps": (1, 4), "batch_size": 8}
 DENSE["log2_learning_rates"] = {"sgd": -14.0, "adam": -14.0}
 CASES = (
     Case("vit, layer norm", "vit", {}, ("depth_mup", "depth_ode", "sp"), note=CLASS_TOKEN),
-    Case("vit, no norm", "vit", {"norm": "none"}, PLAIN, note=NO_NORM),
+    Case("vit, no norm", "vit", {"norm": "none"}, PLAIN, (32, 12), {"beta0": 0.5}, NO_NORM),
     Case("simple_resnet, no norm", "simple_resnet", {}, ALL, (32, 12)),
     Case(
         "simple_resnet, batch norm", "simple_resnet", {"norm": "batch"}, PLAIN, check={"beta0": 0.25}, note=BATCH_NORM
     ),
-    Case("residual_cnn, no norm", "residual_cnn", {}, ("depth_mup", "depth_ode", "sp"), (32, 12)),
+    Case(
+        "residual_cnn, no norm",
+        "residual_cnn",
+        {},
+        ("depth_mup", "depth_ode", "sp"),
+        (32, 12),
+        {"widths": (64, 128, 256)},
+        ODE,
+    ),
     Case(
         "residual_cnn, batch norm",
         "residual_cnn",
