@@ -12,42 +12,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-import depthmup as dm
-from depthmup.data import digits
-from depthmup.models import ResidualMLP
-from depthmup.train import Hyper, TrialLoop, make_trainer
+from depthmup.data import Batches, load
+from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import Problem
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
 SHAPES = ((True, 8), (True, 256), (False, 8), (False, 64))  # (scan, depth)
 LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
-UNIT = dm.ForwardFactors(1.0, 1.0, 1.0)
 
 
 def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
     """Seconds of each."""
-    dataset = digits.load()
-    example = jnp.ones((1, dataset.train.inputs.shape[1]))
-    model: Any = ResidualMLP(width, depth, dataset.classes, scan=scan)
-
-    def init(width: int, depth: int, key: Any) -> Any:
-        return ResidualMLP(width, depth, dataset.classes, scan=scan).init(key, example, UNIT)["params"]
-
-    trainer = make_trainer(
-        lambda key: init(width, depth, key), lambda params, x, f: model.apply({"params": params}, x, f), optimizer
-    )
-    p = dm.parameterization("depth_mup", base_width=32, base_depth=2)
-    specs = dm.infer_specs(lambda w, d: init(w, d, jax.random.key(0)), width=width, depth=depth)
-    options = {"momentum": 0.0, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-    factors = dm.factors(p, specs, optimizer)
-    forward = p.forward_factors(width=width, depth=depth, head_dim=1)
-    rate = LEARNING_RATES[optimizer]
-    hypers = [Hyper(seed, rate, **options, forward=forward, factors=factors) for seed in range(TRIALS)]
-    loop = TrialLoop(trainer, dataset, trials=TRIALS, batch_size=BATCH, data_seed=0)
+    problem = Problem(Batches(load("digits"), BATCH), STEPS, "constant")
+    model = ModelSettings("residual_mlp", width, depth, {"scan": scan})
+    p = ParameterizationSettings("depth_mup", 32, 2, 1, None, 1.0, 1.0, None, "*")
+    options = OptimizerSettings(optimizer, LEARNING_RATES[optimizer], 0.0, 0.9, 0.999, 1e-8, 0.0)
+    hypers = [problem.hyper(model, p, options, seed) for seed in range(TRIALS)]
+    loop = TrialLoop(problem.trainer(model, optimizer), problem.batches, trials=TRIALS)
     seconds = []
     for _ in range(2):
         start = time.perf_counter()

@@ -15,6 +15,7 @@ building models but no imports, no data and no start of processes. Takes about a
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup.data import Dataset, batch_indices, digits
+from depthmup.data import Batches, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
@@ -42,14 +43,14 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result
     return time.perf_counter() - start, result
 
 
-def ours(dataset: Dataset) -> tuple[float, float, list[float]]:
+def ours(batches: Batches) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
     model = ModelSettings("residual_mlp", WIDTH, DEPTH, {})
     p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, 1.0, 1.0, None, "*")
     sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
     start = time.perf_counter()
-    problem = Problem(dataset, STEPS, "constant")
-    loop = TrialLoop(problem.trainer(model, "sgd"), dataset, trials=len(RATES), batch_size=BATCH, data_seed=DATA_SEED)
+    problem = Problem(batches, STEPS, "constant")
+    loop = TrialLoop(problem.trainer(model, "sgd"), batches, trials=len(RATES))
     hypers = [problem.hyper(model, p, optimizer, SEED) for optimizer in sgd]
     losses = loop.run(hypers, STEPS)["loss"].tolist()
     cold = time.perf_counter() - start
@@ -63,15 +64,18 @@ def peak() -> float:
     return count * 2 * 3000**3 / min(timed(lambda: product(matrices).block_until_ready())[0] for _ in range(6)) / 1e9
 
 
-def torch_trainer(dataset: Dataset) -> Callable[[float], float]:
+def torch_trainer(batches: Batches) -> Callable[[float], float]:
     """Learning rate -> final loss of one run in PyTorch."""
     import mup
     import torch
 
+    dataset = batches.dataset
+    features = math.prod(dataset.shape)
+
     class ResidualMLP(torch.nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
-            self.read_in = torch.nn.Linear(dataset.train.inputs.shape[1], width, bias=False)
+            self.read_in = torch.nn.Linear(features, width, bias=False)
             self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(DEPTH))
             self.readout = mup.MuReadout(width, dataset.classes, bias=False)
             for weight in self.parameters():
@@ -84,14 +88,14 @@ def torch_trainer(dataset: Dataset) -> Callable[[float], float]:
             return self.readout(torch.relu(h))
 
     base_shapes = mup.make_base_shapes(ResidualMLP(BASE_WIDTH), ResidualMLP(2 * BASE_WIDTH))
-    inputs, labels = torch.from_numpy(dataset.train.inputs), torch.from_numpy(dataset.train.labels).long()
-    batches = torch.from_numpy(batch_indices(len(labels), BATCH, 0, STEPS, DATA_SEED)).long()
+    inputs = torch.from_numpy(np.array(batches.prepare(dataset.train.inputs))).flatten(1)
+    labels, indices = torch.from_numpy(dataset.train.labels).long(), torch.from_numpy(batches.indices(0, STEPS)).long()
 
     def train(learning_rate: float) -> float:
         torch.manual_seed(SEED)
         model = mup.set_base_shapes(ResidualMLP(WIDTH), base_shapes)
         optimizer = mup.MuSGD(model.parameters(), lr=learning_rate)
-        for index in batches:
+        for index in indices:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
             optimizer.step()
@@ -106,7 +110,7 @@ def torch_worker(rates: list[float], barrier: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    train = torch_trainer(digits.load())
+    train = torch_trainer(Batches(load("digits"), BATCH, DATA_SEED))
     train(rates[0])
     for _ in range(2):
         barrier.wait()
@@ -132,10 +136,11 @@ def main() -> None:
         install = "pip install -e '.[bench]'; without torchvision: pip install torch pyyaml; pip install --no-deps mup"
         sys.exit(f"no {error.name}: {install}")
     jax.config.update("jax_num_cpu_devices", CORES)  # before JAX starts: trials are split over devices
-    dataset, runs, count = digits.load(), len(RATES), min(CORES, len(RATES))
+    batches, runs, count = Batches(load("digits"), BATCH, DATA_SEED), len(RATES), min(CORES, len(RATES))
+    dataset = batches.dataset
     print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")
-    cold, steady, losses = ours(dataset)
-    train, passes = torch_trainer(dataset), []
+    cold, steady, losses = ours(batches)
+    train, passes = torch_trainer(batches), []
     for n in sorted({1, min(2, CORES), CORES}):
         torch.set_num_threads(n)
         passes += [(*timed(lambda: [train(lr) for lr in RATES]), n) for _ in range(2)]
@@ -146,8 +151,8 @@ def main() -> None:
     for name, seconds in rows.items():
         ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
         print(f"{name:30}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
-    weights = WIDTH * (WIDTH * DEPTH + dataset.train.inputs.shape[1] + dataset.classes)
-    examples = 3 * STEPS * BATCH + len(dataset.train.labels) + len(dataset.validation.labels)  # backward is 2 forward
+    weights = WIDTH * (WIDTH * DEPTH + math.prod(dataset.shape) + dataset.classes)
+    examples = 3 * STEPS * BATCH + sum(split.examples for split in dataset[:3])  # backward is 2 forward
     print(f"\nours: {2 * weights * examples * runs / steady / 1e9:.0f} GFLOP/s; large matrix products: {peak():.0f}")
     print("\nfinal loss at the best learning rate (other initial weights)")
     for name, values in (("ours", losses), ("PyTorch", torch_losses)):

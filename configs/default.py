@@ -98,7 +98,7 @@ CHECKS = dict(
         depths=(4, 6, 8, 12),
         width=16,
         depth=1,
-        beta0=0.25,  # behind batch norm the correction at small depth is large (docs/checks.md)
+        beta0=1 / 16,  # behind batch norm the correction at small depth is large (docs/checks.md)
         log2_learning_rates=dict(sgd=-12.0, adam=-13.0),
     ),
     vit=dict(
@@ -148,9 +148,23 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
 
     config.data = dict(
-        name="digits",  # digits: 1,797 images of 8x8x1 pixels inside scikit-learn
+        name="digits",  # digits | patches | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
+        data_dir=config_dict.placeholder(str),  # where prepared data sets are; unset: ~/tensorflow_datasets
         batch_size=64,
-        seed=0,  # of the order of the examples, the same for all trials
+        seed=0,  # of the order of the examples and of their augmentation, the same for all trials
+        image_size=config_dict.placeholder(int),  # side of the images of imagenet*; unset: 64 or 224
+        augment=dict(  # of training images, each with its own draw
+            flip=False,  # left and right, half of the time
+            rotate=0.0,  # degrees, up to this either way
+            shear=0.0,  # degrees, likewise
+            scale=(1.0, 1.0),  # range of a zoom
+            crop=(1.0, 1.0),  # range of the share of the area of a random crop, resized to the whole
+            brightness=0.0,  # factor up to 1 -+ this
+            contrast=0.0,
+            saturation=0.0,
+        ),
+        workers=0,  # processes that read and decode what does not fit in memory (imagenet*); 0: threads
+        skip_corrupt=False,  # go on without records that cannot be read, and count them
     )
     config.epochs = 2.0
     config.schedule = "linear"  # of the learning rate: linear (to 0 at the last step) | constant

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from depthmup.data.augment import Augment
 from depthmup.fit.optimum import WINDOW
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
@@ -62,8 +63,13 @@ class OptimizerSettings:
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
     name: str
+    data_dir: str | None
     batch_size: int
     seed: int
+    image_size: int | None
+    augment: Augment
+    workers: int
+    skip_corrupt: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +192,8 @@ class Settings:
         ranges = {
             "seed": (self.seed, 0, 2**31),
             "data.seed": (self.data.seed, 0, 2**31),
+            "data.workers": (self.data.workers, 0, 1024),
+            "data.image_size": (self.data.image_size or 1, 1, 2**14),
             "optimizer.momentum": (self.optimizer.momentum, 0, 1),
             "optimizer.b1": (self.optimizer.b1, 0, 1),
             "optimizer.b2": (self.optimizer.b2, 0, 1),

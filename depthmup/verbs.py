@@ -29,13 +29,7 @@ def train(settings: Settings, workdir: Path | None, command: str) -> int:
     problem = problem_of(settings)
     model, optimizer, steps = settings.model, settings.optimizer, problem.steps
     hyper = problem.hyper(model, settings.parameterization, optimizer, settings.seed)
-    loop = TrialLoop(
-        problem.trainer(model, optimizer.name),
-        problem.dataset,
-        trials=1,
-        batch_size=settings.data.batch_size,
-        data_seed=settings.data.seed,
-    )
+    loop = TrialLoop(problem.trainer(model, optimizer.name), problem.batches, trials=1)
     print(
         f"{settings.parameterization.name}, {optimizer.name}, width {model.width}, depth {model.depth}, {steps} steps"
     )
@@ -59,7 +53,7 @@ def sweep(settings: Settings, workdir: Path | None, command: str) -> int:
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
     rows = run_sweep(settings, workdir)
-    classes = problem_of(settings).dataset.classes
+    classes = problem_of(settings).batches.dataset.classes
     curves = report.judge(rows, settings, classes)
     print(report.verdict_table(curves))
     page = report.write(curves, settings, workdir, classes, command)
@@ -119,7 +113,7 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
         return full._replace(factors=train_only(full.factors, specs, group)).arrays()
 
     trainer = problem.trainer(model, name)
-    batch = tuple(leaf[: settings.check.batch_size] for leaf in problem.dataset.train)
+    batch = problem.examples(settings.check.batch_size)
     features = _sown(problem.model(model))
     return Probe(
         trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch, in_turn=trainer.layout == "turn"

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from depthmup.data import Split, batch_indices, digits, steps_per_epoch
+from depthmup.data import Batches, Split, batch_indices, checked, digits, load, steps_per_epoch
+from depthmup.data.dataset import held_out
 
 
 def test_digits():
-    dataset = digits.load()
-    assert [len(s.labels) for s in dataset[:3]] == [1437, 180, 180]
-    inputs = dataset.train.inputs
-    assert inputs.dtype == np.float32
-    assert np.mean(np.sum(inputs**2, axis=(1, 2, 3))) / 64 == pytest.approx(
-        1, rel=1e-4
-    )  # Kx of docs/theory.md section 0
+    dataset = load("digits")
+    assert [split.examples for split in dataset[:3]] == [1437, 180, 180]
+    assert dataset.train.inputs.dtype == np.uint8
+    inputs = np.asarray(Batches(dataset, 64).prepare(dataset.train.inputs))
+    # Kx of docs/theory.md section 0
+    assert np.mean(np.sum(inputs**2, axis=(1, 2, 3))) / 64 == pytest.approx(1, rel=1e-4)
     np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-5)
     rows = {tuple(image.ravel()) for split in dataset[:3] for image in split.inputs}
     assert len(rows) == 1797  # no example in two splits
@@ -21,13 +21,28 @@ def test_digits():
 
 
 def test_bad_data_is_refused():
-    dataset = digits.load()
-    inputs = dataset.train.inputs.copy()
+    dataset = load("digits")
+    inputs = dataset.train.inputs.astype(np.float32)
     inputs[7, 3] = np.nan
-    with pytest.raises(ValueError, match="train split: 1 examples have NaN or infinite inputs, the first is number 7"):
-        digits.checked(dataset._replace(train=Split(inputs, dataset.train.labels)))
-    with pytest.raises(ValueError, match=r"labels must be 0\.\.9, got 10"):
-        digits.checked(dataset._replace(train=Split(dataset.train.inputs, dataset.train.labels + 1)))
+    labels = dataset.train.labels
+    for split, says in (
+        (Split(inputs, labels), "train split: 1 examples have NaN or infinite inputs, the first is number 7"),
+        (Split(dataset.train.inputs, labels + 1), r"train split: labels must be 0\.\.9, got 10"),
+        (Split(dataset.train.inputs, labels - 1), r"train split: labels must be 0\.\.9, got -1"),
+        (Split(dataset.train.inputs[:, :7], labels), r"inputs of shape \(1437, 7, 8, 1\) do not fit 1437 labels"),
+        (Split(dataset.train.inputs[:9], labels), "do not fit 1437 labels"),
+        (Split(dataset.train.inputs[:0], labels[:0]), "train split: it is empty"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            checked(dataset._replace(train=split))
+
+
+def test_held_out_is_a_fixed_tenth():
+    train, validation = held_out(50_000)
+    assert (len(train), len(validation)) == (45_000, 5_000)
+    assert set(train) | set(validation) == set(range(50_000))
+    np.testing.assert_array_equal(validation, held_out(50_000)[1])
+    assert np.std(validation) == pytest.approx(50_000 / 12**0.5, rel=0.02)  # of all, not the last examples
 
 
 def test_a_batch_is_a_function_of_seed_and_step():

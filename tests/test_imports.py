@@ -21,7 +21,7 @@ ALLOWED = {
     "data": set(),
     "fit": set(),
     "measure": {"parameterization", "specs", "optim"},
-    "settings": {"parameterization", "optim", "fit", "models"},
+    "settings": {"parameterization", "optim", "fit", "models", "data"},
     "train": {"parameterization", "specs", "infer", "optim", "models", "data", "settings"},
     "sweep": {"parameterization", "optim", "data", "settings", "fit", "train"},
     "verbs": {"explain", "measure", "models", "optim", "settings", "sweep", "train"},

@@ -28,7 +28,7 @@ def settings(family, **model):
         config.model[key] = value
     config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-7
     config.parameterization.base_width, config.parameterization.base_depth = 16, 2
-    config.schedule = "constant"
+    config.schedule, config.data.batch_size = "constant", 32
     return from_config(config)
 
 
@@ -38,7 +38,7 @@ def hyper_of(problem, s, seed=0):
 
 def loop_of(problem, s, trials, **options):
     trainer = problem.trainer(s.model, s.optimizer.name)
-    return TrialLoop(trainer, problem.dataset, trials=trials, batch_size=32, data_seed=0, **options)
+    return TrialLoop(trainer, problem.batches, trials=trials, **options)
 
 
 @pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16")])
@@ -58,10 +58,10 @@ def test_statistics_are_carried(x64):
     problem = problem_of(s)
     trainer, hyper = problem.trainer(s.model, "adam"), hyper_of(problem, s).arrays()
     state = trainer.init(hyper)
-    batch = (problem.dataset.train.inputs[:32], problem.dataset.train.labels[:32])
+    batch = problem.examples(32)
     after, _ = jax.jit(trainer.train_step)(state, batch, hyper)
     kernel = np.asarray(state.params["read_in"]["kernel"], np.float64)[:, :, 0]
-    x = np.pad(batch[0][..., 0].astype(np.float64), ((0, 0), (1, 1), (1, 1)))
+    x = np.pad(np.asarray(batch[0], np.float64)[..., 0], ((0, 0), (1, 1), (1, 1)))
     first = sum(x[:, i : i + 8, j : j + 8, None] * kernel[i, j] for i in range(3) for j in range(3))
     old, new = (t.statistics["batch_stats"]["read_in_norm"] for t in (state, after))
     np.testing.assert_allclose(new["mean"], 0.9 * old["mean"] + 0.1 * first.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)

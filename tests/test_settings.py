@@ -1,9 +1,7 @@
 """Each mistake in a config is one line that names the key and the way out."""
 
-import numpy as np
 import pytest
 
-from depthmup.data import Split, digits
 from depthmup.settings import SettingsError, from_config
 from depthmup.train.assemble import problem_of
 from tests import tiny
@@ -69,19 +67,12 @@ def test_integers_are_numbers():
     [
         ({"model__activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         ({"model__norm": "batch"}, "unknown norm 'batch'"),
-        ({"data__name": "cifar"}, "unknown data.name 'cifar'"),
+        ({"data__name": "cifar"}, "data.name: unknown data set 'cifar'; did you mean 'cifar10'"),
         ({"schedule": "cosine"}, "unknown schedule 'cosine'"),
+        ({"data__image_size": 32}, "data.image_size is for what does not fit in memory, not for digits"),
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],
 )
 def test_problem_errors(overrides, says):
     with pytest.raises(ValueError, match=says):
         problem_of(tiny.settings(**overrides))
-
-
-def test_nan_in_data(monkeypatch):
-    good = digits.load()
-    bad = good._replace(train=Split(np.full_like(good.train.inputs, np.nan), good.train.labels))
-    monkeypatch.setattr("depthmup.train.assemble.SOURCES", {"digits": lambda: digits.checked(bad)})
-    with pytest.raises(ValueError, match="NaN"):
-        problem_of(tiny.settings())

@@ -1,5 +1,6 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from depthmup import fit
+from depthmup.data import Augment
 from depthmup.settings import SettingsError
 from depthmup.sweep import report
 from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
@@ -54,10 +56,12 @@ def test_every_row_has_every_setting(finished):
     settings = tiny.settings()
     assert [Trial.of(row) for row in rows] == [t for g in plan(settings) for t in g.trials]
     expected = {*Trial._fields, "steps", "epochs", "schedule", "data", "model", "batch_size", "data_seed"}
+    expected |= {"image_size", *(f"augment_{field.name}" for field in dataclasses.fields(Augment))}
     expected |= {"dtype", "scan", "zero_init_branch"}
     expected |= {"activation", "use_bias", "norm", "readout", "base_width", "base_depth", "base_head_dim", "alpha"}
     expected |= {"gamma0", "beta0", "lr_depth", "branch_init", "momentum", "b1", "b2", "eps", "weight_decay"}
     expected |= {"loss", "accuracy", "validation_loss", "validation_accuracy", "diverged"}
+    expected |= {"test_loss", "test_accuracy"}
     assert set(rows[0]) == expected
 
 

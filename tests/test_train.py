@@ -6,14 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from depthmup.data import Split
+from depthmup.data import NONE
 from depthmup.sweep.plan import plan
 from depthmup.sweep.run import hyper_of
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
+from depthmup.train.step import cross_entropy, diverged
 from tests import tiny
 
-KEYS = ("loss", "accuracy", "validation_loss", "validation_accuracy", "diverged")
+KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def loop(sweep, trials, devices=None, layout=None):
     problem, group, _ = sweep
     trainer = problem.trainer(group.model, "sgd")
     chosen = devices and jax.local_devices()[:devices]
-    return TrialLoop(trainer, problem.dataset, trials=trials, batch_size=64, data_seed=0, devices=chosen, layout=layout)
+    return TrialLoop(trainer, problem.batches, trials=trials, devices=chosen, layout=layout)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_parameterizations_and_trials_share_a_program(sweep):
         traces.append(1)
         return trainer.train_step(state, batch, hyper)
 
-    shared = TrialLoop(trainer._replace(train_step=counted), problem.dataset, trials=22, batch_size=64, data_seed=0)
+    shared = TrialLoop(trainer._replace(train_step=counted), problem.batches, trials=22)
     shared.run(hypers["sp"], 11)
     first, compiled = len(traces), compilations()
     assert compiled > 0
@@ -110,7 +111,7 @@ def test_linear_schedule_ends_at_zero(sweep):
     constant = problem._replace(schedule="constant").trainer(group.model, "sgd")
     linear = problem._replace(schedule="linear", steps=2).trainer(group.model, "sgd")
     hyper = hypers["depth_mup"][0].arrays()
-    batch = Split(problem.dataset.train.inputs[:64], problem.dataset.train.labels[:64])
+    batch = problem.examples(64)
     after = {}
     for name, trainer in (("constant", constant), ("linear", linear)):
         state = trainer.init(hyper)
@@ -121,16 +122,43 @@ def test_linear_schedule_ends_at_zero(sweep):
     assert after["linear"] == pytest.approx(after["constant"] / 2, rel=1e-4)
 
 
-def test_a_loss_that_ends_high_is_a_divergence(sweep):
+def test_a_loss_that_ends_high_is_a_divergence():
     """Finite, but more than twice the first batch's."""
+    losses = np.array([1.9, 2.1, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(diverged(losses, np.ones(4, np.float32)), [False, True, True, True])
+
+
+def test_evaluation_counts_every_example_once(sweep):
+    """Whole splits in batches, the last one filled up: as one forward pass of each split, written out."""
     problem, group, hypers = sweep
-    trainer = problem.trainer(group.model, "sgd")
-    hyper = hypers["depth_mup"][0].arrays()
-    state = trainer.init(hyper)._replace(first_loss=np.float32(1.0))
-    split = problem.dataset.validation
-    value = trainer.evaluate(state, split, hyper)["loss"]
-    for first, diverged in ((value / 1.9, False), (value / 2.1, True)):
-        assert bool(trainer.evaluate(state._replace(first_loss=first), split, hyper)["diverged"]) == diverged
+    trainer, hyper = problem.trainer(group.model, "sgd"), hypers["depth_mup"][0].arrays()
+    one = loop(sweep, 1)
+    metrics = one.metrics(one.init(one.map.split([hyper])), one.map.split([hyper]))
+    params = trainer.init(hyper).params
+    for prefix, split in (("", "train"), ("validation_", "validation"), ("test_", "test")):
+        inputs, labels = getattr(problem.batches.dataset, split)
+        logits = problem.model(group.model).apply({"params": params}, problem.batches.prepare(inputs), hyper.forward)
+        np.testing.assert_allclose(metrics[f"{prefix}loss"][0], cross_entropy(logits, labels), rtol=1e-5)
+        assert metrics[f"{prefix}accuracy"][0] == np.float32(np.mean(np.argmax(logits, -1) == labels))
+
+
+def test_augmentation_is_one_draw_for_all_trials(sweep):
+    """In every layout, in any chunks; and it is on."""
+    problem, group, hypers = sweep
+    how = dataclasses.replace(NONE, flip=True, rotate=20.0)
+    batches, pair = dataclasses.replace(problem.batches, augment=how), [hypers["depth_mup"][0]] * 2
+    losses = {}
+    for layout, chunk in (("map", 6), ("vmap", 2), ("turn", 3)):
+        seen = []
+        trainer, devices = problem.trainer(group.model, "sgd"), jax.local_devices()[:1]
+        run = TrialLoop(trainer, batches, trials=2, layout=layout, devices=devices).run
+        run(pair, 6, chunk, lambda _, values, seen=seen: seen.append(values))
+        losses[layout] = np.concatenate(seen, axis=1)
+        np.testing.assert_allclose(losses[layout][0], losses[layout][1], rtol=1e-6)
+        np.testing.assert_allclose(losses[layout], losses["map"], rtol=1e-4)
+    seen = []
+    loop(sweep, 2, devices=1).run(pair, 6, progress=lambda _, values: seen.append(values))
+    assert abs(seen[0] - losses["map"]).min() > 1e-4
 
 
 def test_wrong_number_of_trials(sweep):

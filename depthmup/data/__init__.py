@@ -1,13 +1,48 @@
-"""Data sources by name."""
+"""Data sets by name, and their batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import functools
 
-from depthmup.data import digits
+from depthmup.data import digits, images, patches
+from depthmup.data.augment import NONE, Augment
 from depthmup.data.batches import batch_indices, steps_per_epoch
-from depthmup.data.digits import Dataset, Split
+from depthmup.data.dataset import Dataset, Records, Split, checked
+from depthmup.data.pipeline import Batches
 
-SOURCES: dict[str, Callable[[], Dataset]] = {"digits": digits.load}
+EMBEDDED = {"digits": digits.load, "patches": patches.load}  # inside scikit-learn and scikit-image; the others: on disk
 
-__all__ = ["SOURCES", "Dataset", "Split", "batch_indices", "steps_per_epoch"]
+__all__ = ["NONE", "Augment", "Batches", "Dataset", "Records", "Split", "batch_indices", "checked", "load"]
+__all__ += ["names", "steps_per_epoch"]
+
+
+def names() -> tuple[str, ...]:
+    """Every data set there is."""
+    return (*EMBEDDED, *images.TFDS)
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+    """The data set `name`; the same object for the same arguments.
+
+    Args:
+      name: digits, patches, or a data set of TFDS (images.TFDS).
+      data_dir: where TFDS data sets are; None: ~/tensorflow_datasets.
+      image_size: side of the images of a data set that does not fit in memory, instead of its usual one.
+      skip_corrupt: leave out records that cannot be read instead of raising.
+
+    Raises:
+      ValueError: unknown name (with the nearest), not prepared (with the command that prepares it), a bad split.
+    """
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1)
+        raise ValueError(
+            f"data.name: unknown data set {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(names())})")
+        )
+    if name in EMBEDDED:
+        if image_size:
+            raise ValueError(f"data.image_size is for what does not fit in memory, not for {name}")
+        return checked(EMBEDDED[name]())
+    return checked(images.load(name, data_dir, image_size, skip_corrupt))

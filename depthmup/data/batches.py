@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 
@@ -14,6 +16,14 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
     return examples // batch_size
 
 
+@functools.lru_cache(maxsize=4)
+def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    """The permutation of one epoch, (examples,) int32."""
+    order = np.random.default_rng((seed, epoch)).permutation(examples).astype(np.int32)
+    order.flags.writeable = False
+    return order
+
+
 def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: int) -> np.ndarray:
     """Indices of the batches of steps start..stop-1, (steps, batch_size) int32.
 
@@ -22,7 +32,7 @@ def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: i
     """
     per_epoch = steps_per_epoch(examples, batch_size)
     epochs = range(start // per_epoch, -(-stop // per_epoch))
-    rows = [np.random.default_rng((seed, epoch)).permutation(examples)[: per_epoch * batch_size] for epoch in epochs]
-    batches = np.concatenate(rows).reshape(-1, batch_size).astype(np.int32)
+    rows = [epoch_order(examples, seed, epoch)[: per_epoch * batch_size] for epoch in epochs]
+    batches = np.concatenate(rows).reshape(-1, batch_size)
     first = epochs.start * per_epoch
     return batches[start - first : stop - first]

@@ -68,13 +68,7 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
 
 def loop_of(problem: Problem, group: Group, settings: Settings) -> TrialLoop:
     """The loop that all groups of this shape and optimizer share."""
-    return TrialLoop(
-        problem.trainer(group.model, group.optimizer.name),
-        problem.dataset,
-        trials=len(group.trials),
-        batch_size=settings.data.batch_size,
-        data_seed=settings.data.seed,
-    )
+    return TrialLoop(problem.trainer(group.model, group.optimizer.name), problem.batches, trials=len(group.trials))
 
 
 def hyper_of(problem: Problem, group: Group, trial: Trial) -> Hyper:
@@ -86,7 +80,8 @@ def hyper_of(problem: Problem, group: Group, trial: Trial) -> Hyper:
 def identity(settings: Settings) -> dict[str, Any]:
     """The settings that decide a sweep's rows; what it sweeps over is in `sweep`."""
     result = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("check", "log_every")}
-    for part, key in (("parameterization", "name"), ("optimizer", "name"), ("optimizer", "learning_rate")):
+    swept = (("parameterization", "name"), ("optimizer", "name"), ("optimizer", "learning_rate"))
+    for part, key in (*swept, ("data", "data_dir"), ("data", "workers")):
         del result[part][key]
     return result
 
@@ -101,7 +96,14 @@ def _common(settings: Settings, group: Group, steps: int) -> Row:
         "data": settings.data.name,
         "model": group.model.name,
     }
-    common |= {"batch_size": settings.data.batch_size, "data_seed": settings.data.seed}
-    for part in (group.model.options, dataclasses.asdict(group.parameterization), dataclasses.asdict(group.optimizer)):
-        common |= {k: v for k, v in part.items() if k not in skip}
+    data = settings.data
+    common |= {"batch_size": data.batch_size, "data_seed": data.seed, "image_size": data.image_size}
+    augment = {f"augment_{k}": v for k, v in dataclasses.asdict(data.augment).items()}
+    for part in (
+        augment,
+        group.model.options,
+        dataclasses.asdict(group.parameterization),
+        dataclasses.asdict(group.optimizer),
+    ):
+        common |= {k: list(v) if isinstance(v, tuple) else v for k, v in part.items() if k not in skip}
     return common

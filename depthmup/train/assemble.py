@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from depthmup.data import SOURCES, Dataset, steps_per_epoch
+from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model, model_specs
 from depthmup.models.specs import UNIT
 from depthmup.optim import family_of
@@ -31,7 +32,7 @@ SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
 class Problem(NamedTuple):
     """Data and length of training, and what is built for one model, optimizer and parameterization on them."""
 
-    dataset: Dataset
+    batches: Batches
     steps: int
     schedule: str
 
@@ -41,7 +42,7 @@ class Problem(NamedTuple):
         family = MODELS[settings.name]
         if arguments.get("scan") is None:
             arguments["scan"] = scan_blocks(family.convolutional)
-        model = family(width=settings.width, depth=settings.depth, outputs=self.dataset.classes, **arguments)
+        model = family(width=settings.width, depth=settings.depth, outputs=self.batches.dataset.classes, **arguments)
         try:
             model.check((1, *self.input_shape))
         except ValueError as error:
@@ -51,7 +52,12 @@ class Problem(NamedTuple):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
-        return self.dataset.train.inputs.shape[1:]
+        return self.batches.dataset.shape
+
+    def examples(self, count: int) -> tuple[jax.Array, np.ndarray]:
+        """The first training examples as the network sees them, not augmented, and their labels."""
+        inputs, labels = next(self.batches.evaluation(self.batches.dataset.train, count))
+        return self.batches.prepare(jnp.asarray(inputs[:count])), labels[:count]
 
     def specs(self, settings: ModelSettings) -> PyTree:
         """The spec tree of the model at its width and depth."""
@@ -81,15 +87,12 @@ class Problem(NamedTuple):
 
 def problem_of(settings: Settings) -> Problem:
     """Raises SettingsError for what does not exist or does not fit, ValueError for bad data or too large a batch."""
-    for key, name, known in (
-        ("data.name", settings.data.name, SOURCES),
-        ("schedule", settings.schedule, SCHEDULES),
-    ):
-        if name not in known:
-            raise SettingsError(str(unknown(key, name, known)))
-    dataset = SOURCES[settings.data.name]()
-    per_epoch = steps_per_epoch(len(dataset.train.labels), settings.data.batch_size)
-    problem = Problem(dataset, max(1, round(settings.epochs * per_epoch)), settings.schedule)
+    if settings.schedule not in SCHEDULES:
+        raise SettingsError(str(unknown("schedule", settings.schedule, SCHEDULES)))
+    data = settings.data
+    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
+    batches = Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
+    problem = Problem(batches, max(1, round(settings.epochs * batches.steps_per_epoch)), settings.schedule)
     problem.model(settings.model)
     return problem
 

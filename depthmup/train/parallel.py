@@ -57,8 +57,13 @@ class TrialMap:
             tree = jax.tree.map(lambda *turns: np.stack([np.asarray(turn) for turn in turns], axis=1), *tree)
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: self.trials], tree)
 
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Arrays onto all devices at once, for what `over` shares in every call."""
+        mesh = jax.sharding.Mesh(self.devices, ("trials",), axis_types=(jax.sharding.AxisType.Auto,))
+        return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
     def over(self, function: Callable[..., PyTree], mapped: int, shared: int = 0, donate: bool = False) -> Any:
-        """`function` over trials: its first `mapped` arguments have one value per trial, the last `shared` one for all.
+        """`function` over trials: its first `mapped` arguments have one value per trial, the `shared` last one for all.
 
         donate: the first argument's buffers become the first result's.
         In the layout "turn" a list of results, one for each turn.

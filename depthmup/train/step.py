@@ -50,13 +50,18 @@ class Trainer(NamedTuple):
 
     init: hyper -> TrainState
     train_step: (state, batch, hyper) -> (state, {"loss"}), the loss before the step
-    evaluate: (state, split, hyper) -> {"loss", "accuracy", "diverged"}
+    evaluate: (state, batch, hyper) -> {"loss", "correct", "examples"}, sums over examples of labels >= 0
     """
 
     init: Callable[[Hyper], TrainState]
     train_step: Callable[[TrainState, Batch, Hyper], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState, Batch, Hyper], Metrics]
     layout: str | None = None  # of train.parallel; None: that of dense models
+
+
+def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
+    """Whether a loss at the end is not finite or above twice that of the first batch."""
+    return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -79,7 +84,7 @@ def make_trainer(
         PRNG key for dropout, a function of (Hyper.seed, step); in evaluation it is None and statistics stay.
       optimizer: "sgd", "momentum", "adam" or "adamw".
       schedule: step -> number that multiplies the learning rate and so keeps every leaf's factor.
-      loss: (logits, labels) -> scalar.
+      loss: (logits, labels) -> scalar, the mean over the batch.
       layout: how trials share a device (train.parallel).
     """
 
@@ -109,11 +114,12 @@ def make_trainer(
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state, statistics, first), {"loss": value}
 
-    def evaluate(state: TrainState, split: Batch, hyper: Hyper) -> Metrics:
-        inputs, labels = split
+    def evaluate(state: TrainState, batch: Batch, hyper: Hyper) -> Metrics:
+        inputs, labels = batch
         logits, _ = apply(state.params, state.statistics, inputs, hyper.forward, None)
-        value = loss(logits, labels)
-        diverged = ~jnp.isfinite(value) | (value > DIVERGED_ABOVE * state.first_loss)
-        return {"loss": value, "accuracy": jnp.mean(logits.argmax(-1) == labels), "diverged": diverged}
+        counted = labels >= 0  # others fill up the last batch
+        each = jax.vmap(lambda y, label: loss(y[None], label[None]))(logits, jnp.maximum(labels, 0))
+        sums = {"loss": jnp.where(counted, each, 0), "correct": logits.argmax(-1) == labels, "examples": counted}
+        return {name: values.sum(dtype=jnp.float32) for name, values in sums.items()}
 
     return Trainer(init, train_step, evaluate, layout)

@@ -1,0 +1,163 @@
+"""How fast input is: CIFAR-shaped data in memory, and JPEGs of ImageNet's shape decoded by worker processes.
+
+    python benchmarks/input_pipeline.py
+
+In memory: 45,000 images of 32x32x3, batch 64, CIFAR's augmentation of the depthwise-transfer paper, inside the compiled
+step; training a SimpleResNet (width 128, depth 6) with and without it. On disk: 600 JPEGs of 500x375 (about 100 kB, as
+ImageNet's; the photographs of `patches`, cropped), random crops to 224, batch 32; input alone for several numbers of
+workers, then training a ResNet-18 of width 16, with the time that the loop waits for a batch. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+from PIL import Image
+
+from configs import papers
+from depthmup.data import Augment, Batches, Dataset, Records, Split
+from depthmup.data.patches import photographs
+from depthmup.settings import from_config
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import Problem
+
+CORES = os.cpu_count() or 1
+JPEGS, SHAPE = 600, (375, 500)
+CHANNELS = (np.full(3, 127.5), np.full(3, 60.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed(Batches):
+    """Batches that note how long the loop waits for each."""
+
+    waits: list[float] = dataclasses.field(default_factory=list)
+
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Any]:
+        batches = super().train(start, stop, shard)
+        while True:
+            begin = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.waits.append(time.perf_counter() - begin)
+            yield batch
+
+
+def cifar_shaped() -> Dataset:
+    rng = np.random.default_rng(0)
+    train, rest = (
+        Split(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, n, dtype=np.int32))
+        for n in (45_000, 500)
+    )
+    return Dataset(train, rest, rest, *CHANNELS, (32, 32, 3), tuple("0123456789"))
+
+
+def jpegs() -> list[dict[str, Any]]:
+    """Random parts of the photographs at ImageNet's usual size, as TFDS gives them."""
+    rng, records = np.random.default_rng(0), []
+    photos = [Image.fromarray(photo) for photo in photographs()]
+    for i in range(JPEGS):
+        photo = photos[i % len(photos)]
+        side = rng.uniform(0.6, 1.0)
+        width, height = side * photo.width, side * photo.height
+        left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
+        file = io.BytesIO()
+        part = photo.resize(SHAPE[::-1], box=(left, top, left + width, top + height))
+        noise = rng.normal(0, 6, (*SHAPE, 3))  # as sharp as a photograph of that size
+        Image.fromarray(np.clip(np.asarray(part) + noise, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
+        records.append({"image": file.getvalue(), "label": i % 10})
+    return records
+
+
+def imagenet_shaped(size: int = 224) -> Dataset:
+    records = Records(jpegs(), np.arange(JPEGS, dtype=np.int32), 10, size, "made JPEGs")
+    few = records._replace(order=records.order[:32])
+    return Dataset(records, few, few, *CHANNELS, (size, size, 3), tuple("0123456789"))
+
+
+def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
+    """A loop of one trial, and its hyperparameters."""
+    settings = from_config(config)
+    problem = Problem(batches, 100, "constant")
+    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
+    return TrialLoop(problem.trainer(settings.model, settings.optimizer.name), batches, trials=1), hyper
+
+
+def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> float:
+    """Of training alone, after a first step that compiles."""
+    times = []
+    loop.metrics = lambda state, hyper: {}  # type: ignore[method-assign]
+    loop.run([hyper], 1)
+    loop.run([hyper], steps + 1, 1, lambda *_: times.append(time.perf_counter()))
+    return (times[-1] - times[0]) / steps
+
+
+def in_memory() -> None:
+    config = papers.paper_a("simple_resnet", "digits", {}, 1.0)
+    config.model.width, config.model.depth = 128, 6
+    dataset, augment = cifar_shaped(), Augment(**{**config.data.augment.to_dict(), **papers.CIFAR})
+    batches = Batches(dataset, 64, augment=augment)
+    raw, _ = next(batches.train(0, 1))
+    prepare = jax.jit(batches.prepare)
+    prepare(raw, 0).block_until_ready()
+    begin = time.perf_counter()
+    for step in range(100):
+        prepare(raw, step).block_until_ready()
+    alone = (time.perf_counter() - begin) / 100
+    print(f"in memory, 32x32x3, batch 64: augmentation alone {1e3 * alone:.1f} ms a batch, {64 / alone:,.0f} images/s")
+    with_it, without = (seconds_per_step(*loop_of(config, b), 20) for b in (batches, Batches(dataset, 64)))
+    print(f"  SimpleResNet step: {1e3 * without:.0f} ms without, {1e3 * with_it:.0f} ms with augmentation")
+    print(f"  memory: {sum(s.inputs.nbytes for s in dataset[:3]) / 1e6:.0f} MB of pixels on the device")
+
+
+def on_disk() -> None:
+    dataset = imagenet_shaped()
+    size = np.mean([len(record["image"]) for record in dataset.train.source])  # type: ignore[union-attr]
+    print(f"on disk: {JPEGS} JPEGs of {SHAPE[1]}x{SHAPE[0]}, {size / 1e3:.0f} kB each, cropped to 224x224, batch 32")
+    config = papers.paper_a("resnet", "imagenet2012", papers.IMAGENET, 1.0)
+    augment = Augment(**config.data.augment.to_dict())
+    rate = 0.0
+
+    for workers in sorted({0, 1, CORES}):
+        batches = Batches(dataset, 32, augment=augment, workers=workers)
+        feed = batches.train(0, 45)
+        for _ in range(5):
+            next(feed)
+        sizes = [f"{p.memory_info().rss / 1e6:.0f} MB" for p in psutil.Process().children()[-workers:] if workers]
+        begin = time.perf_counter()
+        count = sum(len(labels) for _, labels in feed)
+        rate = count / (time.perf_counter() - begin)
+        name = f"{workers} worker process(es) of {', '.join(sizes)}" if workers else "2 threads"
+        print(f"  input alone, {name}: {rate:,.0f} images/s")
+    print(f"  memory of this process: {psutil.Process().memory_info().rss / 1e6:.0f} MB")
+    per_core = rate / CORES
+    config.model.update(width=16, depth=2, stages=(1, 1, 1, 1), stem="imagenet")
+    timed = Timed(dataset, 32, augment=augment, workers=1)
+    loop, hyper = loop_of(config, timed)
+    step = seconds_per_step(loop, hyper, 12)
+    waited = np.mean(timed.waits[-12:])
+    print(f"  ResNet-18 of width 16, 1 worker: {1e3 * step:.0f} ms a step, {32 / step:.0f} images/s; ", end="")
+    print(f"waiting for input {100 * waited / step:.1f}% of the time")
+    print(f"  an accelerator that trains R images/s needs R / {per_core:.0f} cores to decode")
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", CORES)
+    print(f"{CORES} CPU cores")
+    in_memory()
+    on_disk()
+
+
+if __name__ == "__main__":
+    multiprocessing.freeze_support()
+    main()

@@ -1,0 +1,29 @@
+"""ResNet-18 (its depth is 8 residual blocks) with batch norm (depthwise-transfer paper, A.2) on ImageNet.
+
+    python -m depthmup.data.prepare imagenet2012
+    python main.py --config=configs/imagenet_resnet.py --workdir=runs/imagenet_resnet
+    python main.py sweep --config=configs/imagenet_resnet.py --workdir=runs/sweep
+
+Cost: 180,160 steps of batch 64; time not measured, the data set needs a download.
+Expect, by the paper: the best learning rate transfers over depth; without the branch factor
+(--config.parameterization.name=mup) less so. Epochs, learning rate, base shape: ours.
+"""
+
+from ml_collections import config_dict
+
+from configs import papers
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = papers.paper_a("resnet", "imagenet2012", papers.IMAGENET, epochs=10.0)
+    config.model.width = 64
+    config.model.depth = 2
+    config.model.stages = (1, 1, 1, 1)
+    config.model.stem = "imagenet"
+    config.parameterization.base_width = 64
+    config.parameterization.base_depth = 8
+    config.data.workers = 16
+    config.sweep.depths = (1, 2, 4)
+    config.sweep.widths = (16, 32, 64)
+    config.sweep.optimizers = ("sgd",)
+    return config

@@ -1,0 +1,40 @@
+"""What the papers' experiments have in common. A: depthwise transfer; B: AM-muP. What A's text lost is ours."""
+
+from ml_collections import config_dict
+
+from configs import default
+
+# A, A.4: "horizontal flips, 10-degree rotations, affine transformations, color jittering"; sizes of the last two: ours.
+CIFAR = dict(flip=True, rotate=10.0, shear=10.0, scale=(0.8, 1.2), brightness=0.2, contrast=0.2, saturation=0.2)
+# A, A.4: "crops, horizontal flips"; the range of areas: ours, that of Inception.
+IMAGENET = dict(flip=True, crop=(0.08, 1.0))
+TINY_IMAGENET = dict(flip=True, crop=(0.3, 1.0))
+
+
+def paper_a(model: str, data: str, augment: dict, epochs: float) -> config_dict.ConfigDict:
+    """Batch 64 (A, A.4), constant learning rate (ours)."""
+    config = default.get_config(model)
+    config.data.name = data
+    config.data.augment.update(augment)
+    config.data.batch_size = 64
+    config.epochs = epochs
+    config.schedule = "constant"
+    config.log_every = 100
+    return config
+
+
+def paper_b(model: str, data: str) -> config_dict.ConfigDict:
+    """B, 4.1: batch 128, SGD without momentum, one epoch, no augmentation, learning rates on a logarithmic grid."""
+    config = default.get_config(model)
+    config.data.name = data
+    config.data.batch_size = 128
+    config.parameterization.name = "am_mup"
+    config.optimizer.name = "sgd"
+    config.epochs = 1.0
+    config.schedule = "constant"
+    config.log_every = 100
+    config.sweep.parameterizations = ("am_mup",)
+    config.sweep.optimizers = ("sgd",)
+    config.sweep.log2_learning_rates.sgd = (-13.0, 3.0)  # about 1e-4 to 1e1
+    config.sweep.widths = ()
+    return config

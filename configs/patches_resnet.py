@@ -1,0 +1,18 @@
+"""ResNet-8 with batch norm, 1/sqrt(depth) on its branches (A.2), on photo patches: no download.
+
+    python main.py --config=configs/patches_resnet.py --workdir=runs/patches_resnet
+
+COST_patches_resnet
+"""
+
+from ml_collections import config_dict
+
+from configs import papers
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = papers.paper_a("resnet", "patches", dict(flip=True), epochs=5.0)
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 2.0**-8
+    config.schedule = "linear"
+    return config

@@ -1,0 +1,20 @@
+"""The simplified ResNet of the depthwise-transfer paper (A.1) on photo patches: no download.
+
+    python main.py --config=configs/patches_simple_resnet.py --workdir=runs/patches_simple_resnet
+
+COST_patches_simple_resnet
+"""
+
+from ml_collections import config_dict
+
+from configs import papers
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = papers.paper_a("simple_resnet", "patches", dict(flip=True), epochs=5.0)
+    config.model.width = 128
+    config.model.depth = 6
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 2.0**-9
+    config.schedule = "linear"
+    return config

@@ -1,0 +1,134 @@
+"""Data sets as TFDS builders. Preparing them needs no TensorFlow: images are given to TFDS as encoded files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from depthmup.data import patches
+
+Files = list[tuple[Path, int]]  # image files and their labels
+UNPACK = "unpack tiny-imagenet-200.zip anew"
+
+
+class Patches(tfds.core.GeneratorBasedBuilder):
+    """depthmup.data.patches as TFDS sees CIFAR-10."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Patches of ten photographs of scikit-image and scikit-learn; the class is the photograph.",
+            features=tfds.features.FeaturesDict(
+                {
+                    "id": tfds.features.Text(),
+                    "image": tfds.features.Image(shape=(patches.SIDE, patches.SIDE, 3), encoding_format="png"),
+                    "label": tfds.features.ClassLabel(names=patches.NAMES),
+                }
+            ),
+            supervised_keys=("image", "label"),
+        )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        return {split: self._generate_examples(split) for split in patches.generate()}
+
+    def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        from PIL import Image
+
+        for i, (pixels, label) in enumerate(zip(*patches.generate()[split], strict=True)):
+            png = io.BytesIO()
+            Image.fromarray(pixels).save(png, format="PNG")
+            png.seek(0)
+            key = f"{split}_{i:05d}"
+            yield key, {"id": key, "image": png, "label": int(label)}
+
+
+class TinyImagenet(tfds.core.GeneratorBasedBuilder):
+    """Tiny ImageNet: 200 classes of ImageNet, 500 training and 50 validation images of 64x64 pixels each.
+
+    The label is the place of the WordNet id in alphabetical order. The published test images have no labels.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    CLASSES = 200
+    MANUAL_DOWNLOAD_INSTRUCTIONS = (
+        "Unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip here, which makes the folder tiny-imagenet-200."
+    )
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Tiny ImageNet, the training and validation images as published.",
+            features=tfds.features.FeaturesDict(
+                {
+                    "file_name": tfds.features.Text(),
+                    "image": tfds.features.Image(shape=(64, 64, 3), encoding_format="jpeg"),
+                    "label": tfds.features.ClassLabel(num_classes=self.CLASSES),
+                }
+            ),
+            supervised_keys=("image", "label"),
+            homepage="http://cs231n.stanford.edu/",
+        )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        folder = dl_manager.manual_dir / "tiny-imagenet-200"
+        labels = labels_of(folder, self.CLASSES)
+        if len(labels) == self.CLASSES:
+            self.info.features["label"].names = list(labels)  # TFDS writes them beside the data
+        # Both splits are listed before an image is written, so that a bad folder fails at once.
+        files = {"train": train_files(folder, labels), "validation": validation_files(folder, labels)}
+        return {split: self._generate_examples(listed) for split, listed in files.items()}
+
+    def _generate_examples(self, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path, label in files:
+            # The file's own bytes: TFDS does not look inside, so that grey JPEGs stay grey until they are decoded.
+            yield path.name, {"file_name": path.name, "image": io.BytesIO(path.read_bytes()), "label": label}
+
+
+def labels_of(folder: Path, classes: int) -> dict[str, int]:
+    """WordNet id -> label. Raises FileNotFoundError or ValueError if wnids.txt is not a list of different ids."""
+    wnids = sorted(_lines(folder / "wnids.txt"))
+    if not 0 < len(set(wnids)) == len(wnids) <= classes:
+        raise ValueError(f"{folder / 'wnids.txt'} must list 1 to {classes} different ids, one a line: {UNPACK}")
+    return {wnid: label for label, wnid in enumerate(wnids)}
+
+
+def train_files(folder: Path, labels: dict[str, int]) -> Files:
+    """train/<wnid>/images/<wnid>_<i>.JPEG. Raises ValueError if a class has none."""
+    files = []
+    for wnid, label in labels.items():
+        images = folder / "train" / wnid / "images"
+        found = sorted(images.glob("*.JPEG"))
+        if not found:
+            raise ValueError(f"{images} has no .JPEG files, but wnids.txt lists {wnid}: {UNPACK}")
+        files += [(path, label) for path in found]
+    return files
+
+
+def validation_files(folder: Path, labels: dict[str, int]) -> Files:
+    """val/images/<name> for every line "name, wnid, box" of val/val_annotations.txt, tabs between.
+
+    Raises ValueError if a line has no known wnid, FileNotFoundError if an image is not there.
+    """
+    annotations, files = folder / "val" / "val_annotations.txt", []
+    for line in _lines(annotations):
+        name, wnid, *_ = [*line.split("\t"), ""]
+        path = folder / "val" / "images" / name
+        if wnid not in labels:
+            raise ValueError(f"{annotations} gives {name} the class {wnid!r}, which is not in wnids.txt: {UNPACK}")
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing, but val_annotations.txt lists it: {UNPACK}")
+        files.append((path, labels[wnid]))
+    return files
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a text file, without the empty ones."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {UNPACK}")
+    return [line.strip() for line in path.read_text().splitlines() if line.strip()]

@@ -1,0 +1,130 @@
+"""Image data sets of TFDS, read with random access and without TensorFlow."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depthmup.data.dataset import Dataset, Records, Split, held_out
+
+
+class Source(NamedTuple):
+    """One data set of TFDS, or of our builders. mean, std: per channel, of pixels in 0..1."""
+
+    classes: int
+    size: int  # side of the images that the network sees
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    test: str  # the split that is reported; validation is the last tenth of "train", by a fixed shuffle
+    in_memory: bool
+    manual: str = ""  # what cannot be downloaded by a program
+
+
+IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), test="validation")
+TFDS: dict[str, Source] = {
+    "cifar10": Source(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "test", True),
+    "cifar100": Source(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "test", True),
+    "tiny_imagenet": Source(
+        200,
+        64,
+        (0.4802, 0.4481, 0.3975),
+        (0.2770, 0.2691, 0.2821),
+        "validation",
+        True,
+        manual="the folder tiny-imagenet-200 of the unpacked tiny-imagenet-200.zip",
+    ),
+    "imagenet_resized/64x64": Source(1000, 64, **IMAGENET, in_memory=False),
+    "imagenet2012": Source(
+        1000,
+        224,
+        **IMAGENET,
+        in_memory=False,
+        manual="ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org",
+    ),
+}
+
+
+def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
+    """The TFDS builder. data_dir None: TFDS's own, ~/tensorflow_datasets or $TFDS_DATA_DIR."""
+    import tensorflow_datasets as tfds
+
+    if name in ("patches", "tiny_imagenet"):
+        from depthmup.data import builders
+
+        ours = builders.Patches if name == "patches" else builders.TinyImagenet
+        return ours(data_dir=data_dir, **options)
+    return tfds.builder(name, data_dir=data_dir, **options)
+
+
+def manual_folder(data_dir: str | os.PathLike[str]) -> Path:
+    """Where what a program cannot download is put by hand."""
+    return Path(data_dir) / "downloads" / "manual"
+
+
+def load(name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+    """A data set of TFDS. Raises ValueError, with the command that prepares it, if it cannot be read from disk.
+
+    image_size: side of the images of a data set that does not fit in memory, instead of the source's.
+    """
+    source = TFDS[name]
+    if image_size and source.in_memory:
+        raise ValueError(f"data.image_size is for what does not fit in memory; {name} has {source.size}x{source.size}")
+    builder = builder_of(name, data_dir)
+    splits = {split: _open(builder, name, data_dir, split) for split in ("train", source.test)}
+    places = dict(zip(("train", "validation"), held_out(len(splits["train"])), strict=True))
+    places["test"] = np.arange(len(splits[source.test]), dtype=np.int32)
+
+    def records(split: str) -> Records:
+        of = "train" if split == "validation" else source.test if split == "test" else split
+        return Records(splits[of], places[split], source.classes, image_size or source.size, f"{name}, split {of}")
+
+    def read(split: str) -> Split | Records:
+        return in_memory(records(split), skip_corrupt) if source.in_memory else records(split)
+
+    names = tuple(builder.info.features["label"].names)
+    mean, std = (255 * np.array(channels) for channels in (source.mean, source.std))
+    side = image_size or source.size
+    return Dataset(read("train"), read("validation"), read("test"), mean, std, (side, side, 3), names)
+
+
+def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
+    """All records decoded, in their order; those that are corrupt left out if asked, and counted."""
+    from depthmup.data.stream import CorruptRecord, Examples
+
+    examples = Examples(records, records.examples, 0, 1, skip_corrupt=skip_corrupt)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the GIL
+        elements = list(pool.map(examples.__getitem__, range(records.examples), chunksize=256))
+    good = [e for e in elements if not e["corrupt"]]
+    if len(good) < len(elements):
+        print(f"{records.name}: left out {len(elements) - len(good)} corrupt of {len(elements)}", file=sys.stderr)
+    if not good:
+        raise CorruptRecord(f"{records.name}: no record can be read: prepare it anew")
+    return Split(np.stack([e["image"] for e in good]), np.stack([e["label"] for e in good]))
+
+
+def _open(builder: Any, name: str, data_dir: str | None, split: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    try:
+        return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+    except Exception as error:  # TFDS has several; what matters is what to do
+        command = f"python -m depthmup.data.prepare {name}"
+        if not builder.is_prepared():
+            option = f" --data_dir={data_dir}" if data_dir else ""
+            text = f"{name} is not prepared in {builder.data_dir}: {command}{option}"
+            if TFDS[name].manual:
+                text += f" (first put {TFDS[name].manual} into {manual_folder(builder.data_dir_root)})"
+        elif builder.info.file_format.value != "array_record":
+            other = f"{Path(builder.data_dir_root)}_array_record"
+            text = (
+                f"{builder.data_dir} is prepared as {builder.info.file_format.value}, which cannot be read in any "
+                f"order: {command} --data_dir={other}, and then data.data_dir={other}"
+            )
+        else:
+            text = f"{name}, split {split}, cannot be read from {builder.data_dir}: {error}"
+        raise ValueError(text) from error

@@ -1,0 +1,139 @@
+"""Patches of the ten colour photographs inside scikit-image and scikit-learn: which photograph? No download.
+
+A photograph is divided into cells, and every cell belongs to one split; a patch lies inside one cell, so no pixel is in
+two splits. Size, orientation and order of the colour channels of a patch are random. Without the colours a linear model
+finds little; a convolutional network finds the texture.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from depthmup.data.dataset import Dataset, Split
+
+FILES = {
+    "skimage": (
+        "data/astronaut.png",
+        "data/chelsea.png",
+        "data/coffee.png",
+        "data/hubble_deep_field.jpg",
+        "data/ihc.png",
+        "data/motorcycle_left.png",
+        "data/retina.jpg",
+        "data/rocket.jpg",
+    ),
+    "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
+}
+NAMES = tuple(Path(file).stem for files in FILES.values() for file in files)  # of the classes
+SPLIT_SIZES = {"train": 20_000, "validation": 2_000, "test": 2_000}
+SIDE = 32  # of an image, in pixels
+CROPS = (16, 32)  # sides of patches in the photograph, smallest and largest
+CELL = 48  # side of a cell in the photograph
+OWNERS = (0, 0, 0, 1, 2)  # splits of five neighbouring cells, in an order drawn anew for each five
+
+
+class Boxes(NamedTuple):
+    """Where and how patches are cut; (patches,) int64 each.
+
+    photo: its number, the label; top, left, side: in pixels of the photograph; turns: quarter turns after that;
+    mirrored: 0 or 1, left to right after the turns; channels: (patches, 3), which of red, green, blue comes where.
+    """
+
+    photo: np.ndarray
+    top: np.ndarray
+    left: np.ndarray
+    side: np.ndarray
+    turns: np.ndarray
+    mirrored: np.ndarray
+    channels: np.ndarray
+
+
+def load() -> Dataset:
+    """Images of 32x32x3 pixels 0..255, normalized by the mean and standard deviation of each channel."""
+    splits = {name: Split(*arrays) for name, arrays in generate().items()}
+    inputs = splits["train"].inputs
+    values = np.arange(256)  # moments from counts of values: an array of floats would take 500 MB and ten times as long
+    shares = np.stack([np.bincount(channel, minlength=256) for channel in inputs.reshape(-1, 3).T]) * 3 / inputs.size
+    mean = shares @ values
+    std = np.sqrt(shares @ values**2 - mean**2)
+    return Dataset(**splits, mean=mean, std=std, shape=inputs.shape[1:], names=NAMES)
+
+
+@functools.cache
+def generate() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """train, validation, test -> images (N, 32, 32, 3) uint8 and labels (N,) int32, read-only.
+
+    The same bits in every process. Raises FileNotFoundError if a photograph is not there.
+    """
+    splits = {}
+    for split, where in boxes().items():
+        images, labels = cut(photographs(), where), where.photo.astype(np.int32)
+        images.setflags(write=False)
+        labels.setflags(write=False)
+        splits[split] = images, labels
+    return splits
+
+
+def boxes() -> dict[str, Boxes]:
+    """train, validation, test -> the boxes of its patches, in the order of the images."""
+    drawn: dict[str, list[Boxes]] = {split: [] for split in SPLIT_SIZES}
+    for photo, pixels in enumerate(photographs()):
+        rng = np.random.default_rng((0, photo))
+        rows, columns = pixels.shape[0] // CELL, pixels.shape[1] // CELL
+        fives = -(-rows * columns // len(OWNERS))
+        owners = rng.permuted(np.tile(OWNERS, (fives, 1)), axis=1).ravel()[: rows * columns]
+        for number, (split, size) in enumerate(SPLIT_SIZES.items()):
+            n = size // len(NAMES)
+            cell = rng.choice(np.flatnonzero(owners == number), n)
+            side = rng.integers(*CROPS, n, endpoint=True)
+            top = cell // columns * CELL + rng.integers(0, CELL - side, endpoint=True)
+            left = cell % columns * CELL + rng.integers(0, CELL - side, endpoint=True)
+            turns, mirrored = rng.integers(4, size=n), rng.integers(2, size=n)
+            channels = rng.permuted(np.tile(np.arange(3), (n, 1)), axis=1)
+            drawn[split].append(Boxes(np.full(n, photo), top, left, side, turns, mirrored, channels))
+    shuffled = {}
+    for number, (split, parts) in enumerate(drawn.items()):
+        order = np.random.default_rng((1, number)).permutation(SPLIT_SIZES[split])
+        shuffled[split] = Boxes(*(np.concatenate(field)[order] for field in zip(*parts, strict=True)))
+    return shuffled
+
+
+def cut(photos: tuple[np.ndarray, ...], where: Boxes) -> np.ndarray:
+    """(N, 32, 32, 3) uint8: the patches, scaled up to 32 pixels, turned, mirrored, their channels reordered."""
+    from PIL import Image
+
+    images = np.empty((len(where.photo), SIDE, SIDE, 3), np.uint8)
+    for i, (photo, top, left, side) in enumerate(zip(*where[:4], strict=True)):
+        patch = Image.fromarray(photos[photo][top : top + side, left : left + side])
+        images[i] = np.asarray(patch.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    for turns in range(1, 4):
+        images[where.turns == turns] = np.rot90(images[where.turns == turns], turns, axes=(1, 2))
+    images[where.mirrored == 1] = images[where.mirrored == 1, :, ::-1]
+    return np.take_along_axis(images, where.channels[:, None, None, :], axis=3)
+
+
+@functools.cache
+def photographs() -> tuple[np.ndarray, ...]:
+    """The photographs in the order of NAMES, (height, width, 3) uint8 each, read-only."""
+    from PIL import Image
+
+    photos = []
+    for package, files in FILES.items():
+        spec = importlib.util.find_spec(package)  # found, not imported: nothing that could start a download is run
+        roots = spec.submodule_search_locations if spec else None
+        for file in files:
+            path = Path(roots[0] if roots else package) / file
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"{path} is missing: the photographs of data set patches come with scikit-image and scikit-learn: "
+                    "pip install scikit-image scikit-learn"
+                )
+            with Image.open(path) as image:
+                photos.append(np.array(image.convert("RGB")))
+            photos[-1].setflags(write=False)
+    return tuple(photos)

@@ -1,0 +1,97 @@
+"""Batches of a data set for training and evaluation, and what a step does to their pixels on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from depthmup.data.augment import NONE, Augment, augment
+from depthmup.data.batches import batch_indices, steps_per_epoch
+from depthmup.data.dataset import Dataset, Records, Split
+
+EVALUATION_BATCH = 256
+TRAIN_EVALUATED = 10_000  # of the training split its first, in an order that is random
+Batch = tuple[np.ndarray, np.ndarray]  # raw inputs (batch, ...), labels (batch,) int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """The batches of a data set: a pure function of (seed, step), the same for all trials, devices and workers.
+
+    Raises ValueError if a batch is larger than the training split.
+    """
+
+    dataset: Dataset
+    batch_size: int
+    seed: int = 0
+    augment: Augment = NONE
+    workers: int = 0  # processes that decode what does not fit in memory; 0: threads of this one
+    skip_corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        self.steps_per_epoch  # noqa: B018 - raises
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.dataset.train.examples, self.batch_size)
+
+    def indices(self, start: int, stop: int) -> np.ndarray:
+        """Of the training examples of steps start..stop-1, (steps, batch_size) int32."""
+        return batch_indices(self.dataset.train.examples, self.batch_size, start, stop, self.seed)
+
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """The raw batches of steps start..stop-1, of a data set on disk already cropped.
+
+        shard: (number of this process, number of processes), each of which gets its part of every batch.
+        """
+        split = self.dataset.train
+        if isinstance(split, Split):
+            size = self.batch_size // shard[1]
+            part = slice(shard[0] * size, (shard[0] + 1) * size)
+            yield from ((split.inputs[i[part]], split.labels[i[part]]) for i in self.indices(start, stop))
+            return
+        from depthmup.data.stream import Examples, stream
+
+        examples = Examples(split, self.batch_size, start, stop, self.augment.crop, self.seed, self.skip_corrupt, shard)
+        yield from _counted(stream(examples, self.workers), split)
+
+    def evaluation(self, split: Split | Records, examples: int | None = None) -> Iterator[Batch]:
+        """The first examples of a split (None: all) in order; the last batch is filled up with labels -1."""
+        count = min(examples or split.examples, split.examples)
+        steps = -(-count // EVALUATION_BATCH)
+        if isinstance(split, Split):
+            for start in range(0, count, EVALUATION_BATCH):
+                places = np.arange(start, start + EVALUATION_BATCH)
+                inputs, labels = (leaf[np.minimum(places, count - 1)] for leaf in split)
+                yield inputs, np.where(places < count, labels, -1)
+            return
+        from depthmup.data.stream import Examples, stream
+
+        split = split._replace(order=split.order[:count])
+        ordered = Examples(split, EVALUATION_BATCH, 0, steps, skip_corrupt=self.skip_corrupt)
+        yield from _counted(stream(ordered, self.workers), split)
+
+    def prepare(self, inputs: jax.Array, step: jax.Array | int | None = None) -> jax.Array:
+        """Raw inputs -> what the network sees, inside the compiled step: augmented if a step is given, normalized.
+
+        Augmentation depends on (seed, step) only: it is the same for all trials.
+        """
+        how = self.augment if self.dataset.in_memory else dataclasses.replace(self.augment, crop=(1.0, 1.0))
+        if step is not None and how != NONE:
+            inputs = augment(jax.random.fold_in(jax.random.key(self.seed), step), inputs, how)
+        mean, std = (jnp.asarray(x, jnp.float32) for x in (self.dataset.mean, self.dataset.std))
+        return (inputs.astype(jnp.float32) - mean) / std
+
+
+def _counted(batches: Iterator[tuple[Batch, int]], records: Records) -> Iterator[Batch]:
+    corrupt = 0
+    for batch, passed in batches:
+        corrupt += passed
+        yield batch
+    if corrupt:
+        logging.warning("%s: %d corrupt records were passed over", records.name, corrupt)
