@@ -1,9 +1,11 @@
 """Digits and batches."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from depthmup.data import Batches, Split, batch_indices, checked, digits, load, steps_per_epoch
+from depthmup.data import NONE, Batches, Split, batch_indices, checked, digits, load, steps_per_epoch
 from depthmup.data.dataset import held_out
 
 
@@ -58,3 +60,30 @@ def test_a_batch_is_a_function_of_seed_and_step():
     assert not np.array_equal(whole, batch_indices(100, 8, 0, 40, seed=4))
     with pytest.raises(ValueError, match="batch_size 101 is more than the 100 training examples"):
         steps_per_epoch(100, 101)
+
+
+def test_batches_in_memory():
+    """Raw, the same on any number of processes; augmented by (seed, step), normalized, evaluated once each."""
+    dataset = load("digits")
+    batches = Batches(dataset, 8, seed=5, augment=dataclasses.replace(NONE, rotate=30.0))
+    whole = list(batches.train(3, 6))
+    for (inputs, labels), index in zip(whole, batches.indices(3, 6), strict=True):
+        np.testing.assert_array_equal(inputs, dataset.train.inputs[index])
+        np.testing.assert_array_equal(labels, dataset.train.labels[index])
+    parts = [list(batches.train(3, 6, shard=(i, 2))) for i in range(2)]
+    for step, (inputs, labels) in enumerate(whole):
+        np.testing.assert_array_equal(np.concatenate([part[step][0] for part in parts]), inputs)
+        np.testing.assert_array_equal(np.concatenate([part[step][1] for part in parts]), labels)
+    raw = whole[0][0]
+    plain, first, second = (np.asarray(batches.prepare(raw, step)) for step in (None, 3, 4))
+    np.testing.assert_allclose(plain, (raw - dataset.mean) / dataset.std, rtol=1e-5, atol=1e-6)
+    other = np.asarray(dataclasses.replace(batches, seed=6).prepare(raw, 3))
+    for different in (plain, second, other):
+        assert abs(first - different).max() > 0.1
+    np.testing.assert_array_equal(first, batches.prepare(raw, 3))
+    counted = np.concatenate([labels for _, labels in batches.evaluation(dataset.train, 700)])
+    np.testing.assert_array_equal(counted[:700], dataset.train.labels[:700])
+    assert (counted[700:] == -1).all()
+    assert len(counted) % 256 == 0
+    with pytest.raises(ValueError, match="batch_size 5000 is more than the 1437 training examples"):
+        Batches(dataset, 5000)
