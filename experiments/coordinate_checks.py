@@ -69,6 +69,9 @@ NO_NORM = (
     "near 2, whose correction at small depth is of order c^2/depth. At beta0 = 1 the slopes along depth are +.35 [.24, "
     ".47] (branch/hidden, SGD) and +.16 [.08, .24] (Adam) over the same depths."
 )
+NO_NORM_RESNET = (
+    "`check.beta0` is 1/2 here, as for the ViT without norm: a branch of two convolutions has the stream's variance."
+)
 BATCH_NORM = (
     "`check.beta0` is small here: 1/16, for SimpleResNet 1/32. Batch norm gives a branch size 1 however small the "
     "stream is (average pooling shrinks it), so that sensitivities grow like (1 + c beta0^2 / depth)^depth with a "
@@ -112,7 +115,15 @@ CASES = (
         check={"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}},
     ),
     Case("resnet, batch norm", "resnet", {}, PLAIN, (24, 12), {"widths": (32, 64, 128)}, BATCH_NORM),
-    Case("resnet, no norm", "resnet", {"norm": "none"}, PLAIN, (12, 8), {"widths": (32, 64, 128)}),
+    Case(
+        "resnet, no norm",
+        "resnet",
+        {"norm": "none"},
+        PLAIN,
+        (12, 8),
+        {"widths": (32, 64, 128), "beta0": 0.5},
+        NO_NORM_RESNET,
+    ),
     Case("cnn", "cnn", {}, PLAIN, (32, 12), {"depths": (3, 4, 8, 16), "width": 64}, NO_BRANCH),
     Case("residual_mlp, no norm", "residual_mlp", {}, ALL, (32, 12), DENSE),
     Case("residual_mlp, layer norm", "residual_mlp", {"norm": "layer", "use_bias": True}, ALL, (16, 12), DENSE),
