@@ -15,7 +15,7 @@ import io
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ class Timed(Batches):
 
     waits: list[float] = dataclasses.field(default_factory=list)
 
-    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Any]:
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Any, None, None]:
         batches = super().train(start, stop, shard)
         while True:
             begin = time.perf_counter()

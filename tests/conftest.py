@@ -1,4 +1,6 @@
-"""Four fake devices and float64 on demand."""
+"""Four fake devices, float64 on demand, and no more compiled programs than a process can hold."""
+
+import gc
 
 import jax
 import pytest
@@ -11,3 +13,11 @@ def x64():
     """Float64 for the length of a test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """A compiled program is many memory maps, of which Linux gives a process 65,530: beyond, compiling crashes."""
+    yield
+    jax.clear_caches()
+    gc.collect()

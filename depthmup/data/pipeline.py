@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class Batches:
         """Of the training examples of steps start..stop-1, (steps, batch_size) int32."""
         return batch_indices(self.dataset.train.examples, self.batch_size, start, stop, self.seed)
 
-    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
         """The raw batches of steps start..stop-1, of a data set on disk already cropped.
 
         shard: (number of this process, number of processes), each of which gets its part of every batch.

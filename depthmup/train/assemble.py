@@ -56,8 +56,9 @@ class Problem(NamedTuple):
 
     def examples(self, count: int) -> tuple[jax.Array, np.ndarray]:
         """The first training examples as the network sees them, not augmented, and their labels."""
-        inputs, labels = next(self.batches.evaluation(self.batches.dataset.train, count))
-        return self.batches.prepare(jnp.asarray(inputs[:count])), labels[:count]
+        parts = self.batches.evaluation(self.batches.dataset.train, count)
+        inputs, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts, strict=True))
+        return self.batches.prepare(jnp.asarray(inputs)), labels
 
     def specs(self, settings: ModelSettings) -> PyTree:
         """The spec tree of the model at its width and depth."""

@@ -87,6 +87,8 @@ class TrialLoop:
                 state, losses = self.chunk(state, hyper, self.split, self.batches.indices(start, stop), numbers)
             if progress:
                 progress(stop, self.map.join(losses))
+        if source:
+            source.close()  # and with it the workers
         return self.metrics(state, hyper)
 
     def metrics(self, state: Any, hyper: Any) -> dict[str, np.ndarray]:
