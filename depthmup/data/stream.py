@@ -8,6 +8,7 @@ at step k by asking for step k.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,15 +108,23 @@ def stream(examples: Examples, workers: int = 0) -> Iterator[tuple[Batch, int]]:
     processes = examples.shard[1]
     if examples.batch_size % processes:
         raise ValueError(f"batch_size {examples.batch_size} is not a multiple of the {processes} processes")
-    batches = grain.MapDataset.source(examples).batch(examples.batch_size // processes)
+    # Without an end: Grain's workers that reach one leave shared memory behind. They are closed instead.
+    endless = dataclasses.replace(examples, stop_step=examples.stop_step + 2**30)
+    batches = grain.MapDataset.source(endless).batch(examples.batch_size // processes)
     if workers:
-        if (
-            not flags.FLAGS.is_parsed()
-        ):  # Grain's workers read flags of its own; a program without flags has none parsed
+        if not flags.FLAGS.is_parsed():  # Grain's workers read flags of its own, which only some programs parse
             flags.FLAGS.mark_as_parsed()
         read = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
         ahead = batches.to_iter_dataset(read).mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD))
     else:
-        ahead = batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=2 * AHEAD))
-    for batch in ahead:
-        yield (batch["image"], batch["label"]), int(batch["corrupt"].sum())
+        threads = min(16, os.cpu_count() or 1)
+        ahead = batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=AHEAD * threads))
+    iterator = iter(ahead)
+    try:
+        for _, batch in zip(range(examples.stop_step - examples.first_step), iterator, strict=False):
+            # Copied, so that the memory it shares with a worker is given back at once.
+            images, labels, corrupt = np.array(batch["image"]), np.array(batch["label"]), int(batch["corrupt"].sum())
+            del batch
+            yield (images, labels), corrupt
+    finally:
+        iterator.close()
