@@ -198,12 +198,29 @@ def cell(row: dict[str, Any] | None, name: bool = False) -> str:
     return f"{text} {row['group']}" if name else text
 
 
+def summary(cases: Sequence[Case], folder: Path) -> list[str]:
+    """Of all cases the judged slope farthest from 0 under depth_mup, and under sp."""
+    optimizers = ("sgd", "adam")
+    columns = [(name, axis, o) for name in ("depth_mup", "sp") for axis in ("width", "depth") for o in optimizers]
+    lines = ["| farthest from 0 | " + " | ".join(f"{name}, {axis}, {o}" for name, axis, o in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for case in cases:
+        cells = []
+        for name, axis, optimizer in columns:
+            judged = of(finished(case, optimizer, folder) or [], name, axis, judged=True)
+            text = f"{max(judged, key=distance)['slope']:+.2f}" if judged else "not run yet"
+            cells.append(f"**{text}**" if judged and all(r["ok"] for r in judged) else text)
+        lines.append(f"| {case.name} | " + " | ".join(cells) + " |")
+    return [*lines, "", "Bold: ok.", ""]
+
+
 def page(cases: Sequence[Case], folder: Path) -> str:
     """docs/checks.md from the finished cases: a table for each."""
-    lines = [HEADER.format(few=FEW)]
+    lines = [HEADER.format(few=FEW), *summary(cases, folder)]
     for case in cases:
         check, adam = (config_of(case, optimizer).check for optimizer in ("sgd", "adam"))
         options = "".join(f", {k}={v!r}" for k, v in case.options.items())
+        options += "" if check.beta0 == 1 else f"`, `check.beta0={check.beta0:g}"
         rates = ", ".join(f"2^{check.log2_learning_rates[o]:g} ({o})" for o in ("sgd", "adam"))
         shapes = f"widths {check.widths} at depth {check.depth}, depths {check.depths} at width {check.width}"
         lines += [f"## {case.name}", "", f"`{case.family}{options}`; {shapes}; learning rates {rates}; "]
