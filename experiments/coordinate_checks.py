@@ -70,9 +70,9 @@ NO_NORM = (
     ".47] (branch/hidden, SGD) and +.16 [.08, .24] (Adam) over the same depths."
 )
 NO_NORM_RESNET = (
-    "`check.beta0` is 1/2 here, as for the ViT without norm: a branch of two convolutions has the stream's variance. The "
-    "readout's +.10 along width (SGD) is that of small widths, where the size of the features still fluctuates: for the "
-    "ResidualCNN without norm it fell from +.12 over widths 32 to 128 to +.02 over 64 to 256."
+    "`check.beta0` is 1/2 here, as for the ViT without norm: a branch of two convolutions has the stream's "
+    "variance. The readout's +.10 along width (SGD) is that of small widths, where the size of the features still "
+    "fluctuates: for the ResidualCNN without norm it fell from +.12 over widths 32 to 128 to +.02 over 64 to 256."
 )
 BATCH_NORM = (
     "`check.beta0` is small here: 1/16, for SimpleResNet 1/32. Batch norm gives a branch size 1 however small the "
