@@ -65,6 +65,12 @@ def test_every_row_has_every_setting(finished):
     assert set(rows[0]) == expected
 
 
+def test_where_data_lies_and_who_decodes_it_decide_no_row():
+    elsewhere = tiny.settings(data__data_dir="/elsewhere", data__workers=4)
+    assert identity(elsewhere) == identity(tiny.settings())
+    assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
+
+
 def test_parameterizations_are_one_network_at_the_base(finished):
     _, rows = finished
     base = [r for r in rows if (r["width"], r["depth"]) == (8, 2)]
