@@ -65,12 +65,6 @@ def test_every_row_has_every_setting(finished):
     assert set(rows[0]) == expected
 
 
-def test_where_data_lies_and_who_decodes_it_decide_no_row():
-    elsewhere = tiny.settings(data__data_dir="/elsewhere", data__workers=4)
-    assert identity(elsewhere) == identity(tiny.settings())
-    assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
-
-
 def test_parameterizations_are_one_network_at_the_base(finished):
     _, rows = finished
     base = [r for r in rows if (r["width"], r["depth"]) == (8, 2)]
@@ -122,8 +116,10 @@ def test_another_config_is_refused(finished):
     ):
         run(tiny.settings(optimizer__weight_decay=0.1), workdir, progress=False)
     assert (workdir / "settings.json").read_text() == before
-    for decides_no_row in ({"log_every": 3}, {"optimizer__learning_rate": 9.0}, {"parameterization__name": "sp"}):
+    swept, where = {"optimizer__learning_rate": 9.0, "parameterization__name": "sp"}, {"data__data_dir": "/elsewhere"}
+    for decides_no_row in ({"log_every": 3}, swept, where, {"data__workers": 4}):
         assert identity(tiny.settings(**decides_no_row)) == identity(tiny.settings())
+    assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
 
 
 def test_store_errors(tmp_path):
