@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import multiprocessing
 import os
 import time
 from collections.abc import Generator
@@ -126,7 +125,7 @@ def on_disk() -> None:
     print(f"on disk: {JPEGS} JPEGs of {SHAPE[1]}x{SHAPE[0]}, {size / 1e3:.0f} kB each, cropped to 224x224, batch 32")
     config = papers.paper_a("resnet", "imagenet2012", papers.IMAGENET, 1.0)
     augment = Augment(**config.data.augment.to_dict())
-    rate = 0.0
+    rates = {}
 
     for workers in sorted({0, 1, CORES}):
         batches = Batches(dataset, 32, augment=augment, workers=workers)
@@ -136,11 +135,10 @@ def on_disk() -> None:
         sizes = [f"{p.memory_info().rss / 1e6:.0f} MB" for p in psutil.Process().children()[-workers:] if workers]
         begin = time.perf_counter()
         count = sum(len(labels) for _, labels in feed)
-        rate = count / (time.perf_counter() - begin)
+        rates[workers] = count / (time.perf_counter() - begin)
         name = f"{workers} worker process(es) of {', '.join(sizes)}" if workers else "2 threads"
-        print(f"  input alone, {name}: {rate:,.0f} images/s")
+        print(f"  input alone, {name}: {rates[workers]:,.0f} images/s")
     print(f"  memory of this process: {psutil.Process().memory_info().rss / 1e6:.0f} MB")
-    per_core = rate / CORES
     config.model.update(width=16, depth=2, stages=(1, 1, 1, 1), stem="imagenet")
     timed = Timed(dataset, 32, augment=augment, workers=1)
     loop, hyper = loop_of(config, timed)
@@ -148,7 +146,7 @@ def on_disk() -> None:
     waited = np.mean(timed.waits[-12:])
     print(f"  ResNet-18 of width 16, 1 worker: {1e3 * step:.0f} ms a step, {32 / step:.0f} images/s; ", end="")
     print(f"waiting for input {100 * waited / step:.1f}% of the time")
-    print(f"  an accelerator that trains R images/s needs R / {per_core:.0f} cores to decode")
+    print(f"  an accelerator that trains R images/s needs R / {rates[0] / CORES:.0f} cores to decode in threads")
 
 
 def main() -> None:
@@ -159,5 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.freeze_support()
     main()

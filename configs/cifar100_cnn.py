@@ -15,8 +15,4 @@ from configs import papers
 
 
 def get_config() -> config_dict.ConfigDict:
-    config = papers.paper_b("cnn", "cifar100")
-    config.model.depth = 3
-    config.parameterization.base_depth = 3
-    config.sweep.depths = (3, 4, 6, 9, 12, 16, 22, 30)
-    return config
+    return papers.paper_b("cnn", "cifar100")

@@ -15,9 +15,4 @@ from configs import papers
 
 
 def get_config() -> config_dict.ConfigDict:
-    config = papers.paper_b("residual_cnn", "cifar100")
-    config.model.depth = 4
-    config.parameterization.base_width = 64
-    config.parameterization.base_depth = 1
-    config.sweep.depths = (2, 4, 8, 16, 32)
-    return config
+    return papers.paper_b("residual_cnn", "cifar100")

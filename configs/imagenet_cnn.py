@@ -16,10 +16,5 @@ from configs import papers
 
 def get_config() -> config_dict.ConfigDict:
     config = papers.paper_b("cnn", "imagenet2012")
-    config.model.depth = 3
-    config.parameterization.base_depth = 3
-    config.sweep.depths = (3, 4, 6, 9, 12, 16, 22, 30)
-    config.data.image_size = 64  # ours: circular convolutions of stride 1 at 224 pixels are dear
-    config.data.augment.update(papers.IMAGENET)  # ours: the paper names none
-    config.data.workers = 16
+    config.data.update(papers.IMAGENET_B)
     return config

@@ -16,11 +16,5 @@ from configs import papers
 
 def get_config() -> config_dict.ConfigDict:
     config = papers.paper_b("residual_cnn", "imagenet2012")
-    config.model.depth = 4
-    config.parameterization.base_width = 64
-    config.parameterization.base_depth = 1
-    config.sweep.depths = (2, 4, 8, 16, 32)
-    config.data.image_size = 64  # ours: circular convolutions of stride 1 at 224 pixels are dear
-    config.data.augment.update(papers.IMAGENET)  # ours: the paper names none
-    config.data.workers = 16
+    config.data.update(papers.IMAGENET_B)
     return config

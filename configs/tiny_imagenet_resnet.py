@@ -15,9 +15,4 @@ from configs import papers
 
 
 def get_config() -> config_dict.ConfigDict:
-    config = papers.paper_a("resnet", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)
-    config.model.depth = 3
-    config.sweep.depths = (1, 2, 3, 5)
-    config.sweep.widths = (16, 32, 64)
-    config.sweep.optimizers = ("sgd",)
-    return config
+    return papers.small_a("resnet", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)

@@ -15,8 +15,4 @@ from configs import papers
 
 
 def get_config() -> config_dict.ConfigDict:
-    config = papers.paper_a("simple_resnet", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)
-    config.sweep.depths = (3, 6, 12, 24)
-    config.sweep.widths = (128, 256, 512)
-    config.sweep.optimizers = ("sgd",)
-    return config
+    return papers.small_a("simple_resnet", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)

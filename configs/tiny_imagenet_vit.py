@@ -15,14 +15,6 @@ from configs import papers
 
 
 def get_config() -> config_dict.ConfigDict:
-    config = papers.paper_a("vit", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)
-    config.model.width = 128
-    config.model.depth = 8
-    config.model.heads = 4
+    config = papers.small_a("vit", "tiny_imagenet", papers.TINY_IMAGENET, epochs=10.0)
     config.model.patch = 8
-    config.optimizer.name = "adam"
-    config.optimizer.learning_rate = 2.0**-10
-    config.sweep.depths = (2, 4, 8, 16)
-    config.sweep.widths = (64, 128, 256)
-    config.sweep.optimizers = ("adam",)
     return config

@@ -57,10 +57,10 @@ class Dataset(NamedTuple):
         return isinstance(self.train, Split)
 
 
-def held_out(examples: int, share: float = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
+def held_out(examples: int) -> tuple[np.ndarray, np.ndarray]:
     """Places of the training and of the validation examples: a fixed shuffle, whose last tenth is held out."""
     order = np.random.default_rng(0).permutation(examples).astype(np.int32)
-    kept = examples - round(examples * share)
+    kept = examples - round(examples * HELD_OUT)
     return order[:kept], order[kept:]
 
 

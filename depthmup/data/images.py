@@ -74,22 +74,23 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     source = TFDS[name]
     if image_size and source.in_memory:
         raise ValueError(f"data.image_size is for what does not fit in memory; {name} has {source.size}x{source.size}")
-    builder = builder_of(name, data_dir)
-    splits = {split: _open(builder, name, data_dir, split) for split in ("train", source.test)}
-    places = dict(zip(("train", "validation"), held_out(len(splits["train"])), strict=True))
-    places["test"] = np.arange(len(splits[source.test]), dtype=np.int32)
+    builder, side = builder_of(name, data_dir), image_size or source.size
+    train, test = (_open(builder, name, data_dir, split) for split in ("train", source.test))
 
-    def records(split: str) -> Records:
-        of = "train" if split == "validation" else source.test if split == "test" else split
-        return Records(splits[of], places[split], source.classes, image_size or source.size, f"{name}, split {of}")
+    def read(records: Any, order: np.ndarray, split: str) -> Split | Records:
+        described = Records(records, order, source.classes, side, f"{name}, split {split}")
+        return in_memory(described, skip_corrupt) if source.in_memory else described
 
-    def read(split: str) -> Split | Records:
-        return in_memory(records(split), skip_corrupt) if source.in_memory else records(split)
-
-    names = tuple(builder.info.features["label"].names)
-    mean, std = (255 * np.array(channels) for channels in (source.mean, source.std))
-    side = image_size or source.size
-    return Dataset(read("train"), read("validation"), read("test"), mean, std, (side, side, 3), names)
+    kept, out = held_out(len(train))
+    return Dataset(
+        train=read(train, kept, "train"),
+        validation=read(train, out, "train"),
+        test=read(test, np.arange(len(test), dtype=np.int32), source.test),
+        mean=255 * np.array(source.mean),
+        std=255 * np.array(source.std),
+        shape=(side, side, 3),
+        names=tuple(builder.info.features["label"].names),
+    )
 
 
 def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
@@ -98,7 +99,7 @@ def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
 
     examples = Examples(records, records.examples, 0, 1, skip_corrupt=skip_corrupt)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the GIL
-        elements = list(pool.map(examples.__getitem__, range(records.examples), chunksize=256))
+        elements = list(pool.map(examples.__getitem__, range(records.examples)))
     good = [e for e in elements if not e["corrupt"]]
     if len(good) < len(elements):
         print(f"{records.name}: left out {len(elements) - len(good)} corrupt of {len(elements)}", file=sys.stderr)
