@@ -1,6 +1,8 @@
 """One entry, one config file, four verbs.
 
 python main.py [train | sweep | check | explain] --config=configs/digits.py --workdir=DIR [--config.key=value ...]
+
+One TPU pod or several GPU hosts: the same command on each, with --distributed (docs/training.md).
 """
 
 from __future__ import annotations
@@ -23,6 +25,13 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
     try:
         config_flags.DEFINE_config_file("config", "configs/digits.py", "Config file; --config.key=value overrides.")
         flags.DEFINE_string("workdir", None, "Where results go; sweep needs it, check draws and train writes there.")
+        flags.DEFINE_bool("profile", False, "train: write a trace of some steps to WORKDIR/profile.")
+        flags.DEFINE_bool(
+            "distributed", False, "This process is one of several; found in the environment if not below."
+        )
+        flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process, for --distributed.")
+        flags.DEFINE_integer("processes", None, "Number of processes, for --distributed.")
+        flags.DEFINE_integer("process", None, "Number of this process, from 0, for --distributed.")
         rest = flags.FLAGS(argv)
         flags.FLAGS.config.keys()  # a file that cannot be read says so only now
         return rest
@@ -45,10 +54,25 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def join() -> None:
+    """Join the other processes of this run: as the flags say, else as Slurm, a TPU pod, GKE or MPI do, as JAX finds."""
+    given = {name: flags.FLAGS[name].value for name in ("coordinator", "processes", "process")}
+    if not flags.FLAGS.distributed:
+        if any(value is not None for value in given.values()):
+            fail("--coordinator, --processes and --process are for --distributed: give that too")
+        return
+    try:
+        jax.distributed.initialize(given["coordinator"], given["processes"], given["process"])
+    except (ValueError, RuntimeError) as error:
+        fail(f"--distributed: {error} Give --coordinator=HOST:PORT --processes=N --process=I (docs/training.md)")
+
+
 def main(argv: Sequence[str]) -> None:
+    join()
     from depthmup import verbs
     from depthmup.settings import SettingsError, from_config
-    from depthmup.sweep.store import StoreError
+    from depthmup.train.stop import Stopped
+    from depthmup.train.workdir import WorkdirError
 
     verb = argv[1] if len(argv) > 1 else "train"
     command = shlex.join(["python", "main.py", *sys.argv[1:]])
@@ -58,11 +82,19 @@ def main(argv: Sequence[str]) -> None:
             raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
         if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
             raise SettingsError(f"--workdir={workdir} is, or is inside, a file: give a folder")
-        status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command)
-    except (ValueError, StoreError) as error:
+        if verb != "train" and (flags.FLAGS.profile or jax.process_count() > 1):
+            raise SettingsError("--profile and --distributed are for train")
+        options = {"profile": True} if flags.FLAGS.profile else {}
+        status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command, **options)
+    except (ValueError, WorkdirError) as error:
         fail(str(error))
+    except Stopped as stopped:
+        kept = "saved, the same command goes on from there" if workdir else "nothing is saved without --workdir"
+        print(f"{stopped}: {kept}", file=sys.stderr)
+        status = 128 + stopped.signal
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted: what is finished is kept; the same command goes on from there")
+        print("interrupted: what is finished is kept; the same command goes on from there", file=sys.stderr)
+        status = 130
     sys.exit(status)
 
 

@@ -167,9 +167,30 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         skip_corrupt=False,  # go on without records that cannot be read, and count them
     )
     config.epochs = 2.0
-    config.schedule = "linear"  # of the learning rate: linear (to 0 at the last step) | constant
+    config.schedule = "linear"  # of the learning rate: linear (to 0 at the last step) | cosine (likewise) | constant
+    config.warmup_epochs = 0.0  # the learning rate rises linearly to its value first
+    config.loss = "cross_entropy"  # cross_entropy | mse | centered_mse (of the change of the output since the start)
+    config.label_smoothing = 0.0
+    config.clip = config_dict.placeholder(float)  # largest norm of the gradient; unset: none
+    config.accumulate = 1  # parts in which a batch is computed, one after another: the same step with less memory
+    config.ema = config_dict.placeholder(
+        float
+    )  # decay of a moving average of the weights, which is evaluated; unset: none
     config.seed = 0  # of the initial parameters
     config.log_every = 10  # steps between two lines of progress
+    config.log_updates = False  # also the root mean square update of every group of parameters
+    config.evaluate_every = "1 epoch"  # of the validation split: "100 steps" | "0.5 epochs" | "never" (only at the end)
+
+    # main.py train with a workdir goes on from its last checkpoint. A sweep checkpoints the trials it is at.
+    config.checkpoint = dict(
+        every="10 minutes",  # "100 steps" | "1 epoch" | "10 minutes" | "never"; a best one is written at any evaluation
+        keep=2,  # the last so many
+        best=1,  # and those with the lowest validation loss
+    )
+    config.parallel = dict(
+        devices=config_dict.placeholder(int),  # that share each batch of main.py train; unset: all, but one CPU
+        wrapper="pmap",  # pmap | jit (over a mesh)
+    )
 
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each
     # width (depth = model.depth).

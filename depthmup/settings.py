@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
+from depthmup.convert import Interval, SettingsError, convert, interval, named
 from depthmup.data.augment import Augment
 from depthmup.fit.optimum import WINDOW
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
 
-
-class SettingsError(ValueError):
-    """A config that cannot be run; the message names the key and the way out."""
+# Keys of a config that change no result of a training.
+DECIDES_NOTHING = ("check", "log_every", "log_updates", "evaluate_every", "checkpoint", "parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +71,19 @@ class DataSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointSettings:
+    every: Interval
+    keep: int
+    best: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelSettings:
+    devices: int | None
+    wrapper: str
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepSettings:
     parameterizations: tuple[str, ...]
     optimizers: tuple[str, ...]
@@ -108,8 +119,18 @@ class Settings:
     data: DataSettings
     epochs: float
     schedule: str
+    warmup_epochs: float
+    loss: str
+    label_smoothing: float
+    clip: float | None
+    accumulate: int
+    ema: float | None
     seed: int
     log_every: int
+    log_updates: bool
+    evaluate_every: Interval
+    checkpoint: CheckpointSettings
+    parallel: ParallelSettings
     sweep: SweepSettings
     check: CheckSettings
 
@@ -118,14 +139,18 @@ class Settings:
         self._check_numbers()
         for name in (self.optimizer.name, *self.sweep.optimizers, *self.check.optimizers):
             if name not in OPTIMIZERS:
-                raise _error("optimizer", unknown("optimizer", name, OPTIMIZERS))
+                raise named("optimizer", unknown("optimizer", name, OPTIMIZERS))
         for name in (self.parameterization.name, *self.sweep.parameterizations):
             if name not in TABLES:
-                raise _error("parameterization", unknown("parameterization", name, TABLES))
+                raise named("parameterization", unknown("parameterization", name, TABLES))
         for where, grids in (("sweep", self.sweep.log2_learning_rates), ("check", self.check.log2_learning_rates)):
             for name in getattr(self, where).optimizers:
                 if name not in grids:
                     raise SettingsError(f"{where}.log2_learning_rates has no entry for the optimizer {name!r}: add one")
+        if self.evaluate_every.unit == "minute":
+            raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
+        if self.label_smoothing and self.loss != "cross_entropy":
+            raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
         for name, (low, high) in self.sweep.log2_learning_rates.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise SettingsError(
@@ -143,7 +168,13 @@ class Settings:
         try:
             self.parameterization.build()
         except ValueError as error:
-            raise _error("parameterization", error) from error
+            raise named("parameterization", error) from error
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide what a training results in, as a tree of JSON."""
+        result = {k: v for k, v in dataclasses.asdict(self).items() if k not in DECIDES_NOTHING}
+        del result["data"]["data_dir"], result["data"]["workers"]
+        return result
 
     def _check_numbers(self) -> None:
         counts = {
@@ -151,6 +182,9 @@ class Settings:
             "model.depth": self.model.depth,
             "data.batch_size": self.data.batch_size,
             "log_every": self.log_every,
+            "accumulate": self.accumulate,
+            "checkpoint.keep": self.checkpoint.keep,
+            "parallel.devices": self.parallel.devices or 1,
             "sweep.per_octave": self.sweep.per_octave,
             "sweep.seeds": self.sweep.seeds,
             "check.seeds": self.check.seeds,
@@ -171,6 +205,7 @@ class Settings:
             ("optimizer.learning_rate", self.optimizer.learning_rate),
             ("epochs", self.epochs),
             ("check.beta0", self.check.beta0),
+            ("clip", 1.0 if self.clip is None else self.clip),
         ):
             if not 0 < positive < math.inf:
                 raise SettingsError(f"{key} must be positive and finite, got {positive}")
@@ -194,6 +229,10 @@ class Settings:
             "data.seed": (self.data.seed, 0, 2**31),
             "data.workers": (self.data.workers, 0, 1024),
             "data.image_size": (self.data.image_size or 1, 1, 2**14),
+            "warmup_epochs": (self.warmup_epochs, 0, self.epochs),
+            "label_smoothing": (self.label_smoothing, 0, 1),
+            "ema": (self.ema or 0, 0, 1),
+            "checkpoint.best": (self.checkpoint.best, 0, 2**31),
             "optimizer.momentum": (self.optimizer.momentum, 0, 1),
             "optimizer.b1": (self.optimizer.b1, 0, 1),
             "optimizer.b2": (self.optimizer.b2, 0, 1),
@@ -207,12 +246,14 @@ class Settings:
 
 def from_config(config: Mapping[str, Any]) -> Settings:
     """ConfigDict -> Settings. Raises SettingsError for an unknown, missing or mistyped key."""
-    return _convert(Settings, config, "config")
+    return convert(Settings, config, "config", {ModelSettings: _model, Interval: interval})
 
 
 def _model(value: Any, key: str) -> ModelSettings:
     """The model's settings: name, width, depth, and the attributes of its family with the types of their defaults."""
-    name = _convert(str, dict(value).get("name"), f"{key}.name")
+    if not hasattr(value, "keys"):
+        raise SettingsError(f"{key} must have keys of its own, got {value!r}")
+    name = convert(str, dict(value).get("name"), f"{key}.name", {})
     if name not in MODELS:
         raise SettingsError(str(unknown("model.name", name, MODELS)))
     kinds: dict[str, Any] = {"name": str, "width": int, "depth": int, **MODELS[name].option_types()}
@@ -224,51 +265,11 @@ def _model(value: Any, key: str) -> ModelSettings:
                     f"{key}.{option} is a setting of {', '.join(owners)}, not of {name}: choose the family by the "
                     f"config, --config=configs/default.py:{owners[0]}"
                 )
-            raise _error(key, unknown("key", f"{key}.{option}", [f"{key}.{k}" for k in kinds]))
+            raise named(key, unknown("key", f"{key}.{option}", [f"{key}.{k}" for k in kinds]))
     missing = sorted(kinds.keys() - set(value))
     if missing:
         raise SettingsError(
             f"{key}.{missing[0]} is missing: override configs/default.py:{name} instead of starting anew"
         )
-    values = {option: _convert(kind, value[option], f"{key}.{option}") for option, kind in kinds.items()}
+    values = {option: convert(kind, value[option], f"{key}.{option}", {}) for option, kind in kinds.items()}
     return ModelSettings(values.pop("name"), values.pop("width"), values.pop("depth"), values)
-
-
-def _convert(kind: Any, value: Any, key: str) -> Any:
-    """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
-    if kind is ModelSettings and hasattr(value, "keys"):
-        return _model(value, key)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if not hasattr(value, "keys"):
-            raise SettingsError(f"{key} must have keys of its own, got {value!r}")
-        fields = typing.get_type_hints(kind)
-        for name in value:
-            if name not in fields:
-                raise _error(key, unknown("key", f"{key}.{name}", [f"{key}.{f}" for f in fields]))
-        missing = sorted(fields.keys() - set(value))
-        if missing:
-            raise SettingsError(f"{key}.{missing[0]} is missing: override configs/default.py instead of starting anew")
-        return kind(**{name: _convert(hint, value[name], f"{key}.{name}") for name, hint in fields.items()})
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _convert(arguments[0], value, key)
-    if origin is tuple:
-        if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise SettingsError(f"{key} must be a list of values, got {value!r}")
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-        if len(kinds) != len(value):
-            raise SettingsError(f"{key} must have {len(kinds)} values, got {len(value)}: {value!r}")
-        return tuple(_convert(k, v, f"{key}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not hasattr(value, "keys"):
-            raise SettingsError(f"{key} must have one entry per optimizer, got {value!r}")
-        return {name: _convert(arguments[1], value[name], f"{key}.{name}") for name in value}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise SettingsError(f"{key} must be {kind.__name__}, got {type(value).__name__} {value!r}")
-    return value
-
-
-def _error(key: str, error: ValueError) -> SettingsError:
-    return SettingsError(f"{key}: {error}")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from depthmup.explain import explain
@@ -17,34 +15,20 @@ from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_o
 from depthmup.models import Model
 from depthmup.optim import family_of
 from depthmup.settings import Settings, SettingsError
-from depthmup.sweep import report, store
+from depthmup.sweep import report
 from depthmup.sweep.run import run as run_sweep
+from depthmup.train import single
 from depthmup.train.assemble import problem_of
-from depthmup.train.loop import TrialLoop
 from depthmup.train.step import Hyper, TrainState
 
 
-def train(settings: Settings, workdir: Path | None, command: str) -> int:
-    """Train one network: a sweep of one, by the same loop. Metrics to `workdir`/metrics.json if given."""
-    problem = problem_of(settings)
-    model, optimizer, steps = settings.model, settings.optimizer, problem.steps
-    hyper = problem.hyper(model, settings.parameterization, optimizer, settings.seed)
-    loop = TrialLoop(problem.trainer(model, optimizer.name), problem.batches, trials=1)
-    print(
-        f"{settings.parameterization.name}, {optimizer.name}, width {model.width}, depth {model.depth}, {steps} steps"
-    )
-
-    def progress(step: int, losses: np.ndarray) -> None:
-        print(f"step {step}/{steps}: loss {losses.mean():.4f}", flush=True)
-
-    metrics = {k: v[0].item() for k, v in loop.run([hyper], steps, chunk=settings.log_every, progress=progress).items()}
-    print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
-    if workdir:
-        workdir.mkdir(parents=True, exist_ok=True)
-        content = {"metrics": metrics, "settings": dataclasses.asdict(settings), "command": command}
-        store.write_atomically(workdir / "metrics.json", json.dumps(content, indent=1))
-    if metrics["diverged"]:
-        print("diverged: the loss is not finite, or ended above twice that of the first batch; lower the learning rate")
+def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
+    """Train one network: a sweep of one, by the same loop. Status 1 if it diverges."""
+    metrics = single.train(settings, workdir, command, profile)
+    if jax.process_index() == 0:
+        print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
+        if metrics["diverged"] and "loss" in metrics:
+            print("diverged: the loss ended not finite or above twice the first batch's; lower the learning rate")
     return int(metrics["diverged"])
 
 
@@ -100,7 +84,8 @@ def check_optimizer(
 
 def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
     """The config's model at this shape, trained by our own training step with the optimizer `name`."""
-    problem = problem_of(settings)._replace(schedule="constant")
+    problem = problem_of(settings)
+    problem = problem._replace(recipe=problem.recipe.plain)
     beta0 = settings.parameterization.beta0 * settings.check.beta0
     absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0)
     model = dataclasses.replace(settings.model, width=width, depth=depth)
@@ -157,7 +142,7 @@ def explain_parameters(settings: Settings, workdir: Path | None, command: str) -
     return 0
 
 
-VERBS: dict[str, Callable[[Settings, Path | None, str], int]] = {
+VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
     "check": check,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from configs import default
 from depthmup.settings import from_config
-from depthmup.sweep.store import write_atomically
+from depthmup.train.workdir import write_atomically
 from depthmup.verbs import check_optimizer
 
 ROOT = Path(__file__).parent.parent

@@ -66,7 +66,7 @@ def test_two_steps(name, mocked):
     loop = TrialLoop(problem.trainer(settings.model, settings.optimizer.name), problem.batches, trials=1)
     hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
     losses = []
-    metrics = loop.run([hyper], 2, progress=lambda _, chunk: losses.append(chunk))
+    metrics = loop.run([hyper], 2, progress=lambda _, metrics: losses.append(metrics["loss"]))
     assert np.isfinite(losses).all()
     classes = TFDS[settings.data.name].classes if settings.data.name in TFDS else 10
     assert problem.batches.dataset.classes == classes

@@ -17,7 +17,8 @@ from depthmup.settings import SettingsError
 from depthmup.sweep import report
 from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
 from depthmup.sweep.run import identity, run
-from depthmup.sweep.store import Store, StoreError
+from depthmup.sweep.store import Store
+from depthmup.train.workdir import WorkdirError
 from tests import tiny
 
 RUNNER = """
@@ -57,6 +58,7 @@ def test_every_row_has_every_setting(finished):
     assert [Trial.of(row) for row in rows] == [t for g in plan(settings) for t in g.trials]
     expected = {*Trial._fields, "steps", "epochs", "schedule", "data", "model", "batch_size", "data_seed"}
     expected |= {"image_size", *(f"augment_{field.name}" for field in dataclasses.fields(Augment))}
+    expected |= {"warmup_epochs", "loss_function", "label_smoothing", "clip", "ema"}
     expected |= {"dtype", "scan", "zero_init_branch"}
     expected |= {"activation", "use_bias", "norm", "readout", "base_width", "base_depth", "base_head_dim", "alpha"}
     expected |= {"gamma0", "beta0", "lr_depth", "branch_init", "momentum", "b1", "b2", "eps", "weight_decay"}
@@ -112,7 +114,7 @@ def test_another_config_is_refused(finished):
     workdir, _ = finished
     before = (workdir / "settings.json").read_text()
     with pytest.raises(
-        StoreError, match=r"another config: optimizer.weight_decay was 0.0, now it is 0.1. Give another"
+        WorkdirError, match=r"another config: optimizer.weight_decay was 0.0, now it is 0.1. Give another"
     ):
         run(tiny.settings(optimizer__weight_decay=0.1), workdir, progress=False)
     assert (workdir / "settings.json").read_text() == before
@@ -125,11 +127,11 @@ def test_another_config_is_refused(finished):
 def test_store_errors(tmp_path):
     settings = identity(tiny.settings())
     store = Store(tmp_path, settings)
-    with pytest.raises(StoreError, match="in use by another process"):
+    with pytest.raises(WorkdirError, match="in use by another process"):
         Store(tmp_path, settings)
     store.close()
     (tmp_path / "results.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(StoreError, match="line 2 is not JSON"):
+    with pytest.raises(WorkdirError, match="line 2 is not JSON"):
         Store(tmp_path, settings)
 
 
@@ -208,10 +210,10 @@ def test_alpha_is_not_given_to_those_without_one():
 
 def test_results_without_settings_are_refused(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(StoreError, match=r"results.jsonl but no settings.json"):
+    with pytest.raises(WorkdirError, match=r"results.jsonl but no settings.json"):
         Store(tmp_path, {})
     (tmp_path / "settings.json").write_text('{"a": ')
-    with pytest.raises(StoreError, match=r"settings.json is not JSON"):
+    with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
         Store(tmp_path, {})
 
 

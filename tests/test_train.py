@@ -11,7 +11,8 @@ from depthmup.sweep.plan import plan
 from depthmup.sweep.run import hyper_of
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
-from depthmup.train.step import cross_entropy, diverged
+from depthmup.train.recipe import Recipe
+from depthmup.train.step import diverged
 from tests import tiny
 
 KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")
@@ -58,7 +59,7 @@ def test_one_divergence_touches_no_other(sweep, together):
 def test_one_device_equals_four_and_chunks_are_the_whole(sweep, together):
     seen = []
     chunked = loop(sweep, 22, devices=1).run(
-        sweep[2]["depth_mup"], 11, 4, lambda step, losses: seen.append((step, losses))
+        sweep[2]["depth_mup"], 11, 4, lambda step, metrics: seen.append((step, metrics["loss"]))
     )
     assert [(step, losses.shape) for step, losses in seen] == [(4, (22, 4)), (8, (22, 4)), (11, (22, 3))]
     for key in KEYS:
@@ -108,15 +109,16 @@ def test_seeds_differ_and_repeat(sweep, together):
 def test_linear_schedule_ends_at_zero(sweep):
     """The last of n steps has a learning rate of 1/n of the first: the loss after it barely moves."""
     problem, group, hypers = sweep
-    constant = problem._replace(schedule="constant").trainer(group.model, "sgd")
-    linear = problem._replace(schedule="linear", steps=2).trainer(group.model, "sgd")
+    constant, linear = (
+        problem._replace(recipe=Recipe(2, schedule)).trainer(group.model, "sgd") for schedule in ("constant", "linear")
+    )
     hyper = hypers["depth_mup"][0].arrays()
     batch = problem.examples(64)
     after = {}
     for name, trainer in (("constant", constant), ("linear", linear)):
-        state = trainer.init(hyper)
-        one, _ = trainer.train_step(state, batch, hyper)
-        two, _ = trainer.train_step(one, batch, hyper)
+        step = jax.jit(trainer.train_step)
+        one, _ = step(trainer.init(hyper), batch, hyper)
+        two, _ = step(one, batch, hyper)
         change = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), two.params, one.params)
         after[name] = max(jax.tree.leaves(change))
     assert after["linear"] == pytest.approx(after["constant"] / 2, rel=1e-4)
@@ -134,12 +136,13 @@ def test_evaluation_counts_every_example_once(sweep):
     trainer, hyper = problem.trainer(group.model, "sgd"), hypers["depth_mup"][0].arrays()
     batches = dataclasses.replace(problem.batches, augment=dataclasses.replace(NONE, rotate=90.0))
     one = TrialLoop(trainer, batches, trials=1)
-    metrics = one.metrics(one.init(one.map.split([hyper])), one.map.split([hyper]))
+    metrics = one.programs.metrics(*one.programs.start([hyper]))
     params = trainer.init(hyper).params
     for prefix, split in (("", "train"), ("validation_", "validation"), ("test_", "test")):
         inputs, labels = getattr(problem.batches.dataset, split)
         logits = problem.model(group.model).apply({"params": params}, problem.batches.prepare(inputs), hyper.forward)
-        np.testing.assert_allclose(metrics[f"{prefix}loss"][0], cross_entropy(logits, labels), rtol=1e-5)
+        losses = problem.recipe.example_losses(logits, labels, train=False)
+        np.testing.assert_allclose(metrics[f"{prefix}loss"][0], losses.mean(), rtol=1e-5)
         assert metrics[f"{prefix}accuracy"][0] == np.float32(np.mean(np.argmax(logits, -1) == labels))
 
 
@@ -153,12 +156,12 @@ def test_augmentation_is_one_draw_for_all_trials(sweep):
         seen = []
         trainer, devices = problem.trainer(group.model, "sgd"), jax.local_devices()[:1]
         run = TrialLoop(trainer, batches, trials=2, layout=layout, devices=devices).run
-        run(pair, 6, chunk, lambda _, values, seen=seen: seen.append(values))
+        run(pair, 6, chunk, lambda _, metrics, seen=seen: seen.append(metrics["loss"]))
         losses[layout] = np.concatenate(seen, axis=1)
         np.testing.assert_allclose(losses[layout][0], losses[layout][1], rtol=1e-6)
         np.testing.assert_allclose(losses[layout], losses["map"], rtol=1e-4)
     seen = []
-    loop(sweep, 2, devices=1).run(pair, 6, progress=lambda _, values: seen.append(values))
+    loop(sweep, 2, devices=1).run(pair, 6, progress=lambda _, metrics: seen.append(metrics["loss"]))
     assert abs(seen[0] - losses["map"]).min() > 1e-4
 
 

@@ -62,11 +62,11 @@ class Augment:
 NONE = Augment(False, 0.0, 0.0, (1.0, 1.0), (1.0, 1.0), 0.0, 0.0, 0.0)
 
 
-def augment(key: jax.Array, images: jax.Array, how: Augment) -> jax.Array:
+def augment(key: jax.Array, images: jax.Array, how: Augment, places: jax.Array | None = None) -> jax.Array:
     """images (batch, height, width, channels), uint8 or float in 0..255 -> float32 of the same shape in 0..255.
 
-    Image i depends on (key, i) alone, so devices that hold shards of a batch need a key each. Pixels from outside the
-    image are 0. Raises ValueError if the shape does not fit; with NONE any shape does.
+    An image depends on the key and its place in the batch alone. places: (batch,) int, of a part of a batch; None: of
+    a whole one. Pixels from outside the image are 0. Raises ValueError if the shape does not fit; with NONE any does.
     """
     if how == NONE:
         return images.astype(jnp.float32)
@@ -74,7 +74,7 @@ def augment(key: jax.Array, images: jax.Array, how: Augment) -> jax.Array:
         raise ValueError(f"augment needs images (batch, height, width, channels), got shape {images.shape}")
     if (how.contrast or how.saturation) and images.shape[-1] not in (1, 3):
         raise ValueError(f"augment.contrast and .saturation need 1 or 3 channels, got {images.shape[-1]}")
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)) if places is None else places)
     return jax.vmap(lambda k, image: _recoloured(k, _moved(k, image, how), how))(keys, images.astype(jnp.float32))
 
 

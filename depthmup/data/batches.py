@@ -31,8 +31,9 @@ def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: i
     (seed, step) alone, whatever came before and however many devices there are.
     """
     per_epoch = steps_per_epoch(examples, batch_size)
-    epochs = range(start // per_epoch, -(-stop // per_epoch))
-    rows = [epoch_order(examples, seed, epoch)[: per_epoch * batch_size] for epoch in epochs]
-    batches = np.concatenate(rows).reshape(-1, batch_size)
-    first = epochs.start * per_epoch
-    return batches[start - first : stop - first]
+
+    def indices(step: int) -> np.ndarray:
+        epoch, place = divmod(step, per_epoch)
+        return epoch_order(examples, seed, epoch)[place * batch_size : (place + 1) * batch_size]
+
+    return np.stack([indices(step) for step in range(start, stop)])

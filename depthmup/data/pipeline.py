@@ -51,41 +51,59 @@ class Batches:
         """
         split = self.dataset.train
         if isinstance(split, Split):
-            size = self.batch_size // shard[1]
-            part = slice(shard[0] * size, (shard[0] + 1) * size)
-            yield from ((split.inputs[i[part]], split.labels[i[part]]) for i in self.indices(start, stop))
+            part = _part(self.batch_size, shard)
+            for step in range(start, stop):
+                indices = self.indices(step, step + 1)[0, part]
+                yield split.inputs[indices], split.labels[indices]
             return
         from depthmup.data.stream import Examples, stream
 
         examples = Examples(split, self.batch_size, start, stop, self.augment.crop, self.seed, self.skip_corrupt, shard)
         yield from _counted(stream(examples, self.workers), split)
 
-    def evaluation(self, split: Split | Records, examples: int | None = None) -> Iterator[Batch]:
-        """The first examples of a split (None: all) in order; the last batch is filled up with labels -1."""
+    def evaluation(
+        self,
+        split: Split | Records,
+        examples: int | None = None,
+        batch_size: int = EVALUATION_BATCH,
+        shard: tuple[int, int] = (0, 1),
+    ) -> Iterator[Batch]:
+        """The first examples of a split (None: all) in order; the last batch is filled up with labels -1.
+
+        shard: as for `train`.
+        """
         count = min(examples or split.examples, split.examples)
-        steps = -(-count // EVALUATION_BATCH)
+        steps = -(-count // batch_size)
         if isinstance(split, Split):
-            for start in range(0, count, EVALUATION_BATCH):
-                places = np.arange(start, start + EVALUATION_BATCH)
+            for start in range(0, steps * batch_size, batch_size):
+                places = np.arange(start, start + batch_size)[_part(batch_size, shard)]
                 inputs, labels = (leaf[np.minimum(places, count - 1)] for leaf in split)
                 yield inputs, np.where(places < count, labels, -1)
             return
         from depthmup.data.stream import Examples, stream
 
         split = split._replace(order=split.order[:count])
-        ordered = Examples(split, EVALUATION_BATCH, 0, steps, skip_corrupt=self.skip_corrupt)
+        ordered = Examples(split, batch_size, 0, steps, skip_corrupt=self.skip_corrupt, shard=shard)
         yield from _counted(stream(ordered, self.workers), split)
 
-    def prepare(self, inputs: jax.Array, step: jax.Array | int | None = None) -> jax.Array:
+    def prepare(
+        self, inputs: jax.Array, step: jax.Array | int | None = None, places: jax.Array | None = None
+    ) -> jax.Array:
         """Raw inputs -> what the network sees, inside the compiled step: augmented if a step is given, normalized.
 
-        Augmentation depends on (seed, step) only: it is the same for all trials.
+        Augmentation depends on (seed, step, place in the batch) only: it is the same for all trials.
+        places: of these inputs in the whole batch, (examples,) int; None: they are the whole.
         """
         how = self.augment if self.dataset.in_memory else dataclasses.replace(self.augment, crop=(1.0, 1.0))
         if step is not None and how != NONE:
-            inputs = augment(jax.random.fold_in(jax.random.key(self.seed), step), inputs, how)
+            inputs = augment(jax.random.fold_in(jax.random.key(self.seed), step), inputs, how, places)
         mean, std = (jnp.asarray(x, jnp.float32) for x in (self.dataset.mean, self.dataset.std))
         return (inputs.astype(jnp.float32) - mean) / std
+
+
+def _part(batch_size: int, shard: tuple[int, int]) -> slice:
+    size = batch_size // shard[1]
+    return slice(shard[0] * size, (shard[0] + 1) * size)
 
 
 def _counted(batches: Iterator[tuple[Batch, int]], records: Records) -> Iterator[Batch]:

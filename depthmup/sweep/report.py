@@ -15,7 +15,8 @@ from depthmup.settings import Settings
 from depthmup.sweep import plots
 from depthmup.sweep.plan import axes
 from depthmup.sweep.run import identity
-from depthmup.sweep.store import Row, write_atomically
+from depthmup.train.recipe import chance
+from depthmup.train.workdir import Row, write_atomically
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
 
@@ -44,7 +45,7 @@ def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
                     and row[other] == fixed
                     and row[axis] in values
                 ]
-                result = transfer(table, axis, cap=math.log(classes))
+                result = transfer(table, axis, cap=chance(settings.loss, classes))
                 curves.append(Curve(optimizer, name, axis, result))
     return curves
 

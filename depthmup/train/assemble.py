@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model, model_specs
@@ -19,22 +18,24 @@ from depthmup.optim import family_of
 from depthmup.parameterization import ForwardFactors, unknown
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings, Settings, SettingsError
 from depthmup.specs import factors as leaf_factors
+from depthmup.specs import group, is_spec
 from depthmup.train.parallel import scan_blocks, trial_layout
+from depthmup.train.recipe import LOSSES, SCHEDULES, Recipe
 from depthmup.train.step import Hyper, Trainer, make_trainer
 
 PyTree = Any
-SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
-    "constant": lambda steps: optax.constant_schedule(1.0),
-    "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
-}
 
 
 class Problem(NamedTuple):
     """Data and length of training, and what is built for one model, optimizer and parameterization on them."""
 
     batches: Batches
-    steps: int
-    schedule: str
+    recipe: Recipe
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.recipe.steps
 
     def model(self, settings: ModelSettings) -> Model:
         """The module. Raises SettingsError if a setting is out of range or does not fit the data."""
@@ -66,7 +67,7 @@ class Problem(NamedTuple):
 
     def trainer(self, settings: ModelSettings, optimizer: str) -> Trainer:
         """The training functions of a model; the same objects for the same arguments, so that programs are shared."""
-        return _trainer(self.model(settings), self.input_shape, optimizer, self.schedule, self.steps)
+        return _trainer(self.model(settings), self.input_shape, optimizer, self.recipe)
 
     def hyper(
         self,
@@ -88,13 +89,36 @@ class Problem(NamedTuple):
 
 def problem_of(settings: Settings) -> Problem:
     """Raises SettingsError for what does not exist or does not fit, ValueError for bad data or too large a batch."""
-    if settings.schedule not in SCHEDULES:
-        raise SettingsError(str(unknown("schedule", settings.schedule, SCHEDULES)))
+    names: dict[str, tuple[str, Iterable[str]]] = {
+        "schedule": (settings.schedule, SCHEDULES),
+        "loss": (settings.loss, LOSSES),
+    }
+    for key, (name, known) in names.items():
+        if name not in known:
+            raise SettingsError(str(unknown(key, name, known)))
     data = settings.data
     dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
     batches = Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
-    problem = Problem(batches, max(1, round(settings.epochs * batches.steps_per_epoch)), settings.schedule)
-    problem.model(settings.model)
+    per_epoch = batches.steps_per_epoch
+    recipe = Recipe(
+        steps=max(1, round(settings.epochs * per_epoch)),
+        schedule=settings.schedule,
+        warmup=round(settings.warmup_epochs * per_epoch),
+        loss=settings.loss,
+        label_smoothing=settings.label_smoothing,
+        clip=settings.clip,
+        accumulate=settings.accumulate,
+        ema=settings.ema,
+        log_updates=settings.log_updates,
+    )
+    if data.batch_size % recipe.accumulate:
+        raise SettingsError(f"data.batch_size {data.batch_size} is not a multiple of accumulate = {recipe.accumulate}")
+    problem = Problem(batches, recipe)
+    model = problem.model(settings.model)
+    if recipe.loss == "centered_mse" and ("batch" in settings.model.options.values() or getattr(model, "dropout", 0)):
+        raise SettingsError(
+            "the loss centered_mse needs a model without batch norm and dropout: it follows one function"
+        )
     return problem
 
 
@@ -104,7 +128,7 @@ def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
 
 
 @functools.lru_cache
-def _trainer(model: Model, input_shape: tuple[int, ...], optimizer: str, schedule: str, steps: int) -> Trainer:
+def _trainer(model: Model, input_shape: tuple[int, ...], optimizer: str, recipe: Recipe) -> Trainer:
     def init_model(key: jax.Array) -> tuple[PyTree, PyTree]:
         variables = dict(model.init(key, jnp.ones((1, *input_shape)), UNIT))
         params = variables.pop("params")
@@ -119,4 +143,5 @@ def _trainer(model: Model, input_shape: tuple[int, ...], optimizer: str, schedul
         return model.apply(variables, inputs, forward, train=True, mutable=list(statistics), rngs={"dropout": key})
 
     layout = trial_layout(model.convolutional)
-    return make_trainer(init_model, apply, optimizer, SCHEDULES[schedule](steps), layout=layout)
+    groups = jax.tree.map(group, _specs(model, input_shape), is_leaf=is_spec) if recipe.log_updates else None
+    return make_trainer(init_model, apply, optimizer, recipe, groups, layout)

@@ -1,28 +1,39 @@
-"""The loop: trials of one shape together, in chunks of steps. A single run is a sweep of one."""
+"""The loop: trials of one shape together, from their checkpoint to the end. A single run is a sweep of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from depthmup.data import Batches
-from depthmup.data.pipeline import TRAIN_EVALUATED, Batch
+from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.parallel import TrialMap
-from depthmup.train.step import Hyper, Trainer, TrainState, diverged
+from depthmup.train.programs import Programs
+from depthmup.train.saved import METRIC
+from depthmup.train.step import Hyper, Trainer
+from depthmup.train.stop import Stop, Stopped
 
-Progress = Callable[[int, np.ndarray], None]  # (steps done, (trials, steps of the chunk) losses)
-AHEAD = 2  # steps that the host may be ahead of the devices: the next batches travel while a step is computed
+Progress = Callable[[int, Mapping[str, np.ndarray]], None]
+AHEAD = 1  # stretches of steps that are on their way to the devices before the metrics of one are waited for
+SAVE, STOP = 1, 2  # what a process may ask of all
+
+
+class Diverged(Exception):
+    """A lone run whose loss or gradient is not finite: `loss` and `grad_norm` of the step."""
+
+    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
+        super().__init__(f"at step {step} the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}")
+        self.step = step
 
 
 class TrialLoop:
     """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups as you like.
 
-    What fits in memory lies on the devices as raw pixels, and a chunk of steps is one program that indexes, augments
-    and trains: the host does nothing per step. In the layout "turn", and for data on disk, a step is one program, and
-    the host hands it the batch.
+    split, wrapper, devices, layout: of train.parallel.TrialMap. Raises ValueError if a batch cannot be split evenly.
     """
 
     def __init__(
@@ -33,87 +44,134 @@ class TrialLoop:
         trials: int,
         layout: str | None = None,
         devices: Sequence[jax.Device] | None = None,
+        split: str = "trials",
+        wrapper: str = "pmap",
     ) -> None:
-        self.batches = batches
-        self.map = TrialMap(trials, layout or trainer.layout, devices)
-        self.stepwise = self.map.layout == "turn" or not batches.dataset.in_memory
-
-        def step(state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, jax.Array]:
-            inputs, labels = batch
-            state, metrics = trainer.train_step(state, (batches.prepare(inputs, number), labels), hyper)
-            return state, metrics["loss"]
-
-        def chunk(
-            state: TrainState, hyper: Hyper, split: Any, indices: jax.Array, numbers: jax.Array
-        ) -> tuple[TrainState, jax.Array]:
-            def next_step(state: TrainState, at: tuple[jax.Array, jax.Array]) -> tuple[TrainState, jax.Array]:
-                index, number = at
-                return step(state, hyper, jax.tree.map(lambda leaf: leaf[index], split), number)
-
-            return jax.lax.scan(next_step, state, (indices, numbers))
-
-        def evaluate(state: TrainState, hyper: Hyper, batch: Any) -> dict[str, jax.Array]:
-            inputs, labels = batch
-            sums = trainer.evaluate(state, (batches.prepare(inputs), labels), hyper)
-            return {**sums, "first_loss": state.first_loss}
-
-        self.init = self.map.over(trainer.init, mapped=1)
-        self.evaluate = self.map.over(evaluate, mapped=2, shared=1)
-        if self.stepwise:
-            self.step = self.map.over(step, mapped=2, shared=2, donate=True)
-        else:
-            self.chunk = self.map.over(chunk, mapped=2, shared=3, donate=True)
-            self.split = self.map.replicate(tuple(batches.dataset.train))
+        self.map = TrialMap(trials, layout or trainer.layout, devices, split, wrapper)
+        self.programs = Programs(trainer, batches, self.map)
 
     def run(
-        self, hypers: Sequence[Hyper], steps: int, chunk: int | None = None, progress: Progress | None = None
+        self,
+        hypers: Sequence[Hyper],
+        steps: int,
+        log_every: int | None = None,
+        progress: Progress | None = None,
+        *,
+        evaluate_every: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        stop: Stop | None = None,
+        alone: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Train all trials for `steps` steps, `chunk` of them per call; metrics at the end, each (trials,).
+        """Train all trials for `steps` steps; metrics at the end, each (trials,), as `Programs.metrics`.
 
-        "loss" and "accuracy" on the training split (its first 10,000 examples), the same with "validation_" and
-        "test_", and "diverged": the loss ended not finite or above twice the first batch's.
+        Args:
+          log_every: steps between two reports of the metrics; None: one report at the end.
+          progress: takes (steps done, metrics): of the steps since the last report, each (trials, steps); and of the
+            validation split at that step, "validation_loss" and "validation_accuracy", each (trials,).
+          evaluate_every: steps between two evaluations of the validation split.
+          checkpoints: where the run goes on from, and what it writes.
+          stop: a request that is met after a report: the state is saved and Stopped raised.
+          alone: one trial that is a run of its own: its best state and its last are saved as well, and if it diverges
+            Diverged is raised. In a sweep a trial that diverges is frozen and the rest go on.
+
+        Raises WorkdirError as `Checkpoints.restore`.
         """
-        if len(hypers) != self.map.trials:
-            raise ValueError(f"this loop is compiled for {self.map.trials} trials, got {len(hypers)}")
-        hyper = self.map.split([h.arrays() for h in hypers])
-        state, chunk = self.init(hyper), chunk or steps
-        source = self.batches.train(0, steps) if self.stepwise else None
-        for start in range(0, steps, chunk):
-            stop = min(start + chunk, steps)
-            numbers = np.arange(start, stop, dtype=np.int32)
-            if source:
-                state, losses = self._step_by_step(state, hyper, zip(numbers, source, strict=False))
-            else:
-                state, losses = self.chunk(state, hyper, self.split, self.batches.indices(start, stop), numbers)
-            if progress:
-                progress(stop, self.map.join(losses))
-        if source:
-            source.close()  # and with it the workers
-        return self.metrics(state, hyper)
+        try:
+            return self._run(hypers, steps, log_every or steps, progress, evaluate_every, checkpoints, stop, alone)
+        finally:
+            self.programs.close()
 
-    def metrics(self, state: Any, hyper: Any) -> dict[str, np.ndarray]:
-        """What `run` returns, of a state."""
-        data, result = self.batches.dataset, {}
-        for prefix, split in (("", data.train), ("validation_", data.validation), ("test_", data.test)):
-            limit = TRAIN_EVALUATED if split is data.train else None
-            parts = [self.evaluate(state, hyper, batch) for batch in self.batches.evaluation(split, limit)]
-            joined = [self.map.join(part) for part in parts]
-            total = {name: np.stack([part[name] for part in joined]).sum(0, np.float64) for name in joined[0]}
-            result[f"{prefix}loss"] = np.asarray(total["loss"] / total["examples"], np.float32)
-            result[f"{prefix}accuracy"] = np.asarray(total["correct"] / total["examples"], np.float32)
-            if not prefix:
-                result["diverged"] = diverged(result["loss"], joined[0]["first_loss"])
-        return result
+    def _run(
+        self,
+        hypers: Sequence[Hyper],
+        steps: int,
+        log_every: int,
+        progress: Progress | None,
+        evaluate_every: int | None,
+        checkpoints: Checkpoints | None,
+        stop: Stop | None,
+        alone: bool,
+    ) -> dict[str, np.ndarray]:
+        programs, several = self.programs, jax.process_count() > 1
+        state, hyper = programs.start(hypers)
+        step = 0
+        if checkpoints:
+            found = checkpoints.restore(self.map.join(state))
+            if found:
+                step, saved = found
+                state = self.map.split([jax.tree.map(lambda leaf, i=i: leaf[i], saved) for i in range(len(hypers))])
+        agree = self._agreement() if several and self.map.by_batch else None
+        saving = checkpoints.every.steps if checkpoints else None
+        waiting: deque[tuple[int, Any]] = deque()
+        votes: deque[Any] = deque()
 
-    def _step_by_step(self, state: Any, hyper: Any, numbered: Iterator[tuple[np.int32, Batch]]) -> tuple[Any, Any]:
-        """A chunk, each step a program: the state, and losses as `join` takes them."""
-        losses: list[Any] = []
-        for number, batch in numbered:
-            result = self.step(state, hyper, batch, number)
-            if self.map.layout == "turn":
-                result = [state for state, _ in result], [loss for _, loss in result]
-            state, loss = result
-            losses.append(loss)
-            if len(losses) > AHEAD:
-                jax.block_until_ready(losses[-1 - AHEAD])
-        return state, jax.tree.map(lambda *steps: np.stack([np.asarray(loss) for loss in steps], axis=-1), *losses)
+        def wish() -> int:
+            if stop and stop.requested:
+                return STOP
+            return SAVE if checkpoints and checkpoints.overdue() else 0
+
+        def asked() -> int:
+            """What some process wishes. Of several, the wishes of an earlier stretch: the same answer for all, at the
+            same step, without waiting."""
+            if agree is None:
+                return wish()
+            votes.append(agree(wish()))
+            return int(votes.popleft()) if len(votes) > AHEAD else 0
+
+        def settle(keep: int) -> None:
+            """Report what is done but for the last `keep` stretches."""
+            while len(waiting) > keep:
+                at, parts = waiting.popleft()
+                metrics = programs.read(parts)
+                if progress:
+                    progress(at, metrics)
+                if alone:
+                    _check(at, metrics)
+
+        def save(metrics: Mapping[str, float] | None = None) -> None:
+            settle(0)
+            if checkpoints and not (alone and programs.halted(state)[0] >= 0):
+                checkpoints.save(step, self.map.join(state), metrics)
+
+        while step < steps:
+            until = min((step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every)
+            state, parts = programs.advance(state, hyper, step, min(until, steps))
+            step = min(until, steps)
+            waiting.append((step, parts))
+            settle(AHEAD)
+            answer = asked()
+            validation = None
+            if evaluate_every and step % evaluate_every == 0 and step < steps:
+                settle(0)
+                validation = programs.evaluate(state, hyper, programs.batches.dataset.validation)
+                validation = {f"validation_{name}": value for name, value in validation.items()}
+                if progress:
+                    progress(step, validation)
+            scores = {name: float(value[0]) for name, value in (validation or {}).items()} if alone else None
+            if checkpoints and step < steps:
+                best = bool(scores) and checkpoints.improves(scores[METRIC])  # type: ignore[index]
+                if best or answer or (saving and step % saving == 0):
+                    save(scores or None)
+            if answer == STOP and step < steps:
+                settle(0)
+                if checkpoints:
+                    checkpoints.wait()
+                raise Stopped(step, stop.requested if stop else None)
+        settle(0)
+        metrics = programs.metrics(state, hyper)
+        if checkpoints and alone:
+            save({METRIC: float(metrics[METRIC][0])})
+        return metrics
+
+    def _agreement(self) -> Callable[[int], Any]:
+        """A wish of this process -> the greatest of all processes, on its way: it is read with the metrics."""
+        devices = len(self.map.local)
+        greatest = jax.pmap(lambda wish: jax.lax.pmax(wish, "batch"), axis_name="batch", out_axes=None)
+        return lambda wish: greatest(np.full(devices, wish, np.int32))
+
+
+def _check(stop_step: int, metrics: Mapping[str, np.ndarray]) -> None:
+    loss, norm = metrics["loss"][0], metrics["grad_norm"][0]
+    bad = np.flatnonzero(~(np.isfinite(loss) & np.isfinite(norm)))
+    if bad.size:
+        raise Diverged(stop_step - len(loss) + int(bad[0]), float(loss[bad[0]]), float(norm[bad[0]]))

@@ -1,4 +1,5 @@
-"""The one place that knows about devices: trials are split over them by `pmap` and mapped within each."""
+"""The one place that knows about devices: what is split over them, by `pmap` or by `jit` over a mesh, and in which
+layout the trials of one device share it."""
 
 from __future__ import annotations
 
@@ -8,8 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from depthmup.models.layers import BATCH_AXIS
+from depthmup.parameterization import unknown
 
 PyTree = Any
+WRAPPERS = ("pmap", "jit")
 
 
 def trial_layout(convolutional: bool = False) -> str:
@@ -30,62 +36,152 @@ def scan_blocks(convolutional: bool = False) -> bool:
 
 
 class TrialMap:
-    """Maps functions of one trial over many: `pmap` over devices outermost, the layout inside.
+    """Maps functions of one trial over many, on many devices.
 
-    Trial arrays have two leading axes, (devices, trials per device); in the layout "turn" they are lists, one for each
-    turn, of arrays with the axis (devices,). `split` makes them and `join` undoes it.
+    split: "trials", each device has some of the trials and sees whole batches; or "batch", every device of every
+      process has all trials and sees its part of each batch (the axis `BATCH_AXIS`, over which a training step averages
+      gradients and batch norm its statistics).
+    wrapper: "pmap", or "jit" over a mesh: for "trials" by `shard_map`, for "batch" XLA partitions the program of the
+      whole batch.
+
+    Trial arrays are (devices, trials per device, ...) for "trials", (trials, ...) and the same on all devices for
+    "batch". In the layout "turn" they are lists, one for each turn, without the axis of trials per device. `split`
+    makes them and `join` undoes it.
     """
 
-    def __init__(self, trials: int, layout: str | None = None, devices: Sequence[jax.Device] | None = None) -> None:
-        available = list(devices or jax.local_devices())
-        self.trials = trials
-        self.devices = available[: min(trials, len(available))]
-        self.per_device = -(-trials // len(self.devices))
+    def __init__(
+        self,
+        trials: int,
+        layout: str | None = None,
+        devices: Sequence[jax.Device] | None = None,
+        split: str = "trials",
+        wrapper: str = "pmap",
+    ) -> None:
+        if wrapper not in WRAPPERS:
+            raise unknown("wrapper", wrapper, WRAPPERS)
+        self.trials, self.wrapper, self.by_batch = trials, wrapper, split == "batch"
         self.layout = layout or trial_layout()
+        if self.by_batch:
+            self.devices = list(devices or jax.devices())
+            self.per_device = trials
+        else:
+            available = list(devices or jax.local_devices())
+            self.devices = available[: min(trials, len(available))]
+            self.per_device = -(-trials // len(self.devices))
+        self.local = [d for d in self.devices if d.process_index == jax.process_index()]
+        # pmap's arrays live on the devices of this process alone, those of jit on all.
+        self._mesh = self._mesh_of(self.local if wrapper == "pmap" else self.devices)
 
     def split(self, trees: Sequence[PyTree]) -> PyTree:
-        """One tree per trial -> a tree of arrays (devices, trials per device, ...), filled up with the last trial."""
-        filled = [*trees, *[trees[-1]] * (len(self.devices) * self.per_device - self.trials)]
-        trials = jax.tree.map(lambda *leaves: self._fold(np.stack(leaves)), *filled)
-        if self.layout == "turn":
-            return [jax.tree.map(lambda leaf, i=i: leaf[:, i], trials) for i in range(self.per_device)]
-        return trials
+        """One tree per trial -> trial arrays on the devices; filled up with the last trial if need be."""
+        if self.by_batch:
+            turns = [jax.tree.map(np.asarray, tree) for tree in trees]
+            if self.layout != "turn":
+                turns = [jax.tree.map(lambda *leaves: np.stack(leaves), *turns)]
+            placed = [self.replicate(turn) for turn in turns]
+        else:
+            filled = [*trees, *[trees[-1]] * (len(self.devices) * self.per_device - self.trials)]
+            trials = jax.tree.map(lambda *leaves: self._fold(np.stack(leaves)), *filled)
+            turns = [trials]
+            if self.layout == "turn":
+                turns = [jax.tree.map(lambda leaf, i=i: leaf[:, i], trials) for i in range(self.per_device)]
+            placed = [self._place(turn, PartitionSpec(self._axis)) for turn in turns]
+        return placed if self.layout == "turn" else placed[0]
 
     def join(self, tree: PyTree) -> PyTree:
         """Trial arrays -> (trials, ...) NumPy arrays."""
         if self.layout == "turn":
-            tree = jax.tree.map(lambda *turns: np.stack([np.asarray(turn) for turn in turns], axis=1), *tree)
+            axis = 0 if self.by_batch else 1
+            tree = jax.tree.map(lambda *turns: np.stack([np.asarray(turn) for turn in turns], axis), *tree)
+        if self.by_batch:
+            return jax.tree.map(np.asarray, tree)
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: self.trials], tree)
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Arrays onto all devices at once, for what `over` shares in every call."""
-        mesh = jax.sharding.Mesh(self.devices, ("trials",), axis_types=(jax.sharding.AxisType.Auto,))
-        return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        return self._place(tree, PartitionSpec())
 
-    def over(self, function: Callable[..., PyTree], mapped: int, shared: int = 0, donate: bool = False) -> Any:
-        """`function` over trials: its first `mapped` arguments have one value per trial, the `shared` last one for all.
+    def spread(self, batch: PyTree) -> PyTree:
+        """This process's part of a batch -> what `over` takes as a batch: leaves (examples, ...) over its devices.
+
+        Raises ValueError if the devices cannot share it evenly.
+        """
+        if not self.by_batch:
+            return batch
+        examples, devices = len(jax.tree.leaves(batch)[0]), len(self.local)
+        if examples % devices:
+            raise ValueError(f"a batch of {examples} examples cannot be split evenly over {devices} devices")
+        if self.wrapper == "pmap":
+            return jax.tree.map(lambda leaf: leaf.reshape(devices, -1, *leaf.shape[1:]), batch)
+        return self._place(batch, PartitionSpec(self._axis))
+
+    def over(
+        self, function: Callable[..., PyTree], trial: int, batch: int = 0, shared: int = 0, donate: bool = False
+    ) -> Any:
+        """`function` over trials. Its first `trial` arguments have one value per trial, the next `batch` are batches
+        (of `spread`), and the `shared` last are the same for all.
 
         donate: the first argument's buffers become the first result's.
         In the layout "turn" a list of results, one for each turn.
         """
-        axes = (0,) * mapped + (None,) * shared
-        pmap = functools.partial(jax.pmap, in_axes=axes, devices=self.devices, donate_argnums=(0,) if donate else ())
-        if self.layout == "turn":
-            together = pmap(function)
 
-            def in_turn(*arguments: PyTree) -> list[PyTree]:
-                turns = zip(*arguments[:mapped], strict=True)
-                return [together(*turn, *arguments[mapped:]) for turn in turns]
-
-            return in_turn
-
-        def per_device(*arguments: PyTree) -> PyTree:
-            trial, common = arguments[:mapped], arguments[mapped:]
+        def layout(*arguments: PyTree) -> PyTree:
+            trials, common = arguments[:trial], arguments[trial:]
             if self.layout == "map":
-                return jax.lax.map(lambda t: function(*t, *common), trial)
-            return jax.vmap(lambda *t: function(*t, *common))(*trial)
+                return jax.lax.map(lambda t: function(*t, *common), trials)
+            return jax.vmap(lambda *t: function(*t, *common))(*trials)
 
-        return pmap(per_device)
+        inside = function if self.layout == "turn" else layout
+        together = self._wrapped(inside, trial, batch, shared, (0,) if donate else ())
+        if self.layout != "turn":
+            return together
+        return lambda *arguments: [together(*turn, *arguments[trial:]) for turn in zip(*arguments[:trial], strict=True)]
+
+    def _wrapped(self, inside: Callable[..., PyTree], trial: int, batch: int, shared: int, donate: Any) -> Any:
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        if self.by_batch and (self.wrapper == "jit" or not batch):  # without a batch there is nothing to split
+            return jax.jit(inside, out_shardings=whole, donate_argnums=donate)
+        if self.wrapper == "pmap":
+            sides: tuple[Any, ...] = ((0,) * trial + (None,) * batch, 0)
+            if self.by_batch:
+                sides = ((None,) * trial + (0,) * batch, None)
+            devices = None if self.devices == jax.devices() else self.devices
+            return jax.pmap(
+                inside,
+                axis_name=self._axis,
+                in_axes=sides[0] + (None,) * shared,
+                out_axes=sides[1],
+                devices=devices,
+                donate_argnums=donate,
+            )
+        over_trials, everywhere = PartitionSpec(self._axis), PartitionSpec()
+
+        def one_device(*arguments: PyTree) -> PyTree:
+            one = jax.tree.map(lambda leaf: leaf[0], arguments[:trial])
+            return jax.tree.map(lambda leaf: leaf[None], inside(*one, *arguments[trial:]))
+
+        sharded = jax.shard_map(
+            one_device,
+            mesh=self._mesh,
+            in_specs=(over_trials,) * trial + (everywhere,) * (batch + shared),
+            out_specs=over_trials,
+            check_vma=False,
+        )
+        return jax.jit(sharded, donate_argnums=donate)
+
+    @property
+    def _axis(self) -> str:
+        return BATCH_AXIS if self.by_batch else "trials"
+
+    def _mesh_of(self, devices: Sequence[jax.Device]) -> Mesh:
+        return Mesh(np.array(devices), (self._axis,), axis_types=(AxisType.Auto,))
+
+    def _place(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
+        """What every process has (or, of a batch, its part) -> arrays on the mesh."""
+        sharding = NamedSharding(self._mesh, spec)
+        if sharding.is_fully_addressable:
+            return jax.device_put(tree, sharding)
+        return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), tree)
 
     def _fold(self, leaf: np.ndarray) -> np.ndarray:
         return leaf.reshape(len(self.devices), self.per_device, *leaf.shape[1:])

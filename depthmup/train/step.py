@@ -9,14 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from clu.metrics import Average
 
+from depthmup.models.layers import batch_axis
 from depthmup.optim import OPTIONS, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors
+from depthmup.train.recipe import Recipe
 
 PyTree = Any
 Batch = tuple[jax.Array, jax.Array]  # inputs (batch, ...), labels (batch,)
 Metrics = dict[str, jax.Array]
+Evaluation = dict[
+    str, Average
+]  # "loss" and "accuracy", sums and counts over examples; what fills up a batch not among them
 DIVERGED_ABOVE = 2.0  # times the loss of the first batch
+NEVER = -1  # of `halted`
 
 
 class Hyper(NamedTuple):
@@ -43,19 +50,23 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     statistics: PyTree  # what the forward pass itself updates (batch norm); {} for none
     first_loss: jax.Array  # of the first batch before any step
+    halted: jax.Array  # int32, the step whose loss or gradient was not finite: the trial is frozen since; NEVER if none
+    average: PyTree = None  # exponential moving average of the parameters, if the recipe has one
+    initial: PyTree = None  # initial parameters, if the loss needs them
 
 
 class Trainer(NamedTuple):
     """The pure functions of one model, shape and optimizer name, and how trials of it share a device.
 
     init: hyper -> TrainState
-    train_step: (state, batch, hyper) -> (state, {"loss"}), the loss before the step
-    evaluate: (state, batch, hyper) -> {"loss", "correct", "examples"}, sums over examples of labels >= 0
+    train_step: (state, batch, hyper) -> (state, {"loss", "grad_norm"}), both before the step. Inside an axis of devices
+      named "batch" (models.layers.BATCH_AXIS), gradients are averaged over it.
+    evaluate: (state, batch, hyper) -> Evaluation, over examples of labels >= 0; over the axis as well
     """
 
     init: Callable[[Hyper], TrainState]
     train_step: Callable[[TrainState, Batch, Hyper], tuple[TrainState, Metrics]]
-    evaluate: Callable[[TrainState, Batch, Hyper], Metrics]
+    evaluate: Callable[[TrainState, Batch, Hyper], Evaluation]
     layout: str | None = None  # of train.parallel; None: that of dense models
 
 
@@ -64,16 +75,12 @@ def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
     return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
 def make_trainer(
     init_model: Callable[[jax.Array], tuple[PyTree, PyTree]],
     apply: Callable[[PyTree, PyTree, jax.Array, ForwardFactors, jax.Array | None], tuple[jax.Array, PyTree]],
     optimizer: str,
-    schedule: Callable[[jax.Array], Any] = lambda step: 1.0,
-    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
+    recipe: Recipe,
+    groups: PyTree = None,
     layout: str | None = None,
 ) -> Trainer:
     """The training functions of a model.
@@ -81,45 +88,110 @@ def make_trainer(
     Args:
       init_model: PRNG key -> (parameters with the standard fan-in init, statistics); `Hyper.factors.init` rescales.
       apply: (parameters, statistics, inputs, forward factors, key) -> (logits, new statistics). In training, key is a
-        PRNG key for dropout, a function of (Hyper.seed, step); in evaluation it is None and statistics stay.
+        PRNG key for dropout, a function of (Hyper.seed, step) and of the device where devices share a batch by `pmap`;
+        in evaluation it is None and statistics stay.
       optimizer: "sgd", "momentum", "adam" or "adamw".
-      schedule: step -> number that multiplies the learning rate and so keeps every leaf's factor.
-      loss: (logits, labels) -> scalar, the mean over the batch.
+      recipe: all else.
+      groups: tree of names, one per parameter, for `recipe.log_updates`: "update_rms/NAME" among the metrics.
       layout: how trials share a device (train.parallel).
+
+    A trial whose loss or gradient is not finite is frozen as it was before that step, and its losses are NaN from the
+    next step on.
     """
+    centered = recipe.loss == "centered_mse"
 
     def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
         """Built inside the step, from traced hyperparameters: a grid over them is one program."""
-        learning_rate = hyper.learning_rate * schedule(step)
+        learning_rate = hyper.learning_rate * recipe.multiplier(step)
         options = {key: getattr(hyper, key) for key in OPTIONS[optimizer] if key in hyper._fields}
-        return from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
+        chain = from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
+        return optax.chain(optax.clip_by_global_norm(recipe.clip), chain) if recipe.clip else chain
 
     def init(hyper: Hyper) -> TrainState:
         params, statistics = init_model(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
         step, first_loss = jnp.int32(0), jnp.full_like(hyper.learning_rate, jnp.inf)
-        return TrainState(step, params, transformation(hyper, step).init(params), statistics, first_loss)
+        opt_state = transformation(hyper, step).init(params)
+        average, initial = (params if wanted else None for wanted in (recipe.ema, centered))
+        return TrainState(step, params, opt_state, statistics, first_loss, jnp.int32(NEVER), average, initial)
+
+    def outputs(
+        params: PyTree, state: TrainState, statistics: PyTree, inputs: jax.Array, hyper: Hyper, key: jax.Array | None
+    ) -> tuple[jax.Array, PyTree]:
+        logits, statistics = apply(params, statistics, inputs, hyper.forward, key)
+        if centered:
+            logits -= apply(state.initial, statistics, inputs, hyper.forward, key)[0]
+        return logits, statistics
+
+    def gradient(state: TrainState, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[jax.Array, PyTree, PyTree]:
+        """(loss, gradient, new statistics) of this device's part of the batch."""
+
+        def objective(params: PyTree, statistics: PyTree, part: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+            logits, statistics = outputs(params, state, statistics, part[0], hyper, key)
+            return recipe.example_losses(logits, part[1], train=True).mean(), statistics
+
+        of_part = jax.value_and_grad(objective, has_aux=True)
+        if recipe.accumulate == 1:
+            (value, statistics), grads = of_part(state.params, state.statistics, batch, key)
+            return value, grads, statistics
+
+        def add(carry: Any, numbered: Any) -> tuple[Any, None]:
+            value, grads, statistics = carry
+            number, part = numbered
+            (v, statistics), g = of_part(state.params, statistics, part, jax.random.fold_in(key, number))
+            return (value + v, jax.tree.map(jnp.add, grads, g), statistics), None
+
+        count = recipe.accumulate
+        # Every count-th example, so that each part lies on all the devices that share the batch.
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
+        shapes = jax.eval_shape(of_part, state.params, state.statistics, jax.tree.map(lambda leaf: leaf[0], parts), key)
+        nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
+        unroll = layout == "turn"  # convolutions inside a loop are slow on a CPU
+        (value, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts), unroll=unroll)
+        value, grads = jax.tree.map(lambda leaf: leaf / count, (value, grads))
+        return value, grads, statistics
 
     def train_step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
-        inputs, labels = batch
         key = jax.random.fold_in(jax.random.key(hyper.seed), state.step)
-
-        def objective(params: PyTree) -> tuple[jax.Array, PyTree]:
-            logits, statistics = apply(params, state.statistics, inputs, hyper.forward, key)
-            return loss(logits, labels), statistics
-
-        (value, statistics), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        axis = batch_axis()
+        if axis:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        value, grads, statistics = gradient(state, batch, hyper, key)
+        if axis:
+            value, grads, statistics = jax.lax.pmean((value, grads, statistics), axis)
+        norm = optax.tree.norm(grads)
         updates, opt_state = transformation(hyper, state.step).update(grads, state.opt_state, state.params)
-        first = jnp.where(state.step == 0, value, state.first_loss)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state, statistics, first), {"loss": value}
+        average = state.average
+        if recipe.ema:
+            decay = jnp.minimum(recipe.ema, (1 + state.step) / (10 + state.step))
+            average = jax.tree.map(lambda a, w: a + ((1 - decay) * (w - a)).astype(a.dtype), average, params)
+        first = jnp.where(state.step == 0, value, state.first_loss)
+        running = state.halted == NEVER
+        good = running & jnp.isfinite(value) & jnp.isfinite(norm)
+        halted = jnp.where(good | ~running, state.halted, state.step)
+        new = TrainState(state.step, params, opt_state, statistics, first, halted, average, state.initial)
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        kept = kept._replace(step=state.step + 1, first_loss=first, halted=halted)
+        metrics = {"loss": jnp.where(running, value, jnp.nan), "grad_norm": norm}
+        return kept, {**metrics, **(_update_rms(updates, groups) if recipe.log_updates else {})}
 
-    def evaluate(state: TrainState, batch: Batch, hyper: Hyper) -> Metrics:
+    def evaluate(state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
         inputs, labels = batch
-        logits, _ = apply(state.params, state.statistics, inputs, hyper.forward, None)
-        counted = labels >= 0  # others fill up the last batch
-        each = jax.vmap(lambda y, label: loss(y[None], label[None]))(logits, jnp.maximum(labels, 0))
-        sums = {"loss": jnp.where(counted, each, 0), "correct": logits.argmax(-1) == labels, "examples": counted}
-        return {name: values.sum(dtype=jnp.float32) for name, values in sums.items()}
+        params = state.average if recipe.ema else state.params
+        logits, _ = outputs(params, state, state.statistics, inputs, hyper, None)
+        each = recipe.example_losses(logits, jnp.maximum(labels, 0), train=False)
+        values = {"loss": each, "accuracy": logits.argmax(-1) == labels}
+        sums = {name: Average.from_model_output(value, labels >= 0) for name, value in values.items()}
+        return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
     return Trainer(init, train_step, evaluate, layout)
+
+
+def _update_rms(updates: PyTree, groups: PyTree) -> Metrics:
+    """Root mean square over the entries of each group's parameters."""
+    sums: dict[str, Any] = {}
+    for name, leaf in zip(jax.tree.leaves(groups), jax.tree.leaves(updates), strict=True):
+        total, count = sums.get(name, (0.0, 0))
+        sums[name] = total + jnp.square(leaf).sum(), count + leaf.size
+    return {f"update_rms/{name}": jnp.sqrt(total / count) for name, (total, count) in sums.items()}

@@ -1,0 +1,66 @@
+"""Multiplications and additions of a step, and how many a device can do: for the share that is used (MFU)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+# Dense bfloat16 operations per second of one jax device, from the vendors' data sheets; the first name that matches.
+PEAK = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "V100": 125e12,
+    "TPU v6": 918e12,
+    "TPU v5p": 459e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v4": 275e12,
+    "TPU v3": 61.5e12,
+}
+
+
+def peak(device: jax.Device) -> float | None:
+    """Operations per second of a device in bfloat16, None if we do not know it."""
+    return next((value for name, value in PEAK.items() if name in device.device_kind), None)
+
+
+def count(function: Callable[..., Any], *arguments: Any) -> float:
+    """Operations of all matrix products and convolutions, 2 for a multiplication and its addition; arguments may be
+    shapes. Scanned blocks count as often as they run, the body of a `while_loop` once, and of a `cond` the dearest
+    branch; the zeros between the pixels of a strided convolution's gradient are counted."""
+    return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _count(jaxpr: Any) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
+        elif name == "conv_general_dilated":
+            kernel, out_features = equation.invars[1].aval, parameters["dimension_numbers"].rhs_spec[0]
+            total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
+        else:
+            inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
+            total += (max(inner, default=0.0) if name == "cond" else sum(inner)) * parameters.get("length", 1)
+    return total
+
+
+def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return int(np.prod([shape[axis] for axis in axes]))
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    if hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _jaxprs(one)

@@ -1,0 +1,70 @@
+"""How a network is trained, apart from the network and its hyperparameters: loss, schedule, clipping, averaging."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
+    "constant": lambda steps: optax.constant_schedule(1.0),
+    "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
+    "cosine": lambda steps: optax.cosine_decay_schedule(1.0, steps),
+}
+LOSSES = ("cross_entropy", "mse", "centered_mse")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """steps: of the whole training, of which `warmup` at the start.
+
+    loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label; "centered_mse", |f - f_0 - y|^2 / 2 with f_0
+      from a frozen copy of the initial parameters (1/gamma0 is in the output factor already).
+    label_smoothing: of cross-entropy in training (Szegedy et al. 2016); evaluation has none.
+    clip: the largest global norm of the gradient, before the optimizer.
+    accumulate: parts that a batch is computed in, one after another: the same step with less memory.
+    ema: decay of an exponential moving average of the weights, which evaluation then uses. At step t it is
+      min(ema, (1 + t) / (10 + t)), so that the average forgets the initial weights.
+    log_updates: measure the root mean square update of every group of parameters.
+    """
+
+    steps: int
+    schedule: str = "constant"
+    warmup: int = 0
+    loss: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    clip: float | None = None
+    accumulate: int = 1
+    ema: float | None = None
+    log_updates: bool = False
+
+    @property
+    def plain(self) -> Recipe:
+        """The loss alone, at a constant learning rate: what a measurement of single steps trains with."""
+        return Recipe(self.steps, loss=self.loss)
+
+    def multiplier(self, step: jax.Array) -> jax.Array:
+        """Of the learning rate, in [0, 1]: it multiplies all leaves' alike, so their factors stay.
+
+        min(1, (step + 1) / warmup) times the schedule of the steps after the warm-up.
+        """
+        decay = SCHEDULES[self.schedule](max(1, self.steps - self.warmup))(jnp.maximum(step - self.warmup, 0))
+        return decay * jnp.minimum(1.0, (step + 1) / self.warmup) if self.warmup else decay
+
+    def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
+        """logits (batch, classes), labels (batch,) -> (batch,)."""
+        if self.loss == "cross_entropy" and not (train and self.label_smoothing):
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        if self.loss == "cross_entropy":
+            return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing))
+        return 0.5 * jnp.square(logits - targets).sum(-1)
+
+
+def chance(loss: str, classes: int) -> float:
+    """The loss of knowing nothing: equal probabilities, or an output of 0."""
+    return math.log(classes) if loss == "cross_entropy" else 0.5

@@ -1,0 +1,42 @@
+"""A request to stop: Ctrl-C, or the SIGTERM of a scheduler that takes the machine back."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """While this context is open, a signal is a request, to be met at the next line of progress. A second Ctrl-C ends
+    the process at once.
+
+    requested: the first signal, or None.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Stop:
+        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = self.requested or signal.Signals(number)
+
+
+class Stopped(Exception):
+    """A run that met a request to stop (of this process or of another): `step` steps are done, and saved if it has
+    checkpoints."""
+
+    def __init__(self, step: int, requested: signal.Signals | None) -> None:
+        self.step, self.signal = step, requested or signal.SIGTERM
+        super().__init__(f"stopped by {self.signal.name} at step {step}")
