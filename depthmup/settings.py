@@ -184,7 +184,7 @@ class Settings:
             "log_every": self.log_every,
             "accumulate": self.accumulate,
             "checkpoint.keep": self.checkpoint.keep,
-            "parallel.devices": self.parallel.devices or 1,
+            "parallel.devices": 1 if self.parallel.devices is None else self.parallel.devices,
             "sweep.per_octave": self.sweep.per_octave,
             "sweep.seeds": self.sweep.seeds,
             "check.seeds": self.check.seeds,

@@ -1,11 +1,11 @@
-"""Four fake devices, float64 on demand, and no more compiled programs than a process can hold."""
+"""Eight fake devices, float64 on demand, and no more compiled programs than a process can hold."""
 
 import gc
 
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 
 @pytest.fixture

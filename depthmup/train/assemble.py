@@ -114,8 +114,9 @@ def problem_of(settings: Settings) -> Problem:
     if data.batch_size % recipe.accumulate:
         raise SettingsError(f"data.batch_size {data.batch_size} is not a multiple of accumulate = {recipe.accumulate}")
     problem = Problem(batches, recipe)
-    model = problem.model(settings.model)
-    if recipe.loss == "centered_mse" and ("batch" in settings.model.options.values() or getattr(model, "dropout", 0)):
+    problem.model(settings.model)
+    options = settings.model.options
+    if recipe.loss == "centered_mse" and (options.get("norm") == "batch" or options.get("dropout")):
         raise SettingsError(
             "the loss centered_mse needs a model without batch norm and dropout: it follows one function"
         )

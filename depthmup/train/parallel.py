@@ -102,17 +102,11 @@ class TrialMap:
         return self._place(tree, PartitionSpec())
 
     def spread(self, batch: PyTree) -> PyTree:
-        """This process's part of a batch -> what `over` takes as a batch: leaves (examples, ...) over its devices.
-
-        Raises ValueError if the devices cannot share it evenly.
-        """
+        """This process's part of a batch -> what `over` takes as a batch: leaves (examples, ...) over its devices."""
         if not self.by_batch:
             return batch
-        examples, devices = len(jax.tree.leaves(batch)[0]), len(self.local)
-        if examples % devices:
-            raise ValueError(f"a batch of {examples} examples cannot be split evenly over {devices} devices")
         if self.wrapper == "pmap":
-            return jax.tree.map(lambda leaf: leaf.reshape(devices, -1, *leaf.shape[1:]), batch)
+            return jax.tree.map(lambda leaf: leaf.reshape(len(self.local), -1, *leaf.shape[1:]), batch)
         return self._place(batch, PartitionSpec(self._axis))
 
     def over(

@@ -42,10 +42,7 @@ class Programs:
         self.shard = (jax.process_index() if trial_map.by_batch else 0, processes)
         devices = len(trial_map.devices) if trial_map.by_batch else 1
         if batches.batch_size % devices:
-            raise ValueError(
-                f"data.batch_size {batches.batch_size} cannot be split evenly over {devices} devices: choose a "
-                f"multiple of {devices}, or fewer devices by parallel.devices"
-            )
+            raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {devices} devices")
         self.evaluation_batch = -(-EVALUATION_BATCH // devices) * devices
         size = batches.batch_size // processes
         self._part = slice(self.shard[0] * size, (self.shard[0] + 1) * size)

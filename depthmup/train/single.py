@@ -95,6 +95,12 @@ def loop_of(problem: Problem, settings: Settings) -> TrialLoop:
         raise SettingsError(f"parallel.devices = {wanted}, but there are {len(devices)}: lower it, or leave it unset")
     if wanted and jax.process_count() > 1 and wanted != len(devices):
         raise SettingsError(f"parallel.devices = {wanted}: several processes use all {len(devices)}; leave it unset")
+    parts = len(devices[:wanted]) * settings.accumulate
+    if problem.batches.batch_size % parts:
+        raise SettingsError(
+            f"data.batch_size {problem.batches.batch_size} cannot be split evenly over {len(devices[:wanted])} devices "
+            f"in {settings.accumulate} parts each: choose a multiple of {parts}, or fewer devices by parallel.devices"
+        )
     trainer = problem.trainer(settings.model, settings.optimizer.name)
     split, wrapper = "batch", settings.parallel.wrapper
     return TrialLoop(trainer, problem.batches, trials=1, devices=devices[:wanted], split=split, wrapper=wrapper)
