@@ -88,6 +88,8 @@ def main(argv: Sequence[str]) -> None:
         status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))
+    except OSError as error:  # a full disk, a folder that cannot be written
+        fail(f"{type(error).__name__}: {error}")
     except Stopped as stopped:
         kept = "saved, the same command goes on from there" if workdir else "nothing is saved without --workdir"
         print(f"{stopped}: {kept}", file=sys.stderr)
@@ -103,4 +105,6 @@ if __name__ == "__main__":
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     jax.config.update("jax_num_cpu_devices", cores or 1)
     logging.set_verbosity(logging.WARNING)
+    # Orbax logs a failure four times, each with its traceback; we say it in one line.
+    logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     app.run(main, flags_parser=parse)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,17 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from depthmup.train.saved import FOLDER, METRIC, CheckpointError, Flat, describe, flatten, read_meta, read_state
+from depthmup.train.saved import (
+    FOLDER,
+    METRIC,
+    CheckpointError,
+    Flat,
+    describe,
+    first_line,
+    flatten,
+    read_meta,
+    read_state,
+)
 from depthmup.train.workdir import WorkdirError, digest, first_difference
 
 PyTree = Any
@@ -29,6 +41,21 @@ class Every(NamedTuple):
 
     steps: int | None = None
     seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _BestAndLast(checkpoint_managers.PreservationPolicy):
+    """Keep the last and, by `losses`, the best."""
+
+    keep: int
+    best: int
+    losses: Mapping[int, float]  # step -> validation loss
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])
+        kept = {*sorted(steps)[-self.keep :], *best[: self.best]}
+        return [step in kept for step in steps]
 
 
 class Checkpoints:
@@ -69,26 +96,18 @@ class Checkpoints:
 
     def _open(self) -> None:
         """Open the folder, only when there is something to read or to write: it takes 10 ms."""
-        policies: list[Any] = [checkpoint_managers.LatestN(self._keep)]
-        if self._best:
-            policies.append(
-                checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[METRIC],
-                    reverse=True,
-                    n=self._best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
         options = ocp.CheckpointManagerOptions(
             create=False,
             cleanup_tmp_directories=True,
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            preservation_policy=_BestAndLast(self._keep, self._best, self._losses),
             multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
         )
         self.path.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(self.path, item_names=("state", "meta"), options=options)
-        saved = {step: self._manager.metrics(step) for step in self.steps()}
-        self._losses = {step: metrics[METRIC] for step, metrics in saved.items() if metrics}
+        for step in self.steps():
+            with contextlib.suppress(CheckpointError):  # it is said when it is read
+                loss = read_meta(self._manager, step)["metrics"].get(METRIC)
+                self._losses |= {} if loss is None else {step: loss}
 
     def overdue(self) -> bool:
         """Whether `every.seconds` have passed since the last one."""
@@ -125,7 +144,7 @@ class Checkpoints:
             "specs": self._specs,
             "versions": {name: metadata.version(name) for name in PACKAGES},
             "arrays": {path: describe(leaf) for path, leaf in flat.items()},
-            "metrics": dict(metrics) if metrics else None,
+            "metrics": dict(metrics or {}),
         }
         meta["digest"] = digest(meta)
         self._saving = step
@@ -135,7 +154,6 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardSave(flat), meta=ocp.args.JsonSave(meta)),
-                metrics=dict(metrics) if metrics else None,
             )
         except Exception as error:
             self._failed(error)
@@ -210,7 +228,7 @@ class Checkpoints:
         self._open()
         newest = self.steps()
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
-        self._say(f"checkpoint {step} could not be written, {left}; training goes on. {type(error).__name__}: {error}")
+        self._say(f"checkpoint {step} could not be written; {left}, and training goes on. {first_line(error)}")
 
     def _move(self, step: int, aside: Path) -> None:
         assert self._manager is not None

@@ -34,7 +34,7 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Flat, dict[str, Any]]
     with ocp.CheckpointManager(path, item_names=("state", "meta"), options=options) as manager:
         metas = {step: read_meta(manager, step) for step in sorted(manager.all_steps())}
         if best:
-            metas = {step: meta for step, meta in metas.items() if meta["metrics"]}
+            metas = {step: meta for step, meta in metas.items() if METRIC in meta["metrics"]}
         if not metas:
             raise CheckpointError(f"{path} holds no checkpoint{' with a validation loss' if best else ''}")
         step = min(metas, key=lambda s: metas[s]["metrics"][METRIC]) if best else max(metas)
@@ -48,7 +48,7 @@ def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
         meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         written = meta.pop("digest")
     except Exception as error:  # whatever the reader raises for bytes that are not right
-        raise CheckpointError(f"its JSON cannot be read ({_first_line(error)})") from error
+        raise CheckpointError(f"its JSON cannot be read ({first_line(error)})") from error
     if written != digest(meta):
         raise CheckpointError("its JSON is not what was written")
     return meta
@@ -59,7 +59,7 @@ def read_state(manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any
     try:
         state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
     except Exception as error:
-        raise CheckpointError(f"its arrays cannot be read ({_first_line(error)})") from error
+        raise CheckpointError(f"its arrays cannot be read ({first_line(error)})") from error
     # Orbax notices what is missing or cut off, but not a changed byte in an array.
     for path, written in meta["arrays"].items():
         if path not in state or describe(state[path]) != written:
@@ -79,5 +79,6 @@ def describe(leaf: np.ndarray) -> dict[str, Any]:
     return {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "crc32": zlib.crc32(content.data)}
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]
