@@ -18,6 +18,7 @@ from depthmup.sweep import report
 from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
 from depthmup.sweep.run import identity, run
 from depthmup.sweep.store import Store
+from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
 
@@ -108,6 +109,35 @@ def test_kill_and_finish(finished, tmp_path, rows_before_kill):
     assert 0 < len(lines(tmp_path)) < len(rows)
     assert run(tiny.settings(), tmp_path, progress=False) == rows
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
+
+
+def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch, capsys):
+    """From the checkpoint of the trials that it was at; nothing of it is left at the end."""
+    workdir, rows = finished
+    settings = tiny.settings(checkpoint__every="4 steps")
+
+    class Later(Stop):
+        asked = 0
+
+        @property
+        def requested(self):
+            self.asked += 1
+            return signal.SIGTERM if self.asked > 13 else None  # three times a group
+
+        @requested.setter
+        def requested(self, value):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr("depthmup.sweep.run.Stop", Later)
+        with pytest.raises(Stopped):
+            run(settings, tmp_path, progress=False)
+    assert 0 < len(lines(tmp_path)) < len(rows)
+    assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
+    assert run(settings, tmp_path, progress=False) == rows
+    assert "going on from step 8" in capsys.readouterr().out
+    assert sorted(lines(tmp_path)) == sorted(lines(workdir))
+    assert not (tmp_path / "unfinished").exists()
 
 
 def test_another_config_is_refused(finished):

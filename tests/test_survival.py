@@ -1,0 +1,119 @@
+"""Runs as a user starts them: killed, stopped, out of disk space, over two processes; they end as if left alone."""
+
+import json
+import random
+import signal
+import socket
+
+import numpy as np
+import pytest
+
+from depthmup.train.saved import load
+from tests.torture import EVERY, finish, kill_until_done, outcome, start, wait_for
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """(outcome, output) of a run that was left alone."""
+    workdir = tmp_path_factory.mktemp("alone")
+    status, output = finish(start(workdir))
+    assert status == 0, output
+    return outcome(workdir), output
+
+
+def test_three_kills(alone, tmp_path):
+    seed = random.randrange(10**6)
+    happened = kill_until_done(tmp_path, 3, random.Random(seed))
+    assert outcome(tmp_path) == alone[0], f"seed {seed}: {happened}"
+    assert all(kill.step - kill.went_on < 3 * EVERY for kill in happened), f"seed {seed}: {happened}"
+    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves(alone, tmp_path, number, status):
+    """At the next report: the state is saved, the way to go on is said, and that goes on."""
+    process = start(tmp_path)
+    wait_for(process, "step 60")
+    process.send_signal(number)
+    code, output = finish(process)
+    assert code == status
+    step = load(tmp_path)[1]["step"]
+    assert f"stopped by {number.name} at step {step}: saved, the same command goes on from there" in output
+    if number == signal.SIGTERM:
+        code, output = finish(start(tmp_path))
+        assert code == 0
+        assert f"going on from step {step}" in output
+        assert outcome(tmp_path) == alone[0]
+    else:
+        code, output = finish(start(tmp_path, "--config.parameterization.name=mup"))
+        assert code == 2
+        assert "error: " in output
+        assert "parameterization.name was 'depth_mup', now it is 'mup'. Give another --workdir" in output
+
+
+def test_a_full_disk(alone, tmp_path):
+    """No file may exceed 9 KB: every checkpoint fails, each is said in a line, and nothing is left half written; rows
+    of metrics are lost from some step on. With room again the same command starts from what is whole."""
+    code, output = finish(start(tmp_path, before=("bash", "-c", 'ulimit -f 9; exec "$@"', "limited")))
+    assert code == 0, output
+    assert "checkpoint 20 could not be written; there is none yet, and training goes on" in output
+    assert "File too large" in output
+    assert "metrics.jsonl: the row of step" in output
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"] == alone[0][0]
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+    assert finish(start(tmp_path))[0] == 0
+    assert outcome(tmp_path) == alone[0]
+
+
+def test_a_divergence_names_the_last_good_checkpoint(tmp_path):
+    code, output = finish(start(tmp_path, "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e30"))
+    assert code == 1
+    assert "diverged: at step 1 the loss is" in output
+    assert "there is no checkpoint; lower the learning rate" in output
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"] == {"diverged": True, "diverged_at_step": 1}
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def run_two(workdir, *arguments):
+    """Two processes over loopback, with two devices each: what each did and said."""
+    port = free_port()
+    joined = [f"--coordinator=127.0.0.1:{port}", "--distributed", "--processes=2"]
+    return [start(workdir, *joined, f"--process={i}", *arguments) for i in range(2)]
+
+
+def assert_alike(workdir, alone):
+    """The first twenty steps of another order of summing, and the end."""
+    (metrics, rows), (expected, alone_rows) = outcome(workdir), alone[0]
+    assert [row["step"] for row in rows] == [row["step"] for row in alone_rows]
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(rows[0][name], alone_rows[0][name], rtol=1e-5)
+    np.testing.assert_allclose(metrics["validation_loss"], expected["validation_loss"], rtol=0.1)
+
+
+def test_two_processes_are_one(alone, tmp_path):
+    """Each reads its part of a batch, the first writes. A stop asked of the second stops both, and they go on."""
+    processes = run_two(tmp_path)
+    wait_for(processes[0], "step 60")
+    processes[1].send_signal(signal.SIGTERM)
+    (first, second) = [finish(process) for process in processes]
+    assert (first[0], second[0]) == (143, 143), first[1] + second[1]
+    step = load(tmp_path)[1]["step"]
+    assert f"at step {step}: saved" in first[1]
+    assert "step 60/660" not in second[1]
+    results = [finish(process) for process in run_two(tmp_path)]
+    assert [code for code, _ in results] == [0, 0], results
+    assert f"going on from step {step}" in results[0][1]
+    assert_alike(tmp_path, alone)
+
+
+def test_two_processes_by_jit(alone, tmp_path):
+    results = [finish(process) for process in run_two(tmp_path, "--config.parallel.wrapper=jit")]
+    assert [code for code, _ in results] == [0, 0], results
+    assert_alike(tmp_path, alone)
