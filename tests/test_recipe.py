@@ -10,6 +10,7 @@ import pytest
 from depthmup.train.assemble import problem_of
 from depthmup.train.recipe import SCHEDULES, Recipe, chance
 from depthmup.train.step import NEVER, make_trainer
+from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import hyper_of, settings
 from tests.test_parallel import assert_same, double
@@ -206,3 +207,13 @@ def test_settings(overrides, says):
 def test_centered_loss_needs_one_function():
     with pytest.raises(ValueError, match="centered_mse needs a model without batch norm and dropout"):
         problem_of(dataclasses.replace(settings("resnet"), loss="centered_mse"))
+
+
+def test_the_norm_that_clip_limits():
+    """The gradient's global norm at the start: flat in depth under depth_mup, falling to a limit in width."""
+    depth, width = norms("depth", (4, 32)), norms("width", (128, 512), ("sp", "depth_mup"))
+    growth = {name: row[1] / row[0] for name, row in depth.items()}
+    assert 0.8 < growth["depth_mup"] < 1.25
+    assert min(growth["sp"], growth["mup"]) > 100
+    assert 0.7 < width["depth_mup"][1] / width["depth_mup"][0] < 1.0
+    assert width["sp"][1] / width["sp"][0] > 1.5

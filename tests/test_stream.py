@@ -243,7 +243,7 @@ def test_training_from_disk_is_training_in_memory(records):
     augment = dataclasses.replace(CROPS, crop=(1.0, 1.0), flip=True, brightness=0.3)
     results = []
     for split in (disk, memory):
-        problem = Problem(Batches(dataset_of(split), BATCH, SEED, augment), 13, "constant")
+        problem = Problem(Batches(dataset_of(split), BATCH, SEED, augment), Recipe(13))
         hypers = [problem.hyper(settings.model, settings.parameterization, settings.optimizer, seed) for seed in (0, 1)]
         loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=2)
         assert loop.stepwise == (split is disk)

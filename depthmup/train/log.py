@@ -21,8 +21,8 @@ class RunLog:
     """The progress of one run, as `TrialLoop.run` reports it.
 
     On a terminal a bar, else a line per report. With a workdir each report is a row of `metrics.jsonl`, and goes to
-    TensorBoard if TensorFlow is installed. Rows of steps that are done again after a kill are dropped. Where the disk
-    is full they are said to be lost, and the run goes on.
+    TensorBoard if tensorflow and tensorboard are installed. Rows of steps that are done again after a kill are dropped.
+    Where the disk is full they are said to be lost, and the run goes on.
 
     Args:
       steps: of the whole training. batch_size: examples per step.
@@ -86,7 +86,7 @@ class RunLog:
     def finished(self, metrics: Mapping[str, Any]) -> None:
         """The metrics of the end, one number each."""
         self._drop(self._steps)
-        self._write({"step": self._steps, **metrics})
+        self._write({"step": self._steps, **metrics}, "final/")
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -109,14 +109,14 @@ class RunLog:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Row, prefix: str = "") -> None:
         if self._lines:
             try:
                 self._lines.append([row])
             except OSError as error:
                 self.say(f"{self._path}: the row of step {row['step']} is lost: {error}")
         if self._board:
-            self._board.write_scalars(row["step"], {k: v for k, v in row.items() if k != "step"})
+            self._board.write_scalars(row["step"], {prefix + k: v for k, v in row.items() if k != "step"})
 
     def _drop(self, step: int) -> None:
         """Rows after this step, and those of the end: they come again."""
@@ -125,8 +125,8 @@ class RunLog:
 
 
 def _tensorboard(workdir: Path) -> Any:
-    """clu's writer, which needs TensorFlow; None without."""
-    if not importlib.util.find_spec("tensorflow"):
+    """clu's writer; None without what it needs."""
+    if not all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
         return None
     from clu import metric_writers
 

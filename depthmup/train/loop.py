@@ -18,7 +18,7 @@ from depthmup.train.step import Hyper, Trainer
 from depthmup.train.stop import Stop, Stopped
 
 Progress = Callable[[int, Mapping[str, np.ndarray]], None]
-AHEAD = 1  # stretches of steps that are on their way to the devices before the metrics of one are waited for
+AHEAD = 1  # stretches of steps before what a process asked for in one is known to all
 SAVE, STOP = 1, 2  # what a process may ask of all
 
 
@@ -102,7 +102,7 @@ class TrialLoop:
                 state = self.map.split([jax.tree.map(lambda leaf, i=i: leaf[i], saved) for i in range(len(hypers))])
         agree = self._agreement() if several and self.map.by_batch else None
         saving = checkpoints.every.steps if checkpoints else None
-        waiting: deque[tuple[int, Any]] = deque()
+        waiting: list[tuple[int, Any]] = []  # at most one
         votes: deque[Any] = deque()
 
         def wish() -> int:
@@ -118,10 +118,10 @@ class TrialLoop:
             votes.append(agree(wish()))
             return int(votes.popleft()) if len(votes) > AHEAD else 0
 
-        def settle(keep: int) -> None:
-            """Report what is done but for the last `keep` stretches."""
-            while len(waiting) > keep:
-                at, parts = waiting.popleft()
+        def settle() -> None:
+            """Report the stretch of steps that was trained last."""
+            while waiting:
+                at, parts = waiting.pop()
                 metrics = programs.read(parts)
                 if progress:
                     progress(at, metrics)
@@ -129,20 +129,19 @@ class TrialLoop:
                     _check(at, metrics)
 
         def save(metrics: Mapping[str, float] | None = None) -> None:
-            settle(0)
+            settle()
             if checkpoints and not (alone and programs.halted(state)[0] >= 0):
                 checkpoints.save(step, self.map.join(state), metrics)
 
         while step < steps:
             until = min((step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every)
-            state, parts = programs.advance(state, hyper, step, min(until, steps))
+            state, parts = programs.advance(state, hyper, step, min(until, steps), meanwhile=settle)
             step = min(until, steps)
             waiting.append((step, parts))
-            settle(AHEAD)
             answer = asked()
             validation = None
             if evaluate_every and step % evaluate_every == 0 and step < steps:
-                settle(0)
+                settle()
                 validation = programs.evaluate(state, hyper, programs.batches.dataset.validation)
                 validation = {f"validation_{name}": value for name, value in validation.items()}
                 if progress:
@@ -153,11 +152,11 @@ class TrialLoop:
                 if best or answer or (saving and step % saving == 0):
                     save(scores or None)
             if answer == STOP and step < steps:
-                settle(0)
+                settle()
                 if checkpoints:
                     checkpoints.wait()
                 raise Stopped(step, stop.requested if stop else None)
-        settle(0)
+        settle()
         metrics = programs.metrics(state, hyper)
         if checkpoints and alone:
             save({METRIC: float(metrics[METRIC][0])})

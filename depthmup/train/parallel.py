@@ -121,6 +121,9 @@ class TrialMap:
 
         def layout(*arguments: PyTree) -> PyTree:
             trials, common = arguments[:trial], arguments[trial:]
+            if self.layout == "vmap" and self.per_device == 1:  # a convolution stays one, and is no grouped one
+                alone = function(*jax.tree.map(lambda leaf: leaf[0], trials), *common)
+                return jax.tree.map(lambda leaf: leaf[None], alone)
             if self.layout == "map":
                 return jax.lax.map(lambda t: function(*t, *common), trials)
             return jax.vmap(lambda *t: function(*t, *common))(*trials)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -89,8 +89,13 @@ class Programs:
         hyper = self.map.split([h.arrays() for h in hypers])
         return self._init(hyper), hyper
 
-    def advance(self, state: Any, hyper: Any, start: int, stop: int) -> tuple[Any, list[Any]]:
-        """Train steps start..stop-1; the old state is gone. (state, what `read` takes)."""
+    def advance(
+        self, state: Any, hyper: Any, start: int, stop: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Any, list[Any]]:
+        """Train steps start..stop-1; the old state is gone. (state, what `read` takes).
+
+        meanwhile: called once the devices have enough to do; to wait for what came before keeps none of them waiting.
+        """
         parts: list[Any] = []
         if not self.stepwise:
             for first in range(start, stop, CHUNK):
@@ -100,6 +105,8 @@ class Programs:
                 order = self.map.spread((self._places, indices))
                 state, metrics = self._steps(state, hyper, order, self._split, np.int32(first), np.int32(count))
                 parts.append((metrics, count))
+                if len(parts) == 1:
+                    meanwhile()
             return state, parts
         for number in range(start, stop):
             before = time.perf_counter()
@@ -110,6 +117,8 @@ class Programs:
                 result = [one for one, _ in result], [metrics for _, metrics in result]
             state, metrics = result
             parts.append((metrics, None))
+            if number == min(start + AHEAD, stop) - 1:
+                meanwhile()
             if len(parts) > AHEAD:
                 jax.block_until_ready(parts[-1 - AHEAD][0])
         return state, parts

@@ -1,0 +1,198 @@
+"""What surviving costs: the loop over the bare jitted step, a checkpoint's pause, resuming, memory, fake devices.
+
+    python benchmarks/training_loop.py
+
+Takes about four minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+
+from configs import default
+from depthmup.settings import Settings, from_config
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import Problem, problem_of
+from depthmup.train.checkpoint import Checkpoints, Every
+from depthmup.train.log import RunLog
+
+ROUNDS = 7
+Setup = tuple[Settings, Problem, TrialLoop, Any]
+
+
+def setup(family: str, devices: int = 1, **model: Any) -> Setup:
+    config = default.get_config(family)
+    config.model.update(model)
+    config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-10
+    settings = from_config(config)
+    problem = problem_of(settings)
+    problem = problem._replace(recipe=dataclasses.replace(problem.recipe, steps=10**6))
+    trainer = problem.trainer(settings.model, "adam")
+    loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", devices=jax.devices()[:devices])
+    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
+    return settings, problem, loop, hyper
+
+
+def bare(made: Setup, steps: int) -> Callable[[], float]:
+    """Seconds per step of the jitted training step alone, called on one batch that lies on the device."""
+    settings, problem, _, hyper = made
+    trainer = problem.trainer(settings.model, "adam")
+    step, device = jax.jit(trainer.train_step, donate_argnums=0), jax.devices()[0]
+    hyper = jax.device_put(hyper.arrays(), device)
+    batch = jax.device_put(problem.examples(problem.batches.batch_size), device)
+
+    def measure() -> float:
+        state = jax.jit(trainer.init)(hyper)
+        state, _ = step(state, batch, hyper)
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        for _ in range(steps):
+            state, _ = step(state, batch, hyper)
+        jax.block_until_ready(state)
+        return (time.perf_counter() - start) / steps
+
+    return measure
+
+
+def looped(made: Setup, steps: int) -> Callable[[], float]:
+    """Seconds per step of the loop: batches, metrics every ten steps as lines and to metrics.jsonl."""
+    _, problem, loop, hyper = made
+
+    def measure() -> float:
+        times: list[float] = []
+        with tempfile.TemporaryDirectory() as folder:
+            log = RunLog(
+                Path(folder),
+                steps=steps,
+                batch_size=problem.batches.batch_size,
+                steps_per_epoch=problem.batches.steps_per_epoch,
+                devices=1,
+                flops=0.0,
+                peak=None,
+                learning_rate=lambda step: 0.0,
+                waited=lambda: loop.programs.waited,
+            )
+
+            def progress(step: int, metrics: Any) -> None:
+                log(step, metrics)
+                times.append(time.perf_counter())
+
+            with contextlib.redirect_stdout(io.StringIO()):
+                loop.run([hyper], steps + 20, 10, progress)
+                log.close()
+        return (times[-1] - times[1]) / steps
+
+    return measure
+
+
+def overhead() -> None:
+    print("| step | bare, ms | in the loop, ms | overhead |\n|---|---|---|---|")
+    sizes = {
+        "residual MLP, width 512, depth 8 (many steps a program)": ("residual_mlp", dict(width=512, depth=8)),
+        "residual CNN, width 24, depth 3 (a step a program)": ("residual_cnn", dict(width=24, depth=3)),
+    }
+    for name, (family, model) in sizes.items():
+        made = setup(family, **model)
+        ways = [bare(made, 200), looped(made, 200)]
+        rounds = [[measure() for measure in ways] for _ in range(ROUNDS)]
+        low = [1000 * min(times) for times in zip(*rounds, strict=True)]
+        ratios = sorted(b / a - 1 for a, b in rounds)
+        middle = f"{statistics.median(ratios):+.1%} [{ratios[1]:+.1%}, {ratios[-2]:+.1%}]"
+        print(f"| {name} | {low[0]:.2f} | {low[1]:.2f} | {low[1] / low[0] - 1:+.1%}; in turns {middle} |", flush=True)
+
+
+def checkpoint() -> None:
+    print("\n| state | pause of the loop, ms | on the disk after, ms | restored in, ms |\n|---|---|---|---|")
+    for name, family, model in (
+        ("residual MLP, width 128, depth 8", "residual_mlp", dict(width=128, depth=8)),
+        ("ViT-S, width 384, depth 12", "vit", dict(width=384, depth=12, heads=6, patch=4)),
+    ):
+        _, _, loop, hyper = setup(family, **model)
+        state, _ = loop.programs.start([hyper])
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
+        with tempfile.TemporaryDirectory() as folder:
+            kept = Checkpoints(Path(folder), {}, every=Every(steps=1), say=lambda text: None)
+            pauses, writes = [], []
+            for step in range(ROUNDS):
+                start = time.perf_counter()
+                kept.save(step, loop.map.join(state))
+                pauses.append(time.perf_counter() - start)
+                kept.wait()
+                writes.append(time.perf_counter() - start)
+            like, start = loop.map.join(state), time.perf_counter()
+            assert kept.restore(like)
+            restored = time.perf_counter() - start
+            kept.close()
+        cells = [f"{1000 * value:.0f}" for value in (statistics.median(pauses), statistics.median(writes), restored)]
+        print(f"| {name}: {size:.1f} MB | {' | '.join(cells)} |", flush=True)
+
+
+def resume() -> None:
+    """From the command to the first report, of a run that starts and of one that goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "main.py", f"--workdir={folder}", "--config=configs/digits.py"]
+        command += ["--config.epochs=40", "--config.checkpoint.every=200 steps", "--config.log_every=200"]
+        seconds = {}
+        for what in ("start", "go on"):
+            start = time.perf_counter()
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout
+                for line in process.stdout:
+                    if line.startswith("step "):
+                        break
+                seconds[what] = time.perf_counter() - start
+                while not (Path(folder) / "checkpoints" / "400").exists() and process.poll() is None:
+                    time.sleep(0.01)
+                process.kill()
+        print(f"\nfrom the command to the first report: {seconds['start']:.1f} s; going on: {seconds['go on']:.1f} s")
+
+
+def memory() -> None:
+    _, _, loop, hyper = setup("residual_mlp", width=128, depth=4)
+    megabytes: dict[int, float] = {}
+
+    def progress(step: int, metrics: Any) -> None:
+        if step in (200, 1000, 2000):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            megabytes[step] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Checkpoints(Path(folder), {}, every=Every(steps=50), say=lambda text: None)
+        loop.run([hyper], 2000, 10, progress, checkpoints=kept, evaluate_every=100)
+        kept.close()
+    print("\nmemory, checkpoints every 50 steps: " + ", ".join(f"{v:.0f} MB at step {k}" for k, v in megabytes.items()))
+
+
+def scaling() -> None:
+    print(f"\nfake devices on {os.cpu_count()} cores (a smoke figure), residual MLP, width 512, depth 8, images/s:")
+    for devices in (1, 2, 4, 8):
+        _, problem, loop, hyper = setup("residual_mlp", devices, width=512, depth=8)
+        times: list[float] = []
+        loop.run([hyper], 220, 20, lambda step, metrics, times=times: times.append(time.perf_counter()))
+        rate = problem.batches.batch_size * 20 / np.median(np.diff(times))
+        print(f"  {devices}: {rate:,.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    overhead()
+    checkpoint()
+    resume()
+    memory()
+    scaling()

@@ -1,0 +1,49 @@
+"""What `config.clip` limits: the global norm of the gradient at the start, against width and depth.
+
+    python -m experiments.gradient_norm        # half a minute
+
+The residual MLP on the digits, cross-entropy, mean of eight seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from configs import default
+from depthmup.settings import from_config
+from depthmup.train.assemble import problem_of
+
+WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64
+AXES = {"width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32, 64)}
+NAMES = ("sp", "mup", "depth_mup")
+
+
+def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) -> dict[str, list[float]]:
+    """{parameterization: the norm at each value of `axis`}."""
+    settings = from_config(default.get_config("residual_mlp"))
+    problem, result = problem_of(settings), {name: [] for name in names}
+    batch = problem.examples(BATCH)
+    for value in values:
+        model = dataclasses.replace(settings.model, **{"width": WIDTH, "depth": DEPTH, axis: value})
+        trainer = problem.trainer(model, "sgd")
+
+        @jax.jit
+        def norm(hyper, trainer=trainer):
+            return trainer.train_step(trainer.init(hyper), batch, hyper)[1]["grad_norm"]
+
+        for name in names:
+            chosen = dataclasses.replace(settings.parameterization, name=name)
+            hypers = [problem.hyper(model, chosen, settings.optimizer, seed).arrays() for seed in range(SEEDS)]
+            result[name].append(float(np.mean([norm(hyper) for hyper in hypers])))
+    return result
+
+
+if __name__ == "__main__":
+    for axis, values in AXES.items():
+        print(f"| {axis} | {' | '.join(map(str, values))} |\n|{'---|' * (len(values) + 1)}")
+        for name, row in norms(axis, values).items():
+            print(f"| {name} | {' | '.join(f'{value:.3g}' for value in row)} |")
+        print()
