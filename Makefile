@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks parity test lint lock clean
+.PHONY: transfer checks parity torture test lint lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -15,6 +15,10 @@ checks: .venv/ready
 parity: .venv/ready
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.parity
+
+# Runs killed 50 times at random moments, compared with one that was left alone; writes docs/torture.md. About 5 minutes.
+torture: .venv/ready
+	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
 
 # Lint, types and tests.
 test: lint

@@ -1,7 +1,7 @@
 """Training throughput, side by side with PyTorch: ResNet-18 on CIFAR's shape, ViT-S/16 on ImageNet's, in bfloat16.
 
-    python benchmarks/training_against_torch.py            # on a GPU; needs pip install -e '.[bench]' and jax[cuda]
-    python benchmarks/training_against_torch.py --smoke    # tiny, anywhere: that the script runs, no figure
+    python -m benchmarks.training_against_torch            # on a GPU; needs pip install -e '.[bench]' and jax[cuda]
+    python -m benchmarks.training_against_torch --smoke    # tiny, anywhere: that the script runs, no figure
 
 Ours is the training loop as main.py runs it: data in memory on the device, AdamW, metrics every ten steps. PyTorch's is
 torch.compile with autocast to bfloat16, channels last for convolutions, fused attention and AdamW, on one batch that

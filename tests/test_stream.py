@@ -17,6 +17,7 @@ from depthmup.data.decode import centre_box, decode, random_box
 from depthmup.data.stream import CorruptRecord, Examples, stream
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
+from depthmup.train.recipe import Recipe
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -246,7 +247,7 @@ def test_training_from_disk_is_training_in_memory(records):
         problem = Problem(Batches(dataset_of(split), BATCH, SEED, augment), Recipe(13))
         hypers = [problem.hyper(settings.model, settings.parameterization, settings.optimizer, seed) for seed in (0, 1)]
         loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=2)
-        assert loop.stepwise == (split is disk)
+        assert loop.programs.stepwise == (split is disk)
         results.append(loop.run(hypers, 13, 5))
     for key, value in results[0].items():
         np.testing.assert_allclose(value, results[1][key], rtol=1e-5, err_msg=key)

@@ -31,10 +31,9 @@ def batch_axis() -> str | None:
     """`BATCH_AXIS` inside a `pmap`, `shard_map` or `vmap` over an axis of that name, else None. The batch is then a
     part of a whole, over which gradients and the statistics of batch norm are to be averaged."""
     try:
-        jax.lax.axis_size(BATCH_AXIS)
+        return BATCH_AXIS if jax.lax.axis_size(BATCH_AXIS) > 1 else None  # a sum over one device would copy
     except NameError:
         return None
-    return BATCH_AXIS
 
 
 def fan_in_init(gain: float = 1.0) -> Initializer:

@@ -27,7 +27,7 @@ class RunLog:
     Args:
       steps: of the whole training. batch_size: examples per step.
       devices: that share the work. flops: of a step; peak: per second of a device; None where not known.
-      learning_rate: step -> its learning rate. waited: seconds spent on waiting for input, so far.
+      waited: seconds spent on waiting for input, so far.
     """
 
     def __init__(
@@ -40,12 +40,11 @@ class RunLog:
         devices: int,
         flops: float,
         peak: float | None,
-        learning_rate: Callable[[int], float],
         waited: Callable[[], float],
     ) -> None:
         self._steps, self._batch_size, self._per_epoch, self._devices = steps, batch_size, steps_per_epoch, devices
         self._share = flops / peak / devices if peak else None
-        self._learning_rate, self._waited = learning_rate, waited
+        self._waited = waited
         self._path = workdir / METRICS if workdir else None
         self._lines = Lines(self._path, "delete that line") if self._path else None
         self._board = _tensorboard(workdir) if workdir else None
@@ -63,7 +62,7 @@ class RunLog:
             self._began = True
         row: Row = {"step": step, "epoch": step / self._per_epoch}
         row |= {name: float(values[0].mean()) for name, values in metrics.items()}
-        row["learning_rate"] = self._learning_rate(step - 1)
+        row["learning_rate"] = float(metrics["learning_rate"][0, -1])
         now = (time.perf_counter(), self._waited())
         if self._clock:  # not of the first report, which waits for the compiler
             seconds = now[0] - self._clock[0]
@@ -112,7 +111,7 @@ class RunLog:
     def _write(self, row: Row, prefix: str = "") -> None:
         if self._lines:
             try:
-                self._lines.append([row])
+                self._lines.append([row], sync=False)  # to wait for the disk takes as long as a step
             except OSError as error:
                 self.say(f"{self._path}: the row of step {row['step']} is lost: {error}")
         if self._board:

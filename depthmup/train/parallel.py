@@ -121,7 +121,7 @@ class TrialMap:
 
         def layout(*arguments: PyTree) -> PyTree:
             trials, common = arguments[:trial], arguments[trial:]
-            if self.layout == "vmap" and self.per_device == 1:  # a convolution stays one, and is no grouped one
+            if self.per_device == 1:  # no copy into a loop and out of it, and no grouped convolution
                 alone = function(*jax.tree.map(lambda leaf: leaf[0], trials), *common)
                 return jax.tree.map(lambda leaf: leaf[None], alone)
             if self.layout == "map":

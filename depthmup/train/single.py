@@ -122,11 +122,7 @@ def _checkpoints(
 
 
 def _log(problem: Problem, settings: Settings, loop: TrialLoop, workdir: Path | None) -> RunLog:
-    recipe, devices = problem.recipe, loop.map.devices
-
-    def learning_rate(step: int) -> float:
-        return settings.optimizer.learning_rate * float(recipe.multiplier(np.int32(step)))  # type: ignore[arg-type]
-
+    devices = loop.map.devices
     return RunLog(
         workdir,
         steps=problem.steps,
@@ -135,7 +131,6 @@ def _log(problem: Problem, settings: Settings, loop: TrialLoop, workdir: Path | 
         devices=len(devices),
         flops=_flops(problem, settings) if flops.peak(devices[0]) else 0.0,
         peak=flops.peak(devices[0]),
-        learning_rate=learning_rate,
         waited=lambda: loop.programs.waited,
     )
 

@@ -59,8 +59,8 @@ class Trainer(NamedTuple):
     """The pure functions of one model, shape and optimizer name, and how trials of it share a device.
 
     init: hyper -> TrainState
-    train_step: (state, batch, hyper) -> (state, {"loss", "grad_norm"}), both before the step. Inside an axis of devices
-      named "batch" (models.layers.BATCH_AXIS), gradients are averaged over it.
+    train_step: (state, batch, hyper) -> (state, {"loss", "grad_norm", "learning_rate"}), loss and norm before the step.
+      Inside an axis of devices named "batch" (models.layers.BATCH_AXIS), gradients are averaged over it.
     evaluate: (state, batch, hyper) -> Evaluation, over examples of labels >= 0; over the axis as well
     """
 
@@ -173,7 +173,8 @@ def make_trainer(
         new = TrainState(state.step, params, opt_state, statistics, first, halted, average, state.initial)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
         kept = kept._replace(step=state.step + 1, first_loss=first, halted=halted)
-        metrics = {"loss": jnp.where(running, value, jnp.nan), "grad_norm": norm}
+        rate = hyper.learning_rate * recipe.multiplier(state.step)
+        metrics = {"loss": jnp.where(running, value, jnp.nan), "grad_norm": norm, "learning_rate": rate}
         return kept, {**metrics, **(_update_rms(updates, groups) if recipe.log_updates else {})}
 
     def evaluate(state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:

@@ -117,15 +117,17 @@ class Lines:
             os.truncate(path, whole)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - held open: one append after another
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """On the disk when this returns; if it raises OSError (a full disk), nothing of them is. NaN becomes null."""
+    def append(self, rows: Iterable[Row], sync: bool = True) -> None:
+        """In the file, and with `sync` on the disk, when this returns; if it raises OSError (a full disk), nothing of
+        them is. NaN becomes null."""
         rows = [{k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in r.items()} for r in rows]
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
         before = os.fstat(self._file.fileno()).st_size
         try:
             while content:
                 content = content[self._file.write(content) :]
-            os.fsync(self._file.fileno())
+            if sync:
+                os.fsync(self._file.fileno())
         except OSError:
             os.ftruncate(self._file.fileno(), before)
             raise
