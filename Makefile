@@ -22,7 +22,7 @@ torture: .venv/ready
 
 # Lint, types and tests.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -25,9 +25,16 @@ def main(*arguments):
 
 
 def test_train_is_the_default(tmp_path):
-    done = main("--config=configs/digits.py", *SMALL, f"--workdir={tmp_path}")
+    options = ["--config.log_every=1", "--config.log_updates=True", "--profile"]
+    done = main("--config=configs/digits.py", *SMALL, f"--workdir={tmp_path}", *options)
     assert done.returncode == 0, done.stderr
     assert "step 4/4: loss" in done.stdout
+    assert "| blocks/dense/kernel | (2, 16, 16) | float32 | 512   |" in done.stdout
+    assert "depth_mup, sgd, width 16, depth 2: 4 steps of 64 examples on 1 x cpu" in done.stdout
+    assert list(tmp_path.glob("profile/**/*.xplane.pb"))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 4]
+    assert rows[0]["update_rms/branch/hidden"] > 0
     assert "validation_accuracy" in done.stdout
     saved = json.loads((tmp_path / "metrics.json").read_text())
     assert saved["metrics"]["diverged"] is False
@@ -73,6 +80,10 @@ def test_check_exit_status(tmp_path):
         (["swep"], "verb 'swep': give one of train, sweep, check, explain"),
         (["sweep"], "sweep needs --workdir=DIR"),
         (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
+        (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),
+        (["train", "--profile"], "--profile needs --workdir=DIR"),
+        (["check", "--profile"], "--profile and --distributed are for train"),
+        (["train", "--processes=2"], "--coordinator, --processes and --process are for --distributed"),
     ],
 )
 def test_errors_are_one_line(arguments, says):

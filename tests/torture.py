@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-EVERY = 20  # steps between two checkpoints
+EVERY = 10  # steps between two checkpoints
 ARGUMENTS = [
     "--config=configs/digits.py",
     "--config.model.width=32",
@@ -30,7 +30,7 @@ ARGUMENTS = [
 ]
 TIMING = ("images_per_second", "images_per_second_per_device", "input_wait", "mfu")
 LIMIT = 120  # seconds that a run may take
-LONGEST = 1.5  # seconds from the first progress to a kill, at most
+LONGEST = 1.0  # seconds from the first progress to a kill, at most
 
 
 class Kill(NamedTuple):

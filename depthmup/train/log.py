@@ -111,7 +111,7 @@ class RunLog:
     def _write(self, row: Row, prefix: str = "") -> None:
         if self._lines:
             try:
-                self._lines.append([row], sync=False)  # to wait for the disk takes as long as a step
+                self._lines.append([row], sync=False)  # the disk need not be waited for
             except OSError as error:
                 self.say(f"{self._path}: the row of step {row['step']} is lost: {error}")
         if self._board:
