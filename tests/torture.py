@@ -118,8 +118,8 @@ left alone: all rows of `metrics.jsonl` but for timings, and the final metrics o
 | runs that ended, all equal to the one left alone, to the last bit | {runs} |
 | steps lost at a kill: median, most | {sorted(lost)[len(lost) // 2]}, {max(lost)} |
 
-A kill loses the steps since the last checkpoint that was on the disk: less than two intervals, for one is written while
-the next steps are trained.
+A kill loses the steps since the last checkpoint that was on the disk: two intervals at most, about, for one is written
+while the next steps are trained.
 """
     page.write_text(text)
     print(text)
