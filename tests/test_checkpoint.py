@@ -268,6 +268,21 @@ def test_saved_state_does_not_change_with_the_next_step(tmp_path):
     assert not load(tmp_path)[0]["w"].any()
 
 
+def test_a_folder_that_cannot_be_made(tmp_path):
+    """Each failure is said; with room again the next one is written."""
+    said = []
+    (tmp_path / "checkpoints").write_text("in the way")
+    kept = checkpoints(tmp_path / "x", say=said.append)
+    kept.path = tmp_path / "checkpoints" / "below"
+    kept.save(1, {"w": np.zeros((1,))})
+    assert "checkpoint 1 could not be written; there is none yet, and training goes on. NotADirectoryError" in said[0]
+    (tmp_path / "checkpoints").unlink()
+    kept.save(2, {"w": np.zeros((1,))})
+    kept.wait()
+    assert kept.steps() == [2]
+    kept.close()
+
+
 def test_minutes(tmp_path):
     kept = Checkpoints(tmp_path, {}, every=Every(seconds=60.0))
     assert not kept.overdue()

@@ -67,6 +67,18 @@ def test_eight_devices_are_one(x64, family, trials, recipe, norm):
         assert_same(one[2], evaluation, rtol=1e-6)
 
 
+def test_evaluation_over_three_devices():
+    """Evaluation's batches are filled up to a multiple of the devices, and what fills them does not count."""
+    problem, trainer, hypers = problem_and_hyper("residual_mlp", "plain")
+    batches = dataclasses.replace(problem.batches, batch_size=30)
+    results = []
+    for devices in (1, 3):
+        loop = TrialLoop(trainer, batches, trials=1, split="batch", devices=jax.devices()[:devices])
+        results.append(loop.programs.metrics(*loop.programs.start(hypers)))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("wrapper", ["pmap", "jit"])
 def test_gradients(x64, wrapper):
     """One step of SGD on eight devices, batch norm among the layers, is the gradient of the whole batch's loss."""

@@ -133,9 +133,6 @@ class Checkpoints:
         if not self._primary or step in self.steps():
             return
         self.wait()
-        if self._manager is None:
-            self._open()
-        assert self._manager is not None
         flat = {path: np.array(leaf) for path, leaf in flatten(state).items()}
         meta = {
             "step": step,
@@ -151,6 +148,9 @@ class Checkpoints:
         if metrics:
             self._losses[step] = metrics[METRIC]
         try:
+            if self._manager is None:
+                self._open()
+            assert self._manager is not None
             self._manager.save(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardSave(flat), meta=ocp.args.JsonSave(meta)),
@@ -218,14 +218,14 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
-        assert self._manager is not None
         for folder in self.path.glob(f"{step}.*"):  # what is half written takes up room that the next one needs
             shutil.rmtree(folder, ignore_errors=True)
-        try:
-            self._manager.close()
-        except Exception as again:
-            error = again
-        self._open()
+        with contextlib.suppress(Exception):  # the error again
+            if self._manager is not None:
+                self._manager.close()
+        self._manager = None
+        with contextlib.suppress(OSError):  # else the next one tries again
+            self._open()
         newest = self.steps()
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
         self._say(f"checkpoint {step} could not be written; {left}, and training goes on. {first_line(error)}")
