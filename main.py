@@ -91,8 +91,8 @@ def main(argv: Sequence[str]) -> None:
     except OSError as error:  # a full disk, a folder that cannot be written
         fail(f"{type(error).__name__}: {error}")
     except Stopped as stopped:
-        kept = "saved, the same command goes on from there" if workdir else "nothing is saved without --workdir"
-        print(f"{stopped}: {kept}", file=sys.stderr)
+        if jax.process_index() == 0:
+            print(stopped, file=sys.stderr)
         status = 128 + stopped.signal
     except KeyboardInterrupt:
         print("interrupted: what is finished is kept; the same command goes on from there", file=sys.stderr)

@@ -283,6 +283,13 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     kept.close()
 
 
+def test_a_stop_without_checkpoints_says_so(finished):
+    loop, hypers, _ = finished
+    stop = StopAt(4)
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM at step \d+: these steps are not saved"):
+        loop.run(hypers, STEPS, LOG_EVERY, stop, stop=stop)
+
+
 def test_minutes(tmp_path):
     kept = Checkpoints(tmp_path, {}, every=Every(seconds=60.0))
     assert not kept.overdue()

@@ -155,7 +155,8 @@ class TrialLoop:
                 settle()
                 if checkpoints:
                     checkpoints.wait()
-                raise Stopped(step, stop.requested if stop else None)
+                saved = bool(checkpoints) and step in checkpoints.steps()  # type: ignore[union-attr]
+                raise Stopped(step, stop.requested if stop else None, saved)
         settle()
         metrics = programs.metrics(state, hyper)
         if checkpoints and alone:
