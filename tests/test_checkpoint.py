@@ -198,6 +198,24 @@ def test_a_corrupt_checkpoint_is_never_used(finished, copy, how):
     assert fell_back >= 3
 
 
+def test_what_was_changed_in_its_json_is_not_believed(finished, copy):
+    """A checkpoint that has become one of another config, without being less readable, is no reason to refuse."""
+    meta = copy / "checkpoints" / "56" / "meta" / "metadata"
+    text = meta.read_text()
+    assert '"width": 16' in text
+    meta.write_text(text.replace('"width": 16', '"width": 61'))
+    found, said = restore(finished, copy)
+    assert found[0] == 48
+    assert "its JSON is not what was written" in said[0]
+
+
+def test_half_a_checkpoint_is_removed(finished, copy):
+    half = copy / "checkpoints" / "60.orbax-checkpoint-tmp" / "state"
+    half.mkdir(parents=True)
+    assert restore(finished, copy)[0][0] == 56
+    assert not half.parent.exists()
+
+
 def test_a_run_goes_on_past_corrupt_checkpoints(finished, copy):
     """It falls back to the newest whole one, and ends as if nothing had been."""
     loop, hypers, _ = finished
@@ -261,7 +279,7 @@ def test_the_best_and_the_last_are_kept(tmp_path):
 
 def test_saved_state_does_not_change_with_the_next_step(tmp_path):
     """What is written in the background is a copy: the arrays are overwritten at once."""
-    kept, leaf = checkpoints(tmp_path), np.zeros((1, 1000), np.float32)
+    kept, leaf = checkpoints(tmp_path), np.zeros((1, 4_000_000), np.float32)  # takes long enough to write
     kept.save(1, {"w": leaf})
     leaf += 1
     kept.close()

@@ -125,7 +125,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps()) if self._manager else []
 
     def save(self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None) -> None:
-        """Write the state (a tree of (trials, ...) arrays, copied here) in the background.
+        """Write the state, a tree of (trials, ...) arrays, in the background; Orbax copies it first.
 
         A failure of this or of the one before (a full disk) is said, and training goes on: what was written stays.
         """
@@ -133,7 +133,7 @@ class Checkpoints:
         if not self._primary or step in self.steps():
             return
         self.wait()
-        flat = {path: np.array(leaf) for path, leaf in flatten(state).items()}
+        flat = {path: np.asarray(leaf) for path, leaf in flatten(state).items()}
         meta = {
             "step": step,
             "identity": self._identity,
