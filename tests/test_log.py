@@ -66,9 +66,14 @@ def test_rows_that_come_again(log, tmp_path):
     again = log(peak=None)
     again(20, window(3.0))
     again(30, window(3.0))
+    again.finished({"loss": 1.5, "test_loss": 1.6})
     again.close()
-    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(10, 2.0), (20, 3.0), (30, 3.0)]
-    assert "mfu" not in rows(tmp_path)[-1]
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(10, 2.0), (20, 3.0), (30, 3.0), (40, 1.5)]
+    assert "mfu" not in rows(tmp_path)[-2]
+    once_more = log()
+    once_more.finished({"loss": 1.5, "test_loss": 1.6})
+    once_more.close()
+    assert [row["step"] for row in rows(tmp_path)] == [10, 20, 30, 40]
 
 
 def test_a_row_that_cannot_be_written(log, tmp_path, monkeypatch, capsys):
@@ -112,6 +117,7 @@ def test_write_atomically_leaves_the_old(tmp_path, monkeypatch):
     write_atomically(path, "old")
 
     def full(self, content):
+        self.touch()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)

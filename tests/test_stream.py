@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -252,3 +253,45 @@ def test_training_from_disk_is_training_in_memory(records):
     for key, value in results[0].items():
         np.testing.assert_allclose(value, results[1][key], rtol=1e-5, err_msg=key)
     assert results[0]["loss"][0] != results[0]["loss"][1]
+
+
+SHARDED = """
+import dataclasses, sys
+import jax
+import numpy as np
+from tests.test_stream import BATCH, CROPS, EXAMPLES, SEED, SIZE, encoded
+from tests import tiny
+from depthmup.data import Batches, Dataset, Records
+from depthmup.train import TrialLoop
+from depthmup.train.assemble import Problem
+from depthmup.train.recipe import Recipe
+
+processes, process, port = map(int, sys.argv[1:])
+jax.config.update("jax_num_cpu_devices", 2)
+if processes > 1:
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+source = [{"image": encoded(i), "label": i % 10} for i in range(EXAMPLES)]
+split = Records(source, np.arange(EXAMPLES), 10, SIZE, "images")
+dataset = Dataset(split, split, split, np.float32(127), np.float32(60), (SIZE, SIZE, 3), tuple("0123456789"))
+augment = dataclasses.replace(CROPS, flip=True, brightness=0.3)
+problem = Problem(Batches(dataset, BATCH, SEED, augment), Recipe(13))
+settings = tiny.settings(data__batch_size=BATCH)
+hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
+loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=1, split="batch")
+print("loss", loop.run([hyper], 13, 5)["loss"][0])
+"""
+
+
+def test_two_processes_read_their_parts(tmp_path):
+    """Trained and evaluated from disk, with random crops: the loss is that of one process."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = str(server.getsockname()[1])
+    losses = []
+    for processes in (1, 2):
+        commands = [[sys.executable, "-c", SHARDED, str(processes), str(i), port] for i in range(processes)]
+        running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands]
+        outputs = [process.communicate(timeout=120)[0] for process in running]
+        losses += [float(output.split()[-1]) for output in outputs]
+    assert losses[1] == losses[2]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)

@@ -165,6 +165,21 @@ def test_augmentation_is_one_draw_for_all_trials(sweep):
     assert abs(seen[0] - losses["map"]).min() > 1e-4
 
 
+def test_a_frozen_trial_has_no_losses(sweep):
+    """Not even where its weights, as they were before the step, would give one."""
+    problem, group, hypers = sweep
+    split = problem.batches.dataset.train
+    inputs = split.inputs.astype(np.float32)
+    inputs[problem.batches.indices(2, 3)[0, 5]] = np.nan
+    dataset = problem.batches.dataset._replace(train=split._replace(inputs=inputs))
+    batches = dataclasses.replace(problem.batches, dataset=dataset)
+    loop = TrialLoop(problem.trainer(group.model, "sgd"), batches, trials=2)
+    metrics = loop.run(hypers["depth_mup"][:2], 11)
+    assert metrics["diverged"].all()
+    for name in ("loss", "validation_loss", "test_loss"):
+        assert np.isnan(metrics[name]).all()
+
+
 def test_wrong_number_of_trials(sweep):
     with pytest.raises(ValueError, match="compiled for 2 trials, got 3"):
         loop(sweep, 2).run(sweep[2]["sp"][:3], 11)
