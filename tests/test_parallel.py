@@ -9,6 +9,8 @@ import pytest
 from depthmup.data import NONE
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
+from depthmup.train.single import loop_of
+from tests import tiny
 from tests.test_model_training import hyper_of, settings
 from tests.test_train import compilations
 
@@ -141,5 +143,10 @@ def test_a_batch_that_cannot_be_split():
     problem, trainer, _ = problem_and_hyper("residual_mlp", "plain")
     with pytest.raises(ValueError, match="a batch of 32 cannot be split evenly over 5 devices"):
         TrialLoop(trainer, problem.batches, trials=1, split="batch", devices=jax.devices()[:5])
+    s = tiny.settings(parallel__devices=2, accumulate=64)
+    with pytest.raises(
+        ValueError, match="64 cannot be split evenly over 2 devices in 64 parts each: choose a multiple of"
+    ):
+        loop_of(problem_of(s), s)
     with pytest.raises(ValueError, match="unknown wrapper 'pjit'; did you mean"):
         TrialLoop(trainer, problem.batches, trials=1, wrapper="pjit")
