@@ -1,5 +1,6 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -138,6 +139,20 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
     assert "going on from step 8" in capsys.readouterr().out
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
+    """Where a group is done before the first report."""
+    workdir, _ = finished
+    with monkeypatch.context() as patch:
+        patch.setattr("depthmup.sweep.run.Stop", lambda: contextlib.nullcontext(Asked()))
+        with pytest.raises(Stopped, match="stopped by SIGINT after sgd sp width 8 depth 2: the same command goes on"):
+            run(tiny.settings(), tmp_path, progress=False)
+    assert lines(tmp_path) == lines(workdir)[:12]
+
+
+class Asked:
+    requested = signal.SIGINT
 
 
 def test_another_config_is_refused(finished):

@@ -18,7 +18,7 @@ from depthmup.train.assemble import Problem, problem_of
 from depthmup.train.checkpoint import Checkpoints, Every
 from depthmup.train.loop import TrialLoop
 from depthmup.train.step import Hyper
-from depthmup.train.stop import Stop
+from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import digest
 
 BAR = "{percentage:3.0f}%|{bar:25}| {elapsed} elapsed, {remaining} left | {desc}"
@@ -76,6 +76,8 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
                 ]
                 store.append([row for trial, row in zip(group.trials, rows, strict=True) if trial not in done])
                 shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
+                if stop.requested and group is not todo[-1]:
+                    raise Stopped(stop.requested, f"after {group}: the same command goes on from there")
             bar.set_description_str("done")
         order = {trial: i for i, trial in enumerate(t for group in groups for t in group.trials)}
         return sorted(store.rows, key=lambda row: order[Trial.of(row)])

@@ -155,8 +155,9 @@ class TrialLoop:
                 settle()
                 if checkpoints:
                     checkpoints.wait()
-                saved = bool(checkpoints) and step in checkpoints.steps()  # type: ignore[union-attr]
-                raise Stopped(step, stop.requested if stop else None, saved)
+                saved = checkpoints is not None and step in checkpoints.steps()
+                kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
+                raise Stopped(stop.requested if stop else None, f"at step {step}: {kept}")
         settle()
         metrics = programs.metrics(state, hyper)
         if checkpoints and alone:

@@ -34,9 +34,8 @@ class Stop:
 
 
 class Stopped(Exception):
-    """A run that met a request to stop, of this process or of another; `step` steps are done."""
+    """A run that met a request to stop, of this process or (None) of another; the message says what is kept."""
 
-    def __init__(self, step: int, requested: signal.Signals | None, saved: bool) -> None:
-        self.step, self.signal = step, requested or signal.SIGTERM
-        kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
-        super().__init__(f"stopped by {self.signal.name} at step {step}: {kept}")
+    def __init__(self, requested: signal.Signals | None, kept: str) -> None:
+        self.signal = requested or signal.SIGTERM
+        super().__init__(f"stopped by {self.signal.name} {kept}")
