@@ -19,6 +19,7 @@ from depthmup.data import Batches, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
+from depthmup.train.recipe import Recipe
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
 SHAPES = ((True, 8), (True, 256), (False, 8), (False, 64))  # (scan, depth)
@@ -27,7 +28,7 @@ LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
 
 def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
     """Seconds of each."""
-    problem = Problem(Batches(load("digits"), BATCH), STEPS, "constant")
+    problem = Problem(Batches(load("digits"), BATCH), Recipe(STEPS))
     model = ModelSettings("residual_mlp", width, depth, {"scan": scan})
     p = ParameterizationSettings("depth_mup", 32, 2, 1, None, 1.0, 1.0, None, "*")
     options = OptimizerSettings(optimizer, LEARNING_RATES[optimizer], 0.0, 0.9, 0.999, 1e-8, 0.0)

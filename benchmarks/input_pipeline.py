@@ -28,6 +28,7 @@ from depthmup.data.patches import photographs
 from depthmup.settings import from_config
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
+from depthmup.train.recipe import Recipe
 
 CORES = os.cpu_count() or 1
 JPEGS, SHAPE = 600, (375, 500)
@@ -87,7 +88,7 @@ def imagenet_shaped(size: int = 224) -> Dataset:
 def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
     """A loop of one trial, and its hyperparameters."""
     settings = from_config(config)
-    problem = Problem(batches, 100, "constant")
+    problem = Problem(batches, Recipe(100))
     hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
     return TrialLoop(problem.trainer(settings.model, settings.optimizer.name), batches, trials=1), hyper
 
@@ -95,7 +96,7 @@ def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
 def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> float:
     """Of training alone, after a first step that compiles."""
     times = []
-    loop.metrics = lambda state, hyper: {}  # type: ignore[method-assign]
+    loop.programs.metrics = lambda state, hyper: {}  # type: ignore[method-assign]
     loop.run([hyper], 1)
     loop.run([hyper], steps + 1, 1, lambda *_: times.append(time.perf_counter()))
     return (times[-1] - times[0]) / steps
@@ -116,7 +117,8 @@ def in_memory() -> None:
     print(f"in memory, 32x32x3, batch 64: augmentation alone {1e3 * alone:.1f} ms a batch, {64 / alone:,.0f} images/s")
     with_it, without = (seconds_per_step(*loop_of(config, b), 20) for b in (batches, Batches(dataset, 64)))
     print(f"  SimpleResNet step: {1e3 * without:.0f} ms without, {1e3 * with_it:.0f} ms with augmentation")
-    print(f"  memory: {sum(s.inputs.nbytes for s in dataset[:3]) / 1e6:.0f} MB of pixels on the device")
+    pixels = sum(split.inputs.nbytes for split in dataset[:3] if isinstance(split, Split))
+    print(f"  memory: {pixels / 1e6:.0f} MB of pixels on the device")
 
 
 def on_disk() -> None:

@@ -24,12 +24,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from depthmup.data import Batches, load
+from depthmup.data import Batches, Split, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import Problem
+from depthmup.train.recipe import Recipe
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2
 STEPS, BATCH, SEED, DATA_SEED = 100, 64, 0, 0
@@ -49,7 +51,7 @@ def ours(batches: Batches) -> tuple[float, float, list[float]]:
     p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, 1.0, 1.0, None, "*")
     sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
     start = time.perf_counter()
-    problem = Problem(batches, STEPS, "constant")
+    problem = Problem(batches, Recipe(STEPS))
     loop = TrialLoop(problem.trainer(model, "sgd"), batches, trials=len(RATES))
     hypers = [problem.hyper(model, p, optimizer, SEED) for optimizer in sgd]
     losses = loop.run(hypers, STEPS)["loss"].tolist()
@@ -88,7 +90,8 @@ def torch_trainer(batches: Batches) -> Callable[[float], float]:
             return self.readout(torch.relu(h))
 
     base_shapes = mup.make_base_shapes(ResidualMLP(BASE_WIDTH), ResidualMLP(2 * BASE_WIDTH))
-    inputs = torch.from_numpy(np.array(batches.prepare(dataset.train.inputs))).flatten(1)
+    assert isinstance(dataset.train, Split)
+    inputs = torch.from_numpy(np.array(batches.prepare(jnp.asarray(dataset.train.inputs)))).flatten(1)
     labels, indices = torch.from_numpy(dataset.train.labels).long(), torch.from_numpy(batches.indices(0, STEPS)).long()
 
     def train(learning_rate: float) -> float:

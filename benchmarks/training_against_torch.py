@@ -57,7 +57,7 @@ def ours(case: Case, steps: int) -> tuple[float, float]:
     few = Split(*(leaf[:256] for leaf in split))
     shape = (case.side, case.side, 3)
     names = tuple(map(str, range(case.classes)))
-    dataset = Dataset(split, few, few, np.float32(127), np.float32(60), shape, names)
+    dataset = Dataset(split, few, few, np.array(127.0), np.array(60.0), shape, names)
     config = default.get_config(case.family)
     config.model.update(case.model, dtype="bfloat16")
     config.optimizer.name, config.optimizer.learning_rate = "adamw", 1e-3

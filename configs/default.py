@@ -7,7 +7,7 @@ python main.py explain --config=configs/default.py:vit        (another family of
 from ml_collections import config_dict
 
 # The families of models and what only they have; their classes in depthmup/models say more.
-FAMILIES = dict(
+FAMILIES: dict[str, dict] = dict(
     mlp=dict(  # plain
         width=128,
         depth=4,  # hidden layers
@@ -76,7 +76,7 @@ FAMILIES = dict(
 )
 # What main.py check does where it is not as for the residual MLP: convolutions are dear. Plain networks claim nothing
 # along depth.
-CHECKS = dict(
+CHECKS: dict[str, dict] = dict(
     mlp=dict(depths=()),
     cnn=dict(widths=(32, 64, 128), depths=(), depth=3, log2_learning_rates=dict(sgd=-11.0, adam=-13.0)),
     residual_cnn=dict(

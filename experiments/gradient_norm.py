@@ -24,10 +24,12 @@ NAMES = ("sp", "mup", "depth_mup")
 def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) -> dict[str, list[float]]:
     """{parameterization: the norm at each value of `axis`}."""
     settings = from_config(default.get_config("residual_mlp"))
-    problem, result = problem_of(settings), {name: [] for name in names}
+    problem = problem_of(settings)
+    result: dict[str, list[float]] = {name: [] for name in names}
     batch = problem.examples(BATCH)
     for value in values:
-        model = dataclasses.replace(settings.model, **{"width": WIDTH, "depth": DEPTH, axis: value})
+        width, depth = (value, DEPTH) if axis == "width" else (WIDTH, value)
+        model = dataclasses.replace(settings.model, width=width, depth=depth)
         trainer = problem.trainer(model, "sgd")
 
         @jax.jit
