@@ -10,11 +10,9 @@ workers, then training a ResNet-18 of width 16, with the time that the loop wait
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import time
-from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -33,24 +31,6 @@ from depthmup.train.recipe import Recipe
 CORES = os.cpu_count() or 1
 JPEGS, SHAPE = 600, (375, 500)
 CHANNELS = (np.full(3, 127.5), np.full(3, 60.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class Timed(Batches):
-    """Batches that note how long the loop waits for each."""
-
-    waits: list[float] = dataclasses.field(default_factory=list)
-
-    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Any, None, None]:
-        batches = super().train(start, stop, shard)
-        while True:
-            begin = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self.waits.append(time.perf_counter() - begin)
-            yield batch
 
 
 def cifar_shaped() -> Dataset:
@@ -93,13 +73,17 @@ def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
     return TrialLoop(problem.trainer(settings.model, settings.optimizer.name), batches, trials=1), hyper
 
 
-def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> float:
-    """Of training alone, after a first step that compiles."""
-    times = []
+def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> tuple[float, float]:
+    """(Of training alone, after steps that compile; of these, waiting for input.)"""
+    times, waited = [], []
+
+    def progress(step: int, metrics: Any) -> None:
+        times.append(time.perf_counter())
+        waited.append(loop.programs.waited)
+
     loop.programs.metrics = lambda state, hyper: {}  # type: ignore[method-assign]
-    loop.run([hyper], 1)
-    loop.run([hyper], steps + 1, 1, lambda *_: times.append(time.perf_counter()))
-    return (times[-1] - times[0]) / steps
+    loop.run([hyper], steps + 4, 2, progress)
+    return (times[-1] - times[1]) / steps, (waited[-1] - waited[1]) / steps
 
 
 def in_memory() -> None:
@@ -115,7 +99,7 @@ def in_memory() -> None:
         prepare(raw, step).block_until_ready()
     alone = (time.perf_counter() - begin) / 100
     print(f"in memory, 32x32x3, batch 64: augmentation alone {1e3 * alone:.1f} ms a batch, {64 / alone:,.0f} images/s")
-    with_it, without = (seconds_per_step(*loop_of(config, b), 20) for b in (batches, Batches(dataset, 64)))
+    with_it, without = (seconds_per_step(*loop_of(config, b), 20)[0] for b in (batches, Batches(dataset, 64)))
     print(f"  SimpleResNet step: {1e3 * without:.0f} ms without, {1e3 * with_it:.0f} ms with augmentation")
     pixels = sum(split.inputs.nbytes for split in dataset[:3] if isinstance(split, Split))
     print(f"  memory: {pixels / 1e6:.0f} MB of pixels on the device")
@@ -142,10 +126,7 @@ def on_disk() -> None:
         print(f"  input alone, {name}: {rates[workers]:,.0f} images/s")
     print(f"  memory of this process: {psutil.Process().memory_info().rss / 1e6:.0f} MB")
     config.model.update(width=16, depth=2, stages=(1, 1, 1, 1), stem="imagenet")
-    timed = Timed(dataset, 32, augment=augment, workers=1)
-    loop, hyper = loop_of(config, timed)
-    step = seconds_per_step(loop, hyper, 12)
-    waited = np.mean(timed.waits[-12:])
+    step, waited = seconds_per_step(*loop_of(config, Batches(dataset, 32, augment=augment, workers=1)), 24)
     print(f"  ResNet-18 of width 16, 1 worker: {1e3 * step:.0f} ms a step, {32 / step:.0f} images/s; ", end="")
     print(f"waiting for input {100 * waited / step:.1f}% of the time")
     print(f"  an accelerator that trains R images/s needs R / {rates[0] / CORES:.0f} cores to decode in threads")

@@ -29,13 +29,14 @@ class Programs:
     and trains: the host does nothing per step. In the layout "turn", and for data on disk, a step is one program, and
     the host hands it the batch.
 
-    waited: seconds spent so far on waiting for the data set's batches.
+    waited: seconds so far that were spent on getting a batch while the devices had nothing left to do, at most.
     """
 
     def __init__(self, trainer: Trainer, batches: Batches, trial_map: TrialMap) -> None:
         self.batches, self.map = batches, trial_map
         self.stepwise = trial_map.layout == "turn" or not batches.dataset.in_memory
         self.waited = 0.0
+        self._last: Any = None  # metrics of the step that was handed over last
         self._source: Generator[Batch, None, None] | None = None
         self._next_step = -1  # of `_source`
         processes = jax.process_count() if trial_map.by_batch else 1
@@ -111,11 +112,13 @@ class Programs:
         for number in range(start, stop):
             before = time.perf_counter()
             batch = self.map.spread((self._places, *self._batch(number)))
-            self.waited += time.perf_counter() - before
+            if all(leaf.is_ready() for leaf in jax.tree.leaves(self._last)):
+                self.waited += time.perf_counter() - before
             result = self._step(state, hyper, batch, np.int32(number))
             if self.map.layout == "turn":
                 result = [one for one, _ in result], [metrics for _, metrics in result]
             state, metrics = result
+            self._last = metrics
             parts.append((metrics, None))
             if number == min(start + AHEAD, stop) - 1:
                 meanwhile()
