@@ -275,6 +275,8 @@ def test_the_best_and_the_last_are_kept(tmp_path):
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         load(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match="is not there"):
+        load(tmp_path / "nowhere")
 
 
 def test_saved_state_does_not_change_with_the_next_step(tmp_path):

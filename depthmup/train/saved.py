@@ -30,7 +30,9 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Flat, dict[str, Any]]
     and "metrics". Raises CheckpointError if there is none, or it is not whole.
     """
     path = (Path(workdir) / FOLDER).resolve()
-    options = ocp.CheckpointManagerOptions(read_only=True)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
+    options = ocp.CheckpointManagerOptions(create=False)  # read_only=True warns of what it implies
     with ocp.CheckpointManager(path, item_names=("state", "meta"), options=options) as manager:
         metas = {step: read_meta(manager, step) for step in sorted(manager.all_steps())}
         if best:
