@@ -69,11 +69,7 @@ def ours(case: Case, steps: int) -> tuple[float, float]:
     times: list[float] = []
     loop.run([hyper], (ROUNDS + 1) * steps, 10, lambda step, _: times.append(time.perf_counter()))
     seconds = (times[-1] - times[steps // 10 - 1]) / ROUNDS
-    arrays = hyper.arrays()
-    batch = (jax.ShapeDtypeStruct((case.batch, *shape), np.float32), jax.ShapeDtypeStruct((case.batch,), np.int32))
-    return case.batch * steps / seconds, flops.count(
-        trainer.train_step, jax.eval_shape(trainer.init, arrays), batch, arrays
-    )
+    return case.batch * steps / seconds, flops.of_step(trainer, hyper, shape, case.batch)
 
 
 def resnet(case: Case) -> Any:

@@ -189,7 +189,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
     config.parallel = dict(
         devices=config_dict.placeholder(int),  # that share each batch of main.py train; unset: all, but one CPU
-        wrapper="pmap",  # pmap | jit (over a mesh)
+        wrapper="pmap",  # pmap | jit (over a mesh); of sweeps too
     )
 
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each

@@ -23,7 +23,7 @@ ALLOWED = {
     "measure": {"parameterization", "specs", "optim"},
     "convert": {"parameterization"},
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
-    "train": {"parameterization", "specs", "infer", "optim", "models", "data", "settings"},
+    "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings"},
     "sweep": {"parameterization", "optim", "data", "settings", "fit", "train"},
     "verbs": {"explain", "measure", "models", "optim", "settings", "sweep", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs"},

@@ -17,8 +17,9 @@ from depthmup.data import Augment
 from depthmup.settings import SettingsError
 from depthmup.sweep import report
 from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
-from depthmup.sweep.run import identity, run
+from depthmup.sweep.run import identity, loop_of, run
 from depthmup.sweep.store import Store
+from depthmup.train.assemble import problem_of
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
@@ -52,6 +53,12 @@ def test_plan():
     assert len(set(trials)) == len(trials) == 3 * 2 * 3 * 6 * 2  # shapes, optimizers, parameterizations, LRs, seeds
     assert [axis for axis, _ in axes(settings)] == ["depth", "width"]
     assert [axis for axis, _ in axes(tiny.settings(sweep__depths=(2,)))] == ["width"]
+
+
+def test_the_wrapper_is_the_configs():
+    for wrapper in ("pmap", "jit"):
+        settings = tiny.settings(parallel__wrapper=wrapper)
+        assert loop_of(problem_of(settings), plan(settings)[0], settings).map.wrapper == wrapper
 
 
 def test_every_row_has_every_setting(finished):

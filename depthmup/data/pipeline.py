@@ -51,7 +51,7 @@ class Batches:
         """
         split = self.dataset.train
         if isinstance(split, Split):
-            part = _part(self.batch_size, shard)
+            part = part_of(self.batch_size, shard)
             for step in range(start, stop):
                 indices = self.indices(step, step + 1)[0, part]
                 yield split.inputs[indices], split.labels[indices]
@@ -76,7 +76,7 @@ class Batches:
         steps = -(-count // batch_size)
         if isinstance(split, Split):
             for start in range(0, steps * batch_size, batch_size):
-                places = np.arange(start, start + batch_size)[_part(batch_size, shard)]
+                places = np.arange(start, start + batch_size)[part_of(batch_size, shard)]
                 inputs, labels = (leaf[np.minimum(places, count - 1)] for leaf in split)
                 yield inputs, np.where(places < count, labels, -1)
             return
@@ -101,7 +101,8 @@ class Batches:
         return (inputs.astype(jnp.float32) - mean) / std
 
 
-def _part(batch_size: int, shard: tuple[int, int]) -> slice:
+def part_of(batch_size: int, shard: tuple[int, int]) -> slice:
+    """The places in a batch that a process has. shard: (its number, number of processes)."""
     size = batch_size // shard[1]
     return slice(shard[0] * size, (shard[0] + 1) * size)
 

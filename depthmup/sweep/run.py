@@ -89,7 +89,7 @@ def run(settings: Settings, workdir: str | Path, progress: bool = True) -> list[
 def unfinished(workdir: Path, settings: Settings, group: Group, per_epoch: int) -> Iterator[Checkpoints]:
     """Checkpoints of the group of trials that the sweep is at."""
     trials = {**identity(settings), "trials": [list(trial) for trial in group.trials]}
-    every = Every(settings.checkpoint.every.steps(per_epoch), settings.checkpoint.every.seconds)
+    every = Every.of(settings.checkpoint.every, per_epoch)
     checkpoints = Checkpoints(workdir / UNFINISHED / digest(trials), trials, every=every, keep=1, best=0)
     try:
         yield checkpoints
@@ -99,7 +99,8 @@ def unfinished(workdir: Path, settings: Settings, group: Group, per_epoch: int) 
 
 def loop_of(problem: Problem, group: Group, settings: Settings) -> TrialLoop:
     """The loop that all groups of this shape and optimizer share."""
-    return TrialLoop(problem.trainer(group.model, group.optimizer.name), problem.batches, trials=len(group.trials))
+    trainer, wrapper = problem.trainer(group.model, group.optimizer.name), settings.parallel.wrapper
+    return TrialLoop(trainer, problem.batches, trials=len(group.trials), wrapper=wrapper)
 
 
 def hyper_of(problem: Problem, group: Group, trial: Trial) -> Hyper:

@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
+from depthmup.convert import Interval
 from depthmup.train.saved import (
     FOLDER,
     METRIC,
@@ -41,6 +42,11 @@ class Every(NamedTuple):
 
     steps: int | None = None
     seconds: float | None = None
+
+    @classmethod
+    def of(cls, interval: Interval, per_epoch: int) -> Every:
+        """per_epoch: steps of an epoch."""
+        return cls(interval.steps(per_epoch), interval.seconds)
 
 
 @dataclasses.dataclass(frozen=True)

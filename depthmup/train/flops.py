@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from depthmup.train.step import Hyper, Trainer
+
 # Dense bfloat16 operations per second of one jax device, from the vendors' data sheets; the first name that matches.
 PEAK = {
     "H100": 989e12,
@@ -34,6 +36,14 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
     shapes. Scanned blocks count as often as they run, the body of a `while_loop` once, and of a `cond` the dearest
     branch; the zeros between the pixels of a strided convolution's gradient are counted."""
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def of_step(trainer: Trainer, hyper: Hyper, input_shape: tuple[int, ...], batch_size: int) -> float:
+    """Operations of a training step, forwards and backwards. input_shape: of one example."""
+    inputs = jax.ShapeDtypeStruct((batch_size, *input_shape), np.float32)
+    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    arrays = hyper.arrays()
+    return count(trainer.train_step, jax.eval_shape(trainer.init, arrays), (inputs, labels), arrays)
 
 
 def _count(jaxpr: Any) -> float:

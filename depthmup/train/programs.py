@@ -13,7 +13,7 @@ import numpy as np
 
 from depthmup.data import Batches
 from depthmup.data.dataset import Records, Split
-from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch
+from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
 from depthmup.train.parallel import TrialMap
 from depthmup.train.step import NEVER, Hyper, Trainer, TrainState, diverged
 
@@ -45,8 +45,7 @@ class Programs:
         if batches.batch_size % devices:
             raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {devices} devices")
         self.evaluation_batch = -(-EVALUATION_BATCH // devices) * devices
-        size = batches.batch_size // processes
-        self._part = slice(self.shard[0] * size, (self.shard[0] + 1) * size)
+        self._part = part_of(batches.batch_size, self.shard)
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
 
         def step(state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:

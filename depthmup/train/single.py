@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu import parameter_overview
+from clu.parameter_overview import get_parameter_overview as overview
 
 from depthmup.settings import Settings, SettingsError
 from depthmup.specs import specs_to_json
@@ -21,6 +21,7 @@ from depthmup.train.checkpoint import Checkpoints, Every
 from depthmup.train.log import RunLog
 from depthmup.train.loop import Diverged, TrialLoop
 from depthmup.train.saved import FOLDER
+from depthmup.train.step import Hyper, Trainer
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import Workdir, write_atomically
 
@@ -44,13 +45,19 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     if profile and workdir is None:
         raise SettingsError("--profile needs --workdir=DIR, where the trace goes")
     loop = loop_of(problem, settings)
+    trainer = problem.trainer(settings.model, settings.optimizer.name)
+    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
     identity = {k: v for k, v in settings.deciding().items() if k != "sweep"}
     with contextlib.ExitStack() as stack:
         if workdir and first:
             stack.callback(Workdir(workdir, identity, FOLDER).close)
-        log = stack.enter_context(contextlib.closing(_log(problem, settings, loop, workdir if first else None)))
+        log = _log(problem, loop, trainer, hyper, workdir if first else None)
+        stack.callback(log.close)
         say = log.say if first else _silent
-        _introduce(problem, settings, loop, workdir, say)
+        say(overview(jax.eval_shape(trainer.init, hyper.arrays()).params, include_stats=False))
+        say(_headline(problem, settings, loop))
+        if workdir is None:
+            say("nothing is saved: --workdir=DIR keeps metrics and checkpoints")
         checkpoints = None
         if workdir and settings.checkpoint.every.unit != "never":
             checkpoints = _checkpoints(problem, settings, workdir, identity, say)
@@ -59,7 +66,6 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
         progress: Any = log if first else None
         if profile and first and workdir:
             progress = stack.enter_context(_profiled(log, workdir / "profile", say))
-        hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
         try:
             result = loop.run(
                 [hyper],
@@ -113,7 +119,7 @@ def _checkpoints(
     return Checkpoints(
         workdir,
         identity,
-        every=Every(how.every.steps(problem.batches.steps_per_epoch), how.every.seconds),
+        every=Every.of(how.every, problem.batches.steps_per_epoch),
         keep=how.keep,
         best=how.best,
         specs=json.loads(specs_to_json(problem.specs(settings.model))),
@@ -121,46 +127,27 @@ def _checkpoints(
     )
 
 
-def _log(problem: Problem, settings: Settings, loop: TrialLoop, workdir: Path | None) -> RunLog:
-    devices = loop.map.devices
+def _log(problem: Problem, loop: TrialLoop, trainer: Trainer, hyper: Hyper, workdir: Path | None) -> RunLog:
+    devices, batch_size = loop.map.devices, problem.batches.batch_size
+    peak = flops.peak(devices[0])
     return RunLog(
         workdir,
         steps=problem.steps,
-        batch_size=problem.batches.batch_size,
+        batch_size=batch_size,
         steps_per_epoch=problem.batches.steps_per_epoch,
         devices=len(devices),
-        flops=_flops(problem, settings) if flops.peak(devices[0]) else 0.0,
-        peak=flops.peak(devices[0]),
+        flops=flops.of_step(trainer, hyper, problem.input_shape, batch_size) if peak else 0.0,
+        peak=peak,
         waited=lambda: loop.programs.waited,
     )
 
 
-def _flops(problem: Problem, settings: Settings) -> float:
-    """Of a training step, forwards and backwards."""
-    trainer = problem.trainer(settings.model, settings.optimizer.name)
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed).arrays()
-    size = problem.batches.batch_size
-    batch = (
-        jax.ShapeDtypeStruct((size, *problem.input_shape), np.float32),
-        jax.ShapeDtypeStruct((size,), np.int32),
-    )
-    return flops.count(trainer.train_step, jax.eval_shape(trainer.init, hyper), batch, hyper)
-
-
-def _introduce(
-    problem: Problem, settings: Settings, loop: TrialLoop, workdir: Path | None, say: Callable[[str], None]
-) -> None:
-    trainer = problem.trainer(settings.model, settings.optimizer.name)
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed).arrays()
-    params = jax.eval_shape(trainer.init, hyper).params
-    say(parameter_overview.get_parameter_overview(params, include_stats=False))
+def _headline(problem: Problem, settings: Settings, loop: TrialLoop) -> str:
     model, devices = settings.model, loop.map.devices
-    say(
+    return (
         f"{settings.parameterization.name}, {settings.optimizer.name}, width {model.width}, depth {model.depth}: "
         f"{problem.steps} steps of {problem.batches.batch_size} examples on {len(devices)} x {devices[0].device_kind}"
     )
-    if workdir is None:
-        say("nothing is saved: --workdir=DIR keeps metrics and checkpoints")
 
 
 @contextlib.contextmanager
