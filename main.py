@@ -19,6 +19,8 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+OPTIONS = {"profile": "train", "dry_run": "sweep", "yes": "sweep", "launcher": "sweep", "shard": "sweep"}
+
 
 def parse(argv: Sequence[str]) -> Sequence[str]:
     """Flags, with a mistake in them as one line (a config flag is read when it is defined)."""
@@ -26,6 +28,10 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         config_flags.DEFINE_config_file("config", "configs/digits.py", "Config file; --config.key=value overrides.")
         flags.DEFINE_string("workdir", None, "Where results go; sweep needs it, check draws and train writes there.")
         flags.DEFINE_bool("profile", False, "train: write a trace of some steps to WORKDIR/profile.")
+        flags.DEFINE_bool("dry_run", False, "sweep: say what it would cost, by steps measured here, and train nothing.")
+        flags.DEFINE_bool("yes", False, "sweep: also a plan of more than sweep.max_trials trials.")
+        flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")
+        flags.DEFINE_string("shard", "0/1", "sweep: only part i of n, as i/n from 0/n; without it, all parts' results.")
         flags.DEFINE_bool(
             "distributed", False, "This process is one of several; found in the environment if not below."
         )
@@ -83,8 +89,11 @@ def main(argv: Sequence[str]) -> None:
         if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
             raise SettingsError(f"--workdir={workdir} is, or is inside, a file: give a folder")
         if verb != "train" and (flags.FLAGS.profile or jax.process_count() > 1):
-            raise SettingsError("--profile and --distributed are for train")
-        options = {"profile": True} if flags.FLAGS.profile else {}
+            raise SettingsError("--profile and --distributed are for train; a sweep has --launcher=ray and --shard")
+        options = {name: flags.FLAGS[name].value for name in OPTIONS if not flags.FLAGS[name].using_default_value}
+        for name in options:
+            if OPTIONS[name] != verb:
+                raise SettingsError(f"--{name} is for {OPTIONS[name]}, not for {verb}")
         status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))

@@ -171,6 +171,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     config.warmup_epochs = 0.0  # the learning rate rises linearly to its value first
     config.loss = "cross_entropy"  # cross_entropy | mse | centered_mse (of the change of the output since the start)
     config.label_smoothing = 0.0
+    config.label_noise = 0.0  # probability that a training label is replaced by a random one, anew at every step
     config.clip = config_dict.placeholder(float)  # largest norm of the gradient; unset: none
     config.accumulate = 1  # parts in which a batch is computed, one after another: the same step with less memory
     config.ema = config_dict.placeholder(
@@ -202,6 +203,13 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         log2_learning_rates=dict(sgd=(-8.0, 1.0), momentum=(-11.0, -2.0), adam=(-12.0, -3.0), adamw=(-12.0, -3.0)),
         per_octave=2,  # grid points per factor of 2
         seeds=6,  # config.seed, config.seed + 1, ...
+        axes="",  # more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"
+        adaptive=False,  # fewer trials: from the second size on, only the learning rates around the last size's optimum
+        at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128
+        max_trials=20_000,  # a larger plan needs --yes
+        cache=True,  # compiled programs are kept in the workdir
+        cpus=1.0,  # of each group of trials, for --launcher=ray
+        gpus=0.0,
     )
 
     # main.py check: coordinate check over widths (at check.depth) and depths (at check.width). The base shape is taken

@@ -92,6 +92,13 @@ class SweepSettings:
     log2_learning_rates: Mapping[str, tuple[float, float]]
     per_octave: int
     seeds: int
+    axes: str
+    adaptive: bool
+    at_once: int | None
+    max_trials: int
+    cache: bool
+    cpus: float
+    gpus: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +129,7 @@ class Settings:
     warmup_epochs: float
     loss: str
     label_smoothing: float
+    label_noise: float
     clip: float | None
     accumulate: int
     ema: float | None
@@ -187,6 +195,8 @@ class Settings:
             "parallel.devices": 1 if self.parallel.devices is None else self.parallel.devices,
             "sweep.per_octave": self.sweep.per_octave,
             "sweep.seeds": self.sweep.seeds,
+            "sweep.at_once": 1 if self.sweep.at_once is None else self.sweep.at_once,
+            "sweep.max_trials": self.sweep.max_trials,
             "check.seeds": self.check.seeds,
             "check.width": self.check.width,
             "check.depth": self.check.depth,
@@ -231,12 +241,15 @@ class Settings:
             "data.image_size": (self.data.image_size or 1, 1, 2**14),
             "warmup_epochs": (self.warmup_epochs, 0, self.epochs),
             "label_smoothing": (self.label_smoothing, 0, 1),
+            "label_noise": (self.label_noise, 0, 1),
             "ema": (self.ema or 0, 0, 1),
             "checkpoint.best": (self.checkpoint.best, 0, 2**31),
             "optimizer.momentum": (self.optimizer.momentum, 0, 1),
             "optimizer.b1": (self.optimizer.b1, 0, 1),
             "optimizer.b2": (self.optimizer.b2, 0, 1),
             "optimizer.eps": (self.optimizer.eps, 0, math.inf),
+            "sweep.cpus": (self.sweep.cpus, 0, 2**14),
+            "sweep.gpus": (self.sweep.gpus, 0, 2**14),
             "optimizer.weight_decay": (self.optimizer.weight_decay, 0, math.inf),
         }
         for key, (number, low, high) in ranges.items():

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
 from tqdm import tqdm
 
+from depthmup import sweep as sweeps
 from depthmup.explain import explain
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
 from depthmup.models import Model
 from depthmup.optim import family_of
 from depthmup.settings import Settings, SettingsError
-from depthmup.sweep import report
-from depthmup.sweep.run import run as run_sweep
 from depthmup.train import single
 from depthmup.train.assemble import problem_of
 from depthmup.train.step import Hyper, TrainState
@@ -32,16 +32,29 @@ def train(settings: Settings, workdir: Path | None, command: str, profile: bool 
     return int(metrics["diverged"])
 
 
-def sweep(settings: Settings, workdir: Path | None, command: str) -> int:
-    """Train what is missing of the sweep, then verdicts, pictures and report."""
+def sweep(
+    settings: Settings,
+    workdir: Path | None,
+    command: str,
+    dry_run: bool = False,
+    yes: bool = False,
+    launcher: str = "local",
+    shard: str = "0/1",
+) -> int:
+    """Train what is missing of the sweep, then verdicts, pictures and report; or say what it would cost."""
+    if dry_run:
+        print(sweeps.cost(settings))
+        return 0
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
-    rows = run_sweep(settings, workdir)
-    classes = problem_of(settings).batches.dataset.classes
-    curves = report.judge(rows, settings, classes)
-    print(report.verdict_table(curves))
-    page = report.write(curves, settings, workdir, classes, command)
-    print(f"{len(rows)} trials in {workdir / 'results.jsonl'}; report: {page}")
+    found = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not found:
+        raise SettingsError(f"--shard={shard} must be i/n, from 0/n to n-1/n")
+    part = int(found[1]), int(found[2])
+    result = sweeps.run(settings, workdir, command, launcher=launcher, shard=part, yes=yes)
+    print(result.verdicts)
+    if result.page:
+        print(f"{len(result.rows)} trials in {workdir / 'results.jsonl'}; report: {result.page}")
     return 0
 
 

@@ -31,8 +31,8 @@ class Transfer(NamedTuple):
     optima: list[Optimum]
     drift: Drift | None
     regret: list[float | None]
-    learning_rates: np.ndarray  # (points,)
-    losses: np.ndarray  # (sizes, points, seeds)
+    learning_rates: list[np.ndarray]  # of each size, (points,)
+    losses: list[np.ndarray]  # of each size, (points, seeds)
     verdict: str  # "transfers" | "does not transfer" | "inconclusive"
     reason: str
 
@@ -52,18 +52,19 @@ def transfer(table: Iterable[Mapping[str, Any]], axis: str = "depth", cap: float
     The drift's error is the scatter of the optima between seeds, pooled over sizes, or that of the optima about the
     line where it is larger. Regret is loss minus the best loss at that size, None where a seed
     diverges.
-    Raises ValueError for an empty table, fewer than two sizes, or sizes with different learning rates or seeds.
+    Sizes may have different learning rates (an adaptive sweep); each needs all seeds at each of its own.
+    Raises ValueError for an empty table, fewer than two sizes, or a seed that is missing.
     """
     sizes, lrs, losses, diverged = _arrays(table, axis)
-    optima = [optimum(lrs, curve, cap) for curve in losses]
+    optima = [optimum(own, curve, cap) for own, curve in zip(lrs, losses, strict=True)]
     best = [o.learning_rate for o in optima]
-    drift = _drift(sizes, optima, losses.shape[2])
+    drift = _drift(sizes, optima, losses[0].shape[1])
     regret: list[float | None] = [None] * len(sizes)
     diverges_at: list[float] = []
     if best[0] is not None:
-        chosen = int(np.argmin(np.abs(np.log2(lrs) - math.log2(best[0]))))
         for i, size in enumerate(sizes):
-            if diverged[i, chosen].any():
+            chosen = int(np.argmin(np.abs(np.log2(lrs[i]) - math.log2(best[0]))))
+            if diverged[i][chosen].any():
                 diverges_at.append(size)
             else:
                 mean = capped(losses[i], cap).mean(axis=1)
@@ -72,37 +73,40 @@ def transfer(table: Iterable[Mapping[str, Any]], axis: str = "depth", cap: float
     return Transfer(sizes, best, optima, drift, regret, lrs, losses, verdict, reason)
 
 
-def _arrays(table: Iterable[Mapping[str, Any]], axis: str) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
+def _arrays(
+    table: Iterable[Mapping[str, Any]], axis: str
+) -> tuple[list[float], list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Sizes, and of each its learning rates (points,), losses and whether they diverged (points, seeds)."""
     rows = list(table)
     if not rows:
         raise ValueError("the table is empty: there is no trial to judge")
     for key in (axis, "learning_rate", "seed", "loss"):
         if any(key not in row for row in rows):
             raise ValueError(f"a row of the table has no {key!r}")
-    sizes, lrs, seeds = (sorted({row[key] for row in rows}) for key in (axis, "learning_rate", "seed"))
+    sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
     if sizes[0] <= 0:
         raise ValueError(f"{axis} must be positive, got {sizes[0]}")
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
-    losses = np.full((len(sizes), len(lrs), len(seeds)), np.nan)
-    diverged = np.zeros(losses.shape, bool)
-    seen = np.zeros(losses.shape, bool)
-    for row in rows:
-        at = sizes.index(row[axis]), lrs.index(row["learning_rate"]), seeds.index(row["seed"])
-        if seen[at]:
-            raise ValueError(
-                f"two rows for {axis}={row[axis]}, learning_rate={row['learning_rate']}, seed={row['seed']}"
-            )
-        value = row["loss"]
-        losses[at] = math.nan if value is None else value
-        diverged[at] = bool(row.get("diverged", False)) or not math.isfinite(losses[at])
-        seen[at] = True
-    if not seen.all():
-        i, j, k = np.argwhere(~seen)[0]
-        raise ValueError(
-            f"no row for {axis}={sizes[i]}, learning_rate={lrs[j]}, seed={seeds[k]}: the grid must be full"
-        )
-    return sizes, np.asarray(lrs), losses, diverged
+    lrs, losses, diverged = [], [], []
+    for size in sizes:
+        own = [row for row in rows if row[axis] == size]
+        rates = sorted({row["learning_rate"] for row in own})
+        found: dict[tuple[float, Any], Mapping[str, Any]] = {}
+        for row in own:
+            at = row["learning_rate"], row["seed"]
+            if at in found:
+                raise ValueError(f"two rows for {axis}={size}, learning_rate={at[0]}, seed={at[1]}")
+            found[at] = row
+        for at in ((rate, seed) for rate in rates for seed in seeds):
+            if at not in found:
+                raise ValueError(f"no row for {axis}={size}, learning_rate={at[0]}, seed={at[1]}: it needs all seeds")
+        values = [[found[rate, seed] for seed in seeds] for rate in rates]
+        lrs.append(np.array(rates))
+        losses.append(np.array([[math.nan if r["loss"] is None else r["loss"] for r in line] for line in values]))
+        flags = np.array([[bool(r.get("diverged", False)) for r in line] for line in values])
+        diverged.append(flags | ~np.isfinite(losses[-1]))
+    return sizes, lrs, losses, diverged
 
 
 def _drift(sizes: list[float], optima: list[Optimum], seeds: int) -> Drift | None:

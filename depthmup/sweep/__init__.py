@@ -1,0 +1,42 @@
+"""Many trials, one program per shape, nothing lost: from Python what `main.py sweep` is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from depthmup.settings import Settings, from_config
+from depthmup.sweep import report
+from depthmup.sweep.engine import cost, train
+from depthmup.sweep.store import curves, load
+from depthmup.train.assemble import problem_of
+from depthmup.train.workdir import Row
+
+__all__ = ["Result", "cost", "curves", "load", "run", "train"]
+
+
+class Result(NamedTuple):
+    """rows: of all trials. verdicts: as text. page: report.html, or None for a part of a sweep."""
+
+    rows: list[Row]
+    verdicts: str
+    page: Path | None
+
+
+def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
+    """Train what is missing of the sweep of a config, then verdicts, pictures and report, in `workdir`.
+
+    command: what the report says it was made by. options: of `train`, as what it raises is.
+    """
+    settings = config if isinstance(config, Settings) else from_config(config)
+    rows = train(settings, workdir, **options)
+    parts = options.get("shard", (0, 1))[1]
+    if parts > 1:
+        return Result(
+            rows, f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports", None
+        )
+    classes = problem_of(settings).batches.dataset.classes
+    found = report.judge(rows, settings, classes)
+    verdicts = report.verdict_table(found) if found else report.best_table(rows, settings)
+    return Result(rows, verdicts, report.write(found, settings, Path(workdir), classes, command))

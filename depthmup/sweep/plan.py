@@ -1,57 +1,75 @@
-"""Which trials a sweep consists of, and in which groups they run."""
+"""Which trials a sweep consists of, and which of them run together."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.optim import family_of
+from depthmup.convert import named
+from depthmup.fit.optimum import WINDOW
+from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings, Settings, SettingsError
+from depthmup.settings import Settings, SettingsError
+from depthmup.sweep.axes import LEARNING_RATE, TRACED, flat, parse, put
+from depthmup.train.workdir import digest
 
 AXES = ("depth", "width")
+SCHEMA = 1  # of the code: another number where the same settings give other results
 
 
 class Trial(NamedTuple):
-    """What tells two trials of a sweep apart."""
+    """One training. key: hash of all its settings and the schema; leaves: {config key: value}."""
 
-    optimizer: str
-    parameterization: str
-    width: int
-    depth: int
-    learning_rate: float
-    seed: int
+    key: str
+    settings: Settings
+    leaves: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Trial:
-        """The trial that a row is the result of."""
-        return cls(**{field: row[field] for field in cls._fields})
+    @property
+    def learning_rate(self) -> float:
+        return self.settings.optimizer.learning_rate
+
+    @property
+    def program(self) -> tuple[Any, ...]:
+        """What its program is compiled for: trials that agree in it share one."""
+        return *self.without(*TRACED), self.settings.label_noise > 0
+
+    def without(self, *keys: str) -> tuple[Any, ...]:
+        """All its settings but these: what some trials agree in."""
+        return tuple(_hashable(v) for k, v in self.leaves.items() if k not in keys)
+
+    def __str__(self) -> str:
+        s = self.settings
+        return f"{s.optimizer.name} {s.parameterization.name} width {s.model.width} depth {s.model.depth}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """All learning rates and seeds of one optimizer, parameterization and shape; groups of a shape share a program."""
+    """Trials of one program that run together. size: how many it is compiled for, perhaps more."""
 
-    model: ModelSettings
-    parameterization: ParameterizationSettings
-    optimizer: OptimizerSettings
     trials: tuple[Trial, ...]
+    size: int
 
     @property
-    def cost(self) -> float:
-        """Multiplications per step and example, about; for the time left."""
-        return len(self.trials) * self.model.width * (self.model.width * self.model.depth + 100)
+    def settings(self) -> Settings:
+        """What all its trials have in common, and the rest of the first."""
+        return self.trials[0].settings
 
     @property
-    def program(self) -> tuple[object, ...]:
-        """What decides the compiled program: groups that agree in it share one."""
-        return self.model, self.optimizer, len(self.trials)
+    def program(self) -> tuple[Any, ...]:
+        return self.trials[0].program
+
+    @property
+    def name(self) -> str:
+        """The same for the same trials."""
+        return digest([trial.key for trial in self.trials])
 
     def __str__(self) -> str:
-        return f"{self.optimizer.name} {self.parameterization.name} width {self.model.width} depth {self.model.depth}"
+        model, names = self.settings.model, {t.settings.parameterization.name: None for t in self.trials}
+        return f"{self.settings.optimizer.name} {' '.join(names)} width {model.width} depth {model.depth}"
 
 
 def learning_rates(settings: Settings, optimizer: str) -> tuple[float, ...]:
@@ -69,38 +87,92 @@ def shapes(settings: Settings) -> list[tuple[int, int]]:
 
 
 def axes(settings: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The axes of which there are at least two values."""
+    """Of depth and width those with at least two values."""
     for axis, values in zip(AXES, (settings.sweep.depths, settings.sweep.widths), strict=True):
         if len(set(values)) > 1:
             yield axis, values
 
 
-def plan(settings: Settings) -> list[Group]:
-    """All groups, small shapes first. Raises SettingsError for a parameterization not defined for an optimizer."""
+def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]:
+    """(settings of a learning-rate curve, its rates) for all curves, small shapes first.
+
+    Curves that share a program are next to each other. Raises SettingsError for a parameterization that is not defined
+    for an optimizer, and as `axes.parse`.
+    """
+    more = parse(settings)
+    rates = more.pop(LEARNING_RATE, None)
+    if rates is not None and len(rates) < WINDOW:
+        raise SettingsError(f"sweep.axes: {LEARNING_RATE} needs {WINDOW} values or more, for an optimum")
+    static = {key: values for key, values in more.items() if key not in TRACED}
+    traced = {key: values for key, values in more.items() if key in TRACED}
+    result = []
+    for (width, depth), optimizer, *others in itertools.product(
+        shapes(settings), settings.sweep.optimizers, *static.values()
+    ):
+        grid = rates or learning_rates(settings, optimizer)
+        at = {
+            "model.width": width,
+            "model.depth": depth,
+            "optimizer.name": optimizer,
+            **dict(zip(static, others, strict=True)),
+        }
+        of_program = put(settings, at)
+        for name, *values in itertools.product(settings.sweep.parameterizations, *traced.values()):
+            point = _effective(settings, optimizer, name, dict(zip(traced, values, strict=True)))
+            curve = put(of_program, point)
+            try:
+                curve.parameterization.build().check_family(family_of(optimizer))
+            except ValueError as error:
+                raise named("sweep", error) from error
+            result.append((curve, grid))
+    return result
+
+
+def trials(settings: Settings) -> list[Trial]:
+    """All trials of the full grid, each once: small shapes first, then by curve, learning rate and seed."""
+    result: dict[str, Trial] = {}
+    for curve, rates in combinations(settings):
+        for trial in trials_of(curve, rates):
+            result.setdefault(trial.key, trial)
+    return list(result.values())
+
+
+def trials_of(curve: Settings, rates: Iterable[float]) -> Iterator[Trial]:
+    """All seeds at these learning rates."""
+    leaves = flat(curve)
+    for rate in rates:
+        optimizer = dataclasses.replace(curve.optimizer, learning_rate=rate)
+        for seed in range(curve.seed, curve.seed + curve.sweep.seeds):
+            own = {**leaves, LEARNING_RATE: rate, "seed": seed}
+            settings = dataclasses.replace(curve, optimizer=optimizer, seed=seed)
+            yield Trial(digest({"schema": SCHEMA, **own}), settings, own)
+
+
+def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) -> list[Group]:
+    """Trials of one program in groups of `size_of(program)`, in their order."""
+    by_program: dict[tuple[Any, ...], list[Trial]] = {}
+    for trial in wanted:
+        by_program.setdefault(trial.program, []).append(trial)
     groups = []
-    for width, depth in shapes(settings):
-        model = dataclasses.replace(settings.model, width=width, depth=depth)
-        for name in settings.sweep.optimizers:
-            optimizer = dataclasses.replace(settings.optimizer, name=name)
-            grid = learning_rates(settings, name)
-            for p in settings.sweep.parameterizations:
-                chosen = _named(settings.parameterization, p)
-                try:
-                    chosen.build().check_family(family_of(name))
-                except ValueError as error:
-                    raise SettingsError(f"sweep: {error}") from error
-                seeds = range(settings.seed, settings.seed + settings.sweep.seeds)
-                trials = tuple(Trial(name, p, width, depth, lr, seed) for lr in grid for seed in seeds)
-                groups.append(Group(model, chosen, optimizer, trials))
+    for program, own in by_program.items():
+        size = size_of(program)
+        groups += [Group(tuple(own[i : i + size]), size) for i in range(0, len(own), size)]
     return groups
 
 
-def _named(settings: ParameterizationSettings, name: str) -> ParameterizationSettings:
-    """These settings for another name: alpha, lr_depth and branch_init go only to those that have one of their own, so
-    that, say, `mup` stays what it is beside a `depth_mup` of another alpha."""
-    table = TABLES[name]
+def _effective(settings: Settings, optimizer: str, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of traced keys that this optimizer and this parameterization use; the others as in `settings`, so that
+    trials which differ in them alone are one. alpha, lr_depth and branch_init go only to parameterizations that have
+    one of their own, so that, say, `mup` stays what it is beside a `depth_mup` of another alpha."""
+    table, result = TABLES[name], {"parameterization.name": name, **values}
+    for option in {key for keys in OPTIONS.values() for key in keys} - set(OPTIONS[optimizer]):
+        result.pop(f"optimizer.{option}", None)
     if table.alpha is None:
-        settings = dataclasses.replace(settings, alpha=None)
+        result["parameterization.alpha"] = None
     if table.lr_depth is None:
-        settings = dataclasses.replace(settings, lr_depth=None, branch_init="*")
-    return dataclasses.replace(settings, name=name)
+        result |= {"parameterization.lr_depth": None, "parameterization.branch_init": "*"}
+    return result
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -21,27 +21,26 @@ VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "incon
 def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
     """Loss against learning rate: a row per optimizer, a column per parameterization, a curve per size."""
     curves = [c for c in curves if c.axis == axis]
-    rows, columns = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "parameterization"))
+    rows, columns = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "name"))
     figure = Figure(figsize=(3.6 * len(columns) + 0.9, 3.1 * len(rows) + 0.5), layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex="row", sharey=True)
     for c in curves:
-        panel = panels[rows.index(c.optimizer)][columns.index(c.parameterization)]
+        panel = panels[rows.index(c.optimizer)][columns.index(c.name)]
         colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
-        for size, losses, optimum, color in zip(c.result.values, c.result.losses, c.result.optima, colors, strict=True):
+        of_sizes = zip(c.result.values, c.result.learning_rates, c.result.losses, c.result.optima, colors, strict=True)
+        for size, rates, losses, optimum, color in of_sizes:
             log = np.log(capped(losses, cap))
             mean, spread = log.mean(axis=1), log.std(axis=1)
-            panel.plot(c.result.learning_rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
-            panel.fill_between(
-                c.result.learning_rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0
-            )
+            panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
+            panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
             if optimum.learning_rate is not None:
-                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(c.result.learning_rates), mean))
+                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
                 panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
         panel.axhline(cap, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         verdict = c.result.verdict
-        panel.set_title(f"{c.parameterization}, {c.optimizer}: {verdict}", fontsize=10, color=VERDICT_COLORS[verdict])
+        panel.set_title(f"{c.name}, {c.optimizer}: {verdict}", fontsize=10, color=VERDICT_COLORS[verdict])
     for row in panels:
         row[0].set_ylabel("training loss")
     for panel in panels[-1]:
@@ -55,17 +54,15 @@ def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
 def optima(curves: Sequence[Curve], axis: str) -> Figure:
     """Optimal learning rate against size with its fitted line: a panel per optimizer, a line per parameterization."""
     curves = [c for c in curves if c.axis == axis]
-    optimizers, names = (
-        list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "parameterization")
-    )
+    optimizers, names = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "name"))
     figure = Figure(figsize=(5.6 * len(optimizers) + 0.4, 4.2), layout="constrained")
     panels = figure.subplots(1, len(optimizers), squeeze=False)[0]
     for c in curves:
-        panel, color = panels[optimizers.index(c.optimizer)], f"C{names.index(c.parameterization)}"
-        marker = "osD^vP*"[names.index(c.parameterization) % 7]
+        panel, color = panels[optimizers.index(c.optimizer)], f"C{names.index(c.name)}"
+        marker = "osD^vP*"[names.index(c.name) % 7]
         pairs = zip(c.result.values, c.result.optima, strict=True)
         found = [(size, np.log2(o.learning_rate), o.stderr) for size, o in pairs if o.learning_rate]
-        label = c.parameterization
+        label = c.name
         if c.result.drift:
             d = c.result.drift
             label += f": {d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
@@ -75,7 +72,7 @@ def optima(curves: Sequence[Curve], axis: str) -> Figure:
         x, lr, stderr = np.array(found).reshape(-1, 3).T
         panel.errorbar(x, lr, np.nan_to_num(stderr), color=color, marker=marker, ls="none", capsize=3, label=label)
         for size in set(c.result.values) - set(x):
-            height = 0.03 + 0.05 * names.index(c.parameterization)
+            height = 0.03 + 0.05 * names.index(c.name)
             panel.plot(size, height, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform())
         panel.set_title(c.optimizer)
     for panel in panels:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from depthmup.fit import Transfer, transfer
 from depthmup.settings import Settings
 from depthmup.sweep import plots
+from depthmup.sweep.axes import LEARNING_RATE, column, parse
+from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import axes
-from depthmup.sweep.run import identity
 from depthmup.train.recipe import chance
 from depthmup.train.workdir import Row, write_atomically
 
@@ -28,6 +29,11 @@ class Curve(NamedTuple):
     parameterization: str
     axis: str
     result: Transfer
+    variant: str = ""  # the values of the axes that the config adds
+
+    @property
+    def name(self) -> str:
+        return f"{self.parameterization} {self.variant}".strip()
 
 
 def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
@@ -35,19 +41,42 @@ def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
     curves = []
     for axis, values in axes(settings):
         other, fixed = ("width", settings.model.width) if axis == "depth" else ("depth", settings.model.depth)
-        for optimizer in settings.sweep.optimizers:
-            for name in settings.sweep.parameterizations:
-                table = [
-                    row
-                    for row in rows
-                    if row["optimizer"] == optimizer
-                    and row["parameterization"] == name
-                    and row[other] == fixed
-                    and row[axis] in values
-                ]
-                result = transfer(table, axis, cap=chance(settings.loss, classes))
-                curves.append(Curve(optimizer, name, axis, result))
+        for (optimizer, name, variant), table in _variants(rows, settings).items():
+            table = [row for row in table if row[other] == fixed and row[axis] in values]
+            result = transfer(table, axis, cap=chance(settings.loss, classes))
+            curves.append(Curve(optimizer, name, axis, result, variant))
     return curves
+
+
+def best_table(rows: Sequence[Row], settings: Settings) -> str:
+    """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
+    lines = [f"{'':40}{'width':>7}{'depth':>7}  best log2 learning rate, loss there"]
+    for (optimizer, name, variant), table in _variants(rows, settings).items():
+        for width, depth in dict.fromkeys((row["width"], row["depth"]) for row in table):
+            of_rate: dict[float, list[float]] = {}
+            for row in table:
+                if (row["width"], row["depth"]) == (width, depth):
+                    loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
+                    of_rate.setdefault(row["learning_rate"], []).append(loss)
+            loss, rate = min((sum(losses) / len(losses), rate) for rate, losses in of_rate.items())
+            found = f"{math.log2(rate):.2f}  {loss:.4f}" if math.isfinite(loss) else "none"
+            lines.append(f"{f'{optimizer} {name} {variant}':40}{width:>7}{depth:>7}  {found}")
+    return "\n".join(lines)
+
+
+def _variants(rows: Sequence[Row], settings: Settings) -> dict[tuple[str, str, str], list[Row]]:
+    """(optimizer, parameterization, values of the axes of sweep.axes in words) -> its rows, in their order."""
+    added = [column(key) for key in parse(settings) if key != LEARNING_RATE]
+    result: dict[tuple[str, str, str], list[Row]] = {}
+    order = sorted(rows, key=lambda row: settings.sweep.optimizers.index(row["optimizer"]))
+    for row in order:
+        words = ", ".join(f"{name} {_short(row[name])}" for name in added)
+        result.setdefault((row["optimizer"], row["parameterization"], words), []).append(row)
+    return result
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def verdict_table(curves: Sequence[Curve]) -> str:
@@ -56,12 +85,17 @@ def verdict_table(curves: Sequence[Curve]) -> str:
     for axis in dict.fromkeys(c.axis for c in curves):
         block = [c for c in curves if c.axis == axis]
         sizes = "".join(f"{size:>7g}" for size in block[0].result.values)
-        lines += ["", f"log2 of the best learning rate at {axis}", f"{'':22}{sizes}   drift per doubling     verdict"]
+        wide = max(12, *(len(c.name) + 2 for c in block))
+        lines += [
+            "",
+            f"log2 of the best learning rate at {axis}",
+            f"{'':{10 + wide}}{sizes}   drift per doubling     verdict",
+        ]
         for c in block:
             d = c.result.drift
             drift = f"{d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" if d else "-"
             best = "".join(f"{_log2(lr):>7}" for lr in c.result.optimal_lr)
-            lines.append(f"{c.optimizer:10}{c.parameterization:12}{best}   {drift:22} {c.result.verdict}")
+            lines.append(f"{c.optimizer:10}{c.name:{wide}}{best}   {drift:22} {c.result.verdict}")
     return "\n".join(lines[1:])
 
 
@@ -79,7 +113,9 @@ def summary(curves: Sequence[Curve], settings: Settings) -> dict[str, Any]:
         {
             "optimizer": c.optimizer,
             "parameterization": c.parameterization,
+            "variant": c.variant,
             "axis": c.axis,
+            "trials": sum(losses.size for losses in c.result.losses),
             "values": c.result.values,
             "optimal_lr": c.result.optimal_lr,
             "stderr_octaves": [None if math.isnan(o.stderr) else o.stderr for o in c.result.optima],

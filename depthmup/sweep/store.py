@@ -1,47 +1,219 @@
-"""Rows on disk: append-only, one JSON object per finished trial, safe against a kill at any moment."""
+"""Rows and learning curves on disk: append-only, safe against a kill at any moment, for several processes at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from depthmup.sweep.plan import Trial
-from depthmup.train.workdir import Lines, Row, Workdir
+import numpy as np
 
-RESULTS = "results.jsonl"
+from depthmup.sweep.plan import SCHEMA, Group
+from depthmup.train.workdir import (
+    Lines,
+    Row,
+    Workdir,
+    WorkdirError,
+    digest,
+    first_difference,
+    flat,
+    parsed,
+    write_atomically,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+RESULTS = "results*.jsonl"  # one file of this process's shard, those of the others beside it
+CURVES = "curves"  # folder of parquet files, one per group of trials
+CLAIMS = "claims"  # folder of files, one per process that is running: the keys of the trials it is at
+REMEDY = "delete that line to run its trial again"
+Curves = Mapping[str, np.ndarray]  # "step" (points,), and of each metric (trials, points)
 
 
 class Store:
-    """`workdir/results.jsonl` and the settings it belongs to, in `workdir/settings.json`.
+    """The rows of a sweep, by key, in `workdir/results.jsonl`, and the settings they belong to, in `settings.json`.
 
-    A line that a kill cut off is removed, with a message in `self.message`; its trial runs again. Raises WorkdirError
-    as `Workdir` and `Lines` do.
+    Several processes may have it open at once. Raises WorkdirError if it belongs to other settings or another schema,
+    or holds a line that is not JSON; a last line that a kill cut off is removed, with a message in `messages`.
     """
 
-    def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
-        self.path = workdir / RESULTS
-        self._workdir = Workdir(workdir, settings, RESULTS)
+    def __init__(self, workdir: Path, settings: Mapping[str, Any], shard: tuple[int, int] = (0, 1)) -> None:
+        """settings: `engine.identity`. shard: (number of this part of the sweep, number of parts)."""
+        name = "results.jsonl" if shard[1] == 1 else f"results-{shard[0]}-of-{shard[1]}.jsonl"
+        self.path, self.rows, self.messages = workdir / name, dict[str, Row](), list[str]()
+        self._dir, self._cut = workdir, 0
+        self._workdir = Workdir(workdir, settings, name, shared=True, differs=_difference)
         try:
-            self._lines = Lines(self.path, "delete that line to run its trial again")
+            self._lines = Lines(self.path, REMEDY)
+            self._add(self._lines.rows, self.path)
+            self._say_cut()
+            for other in sorted(set(workdir.glob(RESULTS)) - {self.path}):
+                rows, _, broken = parsed(other.read_bytes(), other, REMEDY)
+                self._add(rows, other)
+                if broken:
+                    self.messages.append(f"{other}: the last row is cut off and not used; its trial runs again")
         except BaseException:
-            self._workdir.close()
+            self.close()
             raise
-        cut = f"{self.path}: the last row was cut off and is removed; its trial runs again"
-        self.message = cut if self._lines.cut else ""
 
-    @property
-    def rows(self) -> list[Row]:
-        return self._lines.rows
-
-    def done(self) -> set[Trial]:
-        """The trials that are finished."""
-        return {Trial.of(row) for row in self.rows}
-
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add finished trials: one write, on the disk when this returns."""
+    def append(self, rows: Sequence[Row], curves: Curves) -> None:
+        """Add finished trials and their learning curves: on the disk when this returns, or nothing of them."""
+        name = digest([row["key"] for row in rows])
+        _write_curves(self._dir / CURVES / f"{name}.parquet", rows, curves)
         self._lines.append(rows)
+        self._say_cut()
+        self._add(rows, self.path)
+
+    def refresh(self) -> None:
+        """Take in what other processes have added."""
+        self._add(self._lines.refresh(), self.path)
 
     def close(self) -> None:
-        self._lines.close()
+        if hasattr(self, "_lines"):
+            self._lines.close()
         self._workdir.close()
+
+    def _add(self, rows: Iterable[Row], path: Path) -> None:
+        for row in rows:
+            if row.get("schema") != SCHEMA:
+                raise WorkdirError(
+                    f"{path} has rows of schema {row.get('schema', 'none')}, this version writes {SCHEMA}: its numbers "
+                    "may be others. Give another --workdir, or delete this one to start over"
+                )
+            self.rows.setdefault(row["key"], row)
+
+    def _say_cut(self) -> None:
+        if self._lines.cut > self._cut:
+            self._cut = self._lines.cut
+            self.messages.append(f"{self.path}: the last row was cut off and is removed; its trial runs again")
+
+
+class Claims:
+    """What the processes that share a store are at, so that none repeats another's work: a file each, that its process
+    holds a lock on for as long as it lives."""
+
+    def __init__(self, store: Store, workdir: Path) -> None:
+        self._store, self._dir = store, workdir / CLAIMS
+        self._dir.mkdir(exist_ok=True)
+        self._own: set[str] = set()
+        self._path = self._dir / f"{os.uname().nodename}-{os.getpid()}.json"
+        with self._mutex():
+            self._file = open(self._path, "w+")  # noqa: SIM115 - held open: the claim lives as long as the file
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._write(set())
+
+    def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
+        """The first of these groups with trials neither done nor claimed, and a group of those, which it claims."""
+        with self._mutex():
+            self._store.refresh()
+            taken = self._own.union(*self._others())
+            for group in groups:
+                free = tuple(t for t in group.trials if t.key not in self._store.rows and t.key not in taken)
+                if free:
+                    self._write(self._own | {trial.key for trial in free})
+                    return group, Group(free, group.size)
+        return None
+
+    def release(self, group: Group) -> None:
+        with self._mutex():
+            self._write(self._own - {trial.key for trial in group.trials})
+
+    def alone(self) -> bool:
+        """Whether no other process is at this store."""
+        with self._mutex():
+            return not list(self._others())
+
+    def close(self) -> None:
+        with self._mutex():
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _mutex(self) -> Iterator[None]:
+        with open(self._dir / ".lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _others(self) -> Iterator[set[str]]:
+        for path in self._dir.glob("*.json"):
+            if path == self._path:
+                continue
+            with open(path) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    yield set(json.load(file))
+                else:  # nobody holds it: its process is gone
+                    path.unlink(missing_ok=True)
+
+    def _write(self, keys: set[str]) -> None:
+        self._own = keys
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump(sorted(keys), self._file)
+        self._file.flush()
+
+
+def load(path: str | Path) -> pandas.DataFrame:
+    """The rows of a sweep as a table: a row per trial, a column per setting and result (docs/sweeps.md).
+
+    path: its workdir. Raises WorkdirError if it holds no rows, or a line that is not JSON.
+    """
+    import pandas
+
+    files = sorted(Path(path).glob(RESULTS))
+    rows: dict[str, Row] = {}
+    for file in files:
+        found, _, broken = parsed(file.read_bytes(), file, REMEDY)
+        if broken:
+            print(f"{file}: the last row is cut off and left out")
+        for row in found:
+            rows.setdefault(row.get("key", str(len(rows))), row)
+    if not rows:
+        raise WorkdirError(f"{path} holds no rows of a sweep ({RESULTS}): give the --workdir of main.py sweep")
+    return pandas.DataFrame(rows.values())
+
+
+def curves(path: str | Path) -> pandas.DataFrame:
+    """The learning curves of a sweep: columns key (of `load`'s rows), step, loss, grad_norm."""
+    import pandas
+
+    files = sorted((Path(path) / CURVES).glob("*.parquet"))
+    if not files:
+        raise WorkdirError(f"{Path(path) / CURVES} holds no learning curves: give the --workdir of main.py sweep")
+    return pandas.concat([pandas.read_parquet(file) for file in files], ignore_index=True).drop_duplicates(
+        ["key", "step"], ignore_index=True
+    )
+
+
+def _write_curves(path: Path, rows: Sequence[Row], curves: Curves) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    points = len(curves["step"])
+    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), points)
+    keys = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([row["key"] for row in rows]))
+    columns = {name: pa.array(values.ravel()) for name, values in curves.items() if name != "step"}
+    table = pa.table({"key": keys, "step": pa.array(np.tile(curves["step"], len(rows))), **columns})
+    kept = ~np.isnan(curves["loss"].ravel())
+    path.parent.mkdir(exist_ok=True)
+    content = io.BytesIO()
+    parquet.write_table(table.filter(pa.array(kept)), content, compression="zstd")
+    write_atomically(path, content.getvalue())
+
+
+def _difference(saved: Any, here: Any) -> str:
+    """The first setting in which two sweeps differ but for what they sweep over: a sweep may be extended."""
+    if saved.get("schema") != here["schema"]:
+        return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
+    swept = {"axes", *saved["axes"], *here["axes"]}
+    before, now = (
+        {k: v for k, v in flat(tree).items() if k not in swept and not k.startswith("sweep.")} for tree in (saved, here)
+    )
+    return first_difference(before, now)

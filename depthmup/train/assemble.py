@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
     def trainer(self, settings: ModelSettings, optimizer: str) -> Trainer:
         """The training functions of a model; the same objects for the same arguments, so that programs are shared."""
-        return _trainer(self.model(settings), self.input_shape, optimizer, self.recipe)
+        return _trainer(self.model(settings), self.input_shape, optimizer, self.recipe.static)
 
     def hyper(
         self,
@@ -81,6 +81,9 @@ class Problem(NamedTuple):
         values = {k: v for k, v in dataclasses.asdict(optimizer).items() if k != "name"}
         return Hyper(
             seed=seed,
+            steps=self.recipe.steps,
+            warmup=self.recipe.warmup,
+            label_noise=self.recipe.label_noise,
             forward=p.forward_factors(width=model.width, depth=model.depth, head_dim=model.head_dim),
             factors=leaf_factors(p, self.specs(settings), family_of(optimizer.name)),
             **values,
@@ -99,18 +102,7 @@ def problem_of(settings: Settings) -> Problem:
     data = settings.data
     dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
     batches = Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
-    per_epoch = batches.steps_per_epoch
-    recipe = Recipe(
-        steps=max(1, round(settings.epochs * per_epoch)),
-        schedule=settings.schedule,
-        warmup=round(settings.warmup_epochs * per_epoch),
-        loss=settings.loss,
-        label_smoothing=settings.label_smoothing,
-        clip=settings.clip,
-        accumulate=settings.accumulate,
-        ema=settings.ema,
-        log_updates=settings.log_updates,
-    )
+    recipe = recipe_of(settings, batches.steps_per_epoch)
     if data.batch_size % recipe.accumulate:
         raise SettingsError(f"data.batch_size {data.batch_size} is not a multiple of accumulate = {recipe.accumulate}")
     problem = Problem(batches, recipe)
@@ -121,6 +113,22 @@ def problem_of(settings: Settings) -> Problem:
             "the loss centered_mse needs a model without batch norm and dropout: it follows one function"
         )
     return problem
+
+
+def recipe_of(settings: Settings, per_epoch: int) -> Recipe:
+    """per_epoch: steps of an epoch."""
+    return Recipe(
+        steps=max(1, round(settings.epochs * per_epoch)),
+        schedule=settings.schedule,
+        warmup=round(settings.warmup_epochs * per_epoch),
+        label_noise=settings.label_noise,
+        loss=settings.loss,
+        label_smoothing=settings.label_smoothing,
+        clip=settings.clip,
+        accumulate=settings.accumulate,
+        ema=settings.ema,
+        log_updates=settings.log_updates,
+    )
 
 
 @functools.lru_cache

@@ -15,7 +15,7 @@ from depthmup.data import Batches
 from depthmup.data.dataset import Records, Split
 from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
 from depthmup.train.parallel import TrialMap
-from depthmup.train.step import NEVER, Hyper, Trainer, TrainState, diverged
+from depthmup.train.step import NEVER, Hyper, Trainer, TrainState, diverged, going
 
 PyTree = Any
 CHUNK = 64  # steps that one program can take at most
@@ -48,6 +48,9 @@ class Programs:
         self._part = part_of(batches.batch_size, self.shard)
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
 
+        # Where the trials of a device run one after another, one that is frozen takes no time.
+        one_by_one = not trial_map.by_batch and (trial_map.layout == "map" or trial_map.per_device == 1)
+
         def step(state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
             places, inputs, labels = batch
             return trainer.train_step(state, (batches.prepare(inputs, number, places), labels), hyper)
@@ -67,8 +70,17 @@ class Programs:
 
             # The number of steps is traced, so that a shorter stretch before an evaluation is no other program.
             shapes = jax.eval_shape(at, 0, state)[1]
-            metrics = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), shapes)
-            return jax.lax.fori_loop(0, count, next_step, (state, metrics))
+            metrics = jax.tree.map(lambda leaf: jnp.full((CHUNK, *leaf.shape), jnp.nan, leaf.dtype), shapes)
+            if not one_by_one:
+                return jax.lax.fori_loop(0, count, next_step, (state, metrics))
+
+            def more(carry: Any) -> jax.Array:
+                return (carry[0] < count) & going(carry[1], hyper)
+
+            last, state, metrics = jax.lax.while_loop(
+                more, lambda carry: (carry[0] + 1, *next_step(carry[0], carry[1:])), (jnp.int32(0), state, metrics)
+            )
+            return state._replace(step=state.step + count - last), metrics
 
         def evaluate(state: TrainState, hyper: Hyper, batch: Any) -> Any:
             inputs, labels = batch
@@ -90,13 +102,21 @@ class Programs:
         return self._init(hyper), hyper
 
     def advance(
-        self, state: Any, hyper: Any, start: int, stop: int, meanwhile: Callable[[], None] = lambda: None
+        self,
+        state: Any,
+        hyper: Any,
+        start: int,
+        stop: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        idle: np.ndarray | None = None,
     ) -> tuple[Any, list[Any]]:
         """Train steps start..stop-1; the old state is gone. (state, what `read` takes).
 
         meanwhile: called once the devices have enough to do; to wait for what came before keeps none of them waiting.
+        idle: (trials,), which are known to be frozen; in the layout "turn" their turns are passed over.
         """
         parts: list[Any] = []
+        turns = self._turns(idle)
         if not self.stepwise:
             for first in range(start, stop, CHUNK):
                 count = min(CHUNK, stop - first)
@@ -113,10 +133,13 @@ class Programs:
             batch = self.map.spread((self._places, *self._batch(number)))
             if all(leaf.is_ready() for leaf in jax.tree.leaves(self._last)):
                 self.waited += time.perf_counter() - before
-            result = self._step(state, hyper, batch, np.int32(number))
             if self.map.layout == "turn":
-                result = [one for one, _ in result], [metrics for _, metrics in result]
-            state, metrics = result
+                chosen = ([state[i] for i in turns], [hyper[i] for i in turns])
+                result = dict(zip(turns, self._step(*chosen, batch, np.int32(number)), strict=True))
+                state = [result[i][0] if i in result else one for i, one in enumerate(state)]
+                metrics = {i: metrics for i, (_, metrics) in result.items()}
+            else:
+                state, metrics = self._step(state, hyper, batch, np.int32(number))
             self._last = metrics
             parts.append((metrics, None))
             if number == min(start + AHEAD, stop) - 1:
@@ -129,6 +152,10 @@ class Programs:
         """Metrics of every step, each (trials, steps); waits for the devices."""
         stretches = []
         for metrics, count in parts:
+            if self.map.layout == "turn":
+                one = next(iter(metrics.values()))
+                nothing = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), one)
+                metrics = [metrics.get(i, nothing) for i in range(self.map.per_device)]
             joined = self.map.join(metrics)
             stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in joined.items()})
         return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}
@@ -177,6 +204,16 @@ class Programs:
         if self._source:
             self._source.close()
         self._source, self._next_step = None, -1
+
+    def _turns(self, idle: np.ndarray | None) -> list[int]:
+        """The turns in which some trial is not idle; never none."""
+        every = list(range(self.map.per_device))
+        if self.map.layout != "turn" or idle is None or self.map.by_batch:
+            return every
+        padded = np.ones(len(self.map.devices) * self.map.per_device, bool)
+        padded[: len(idle)] = idle
+        turns = padded.reshape(-1, self.map.per_device)
+        return [i for i in every if not turns[:, i].all()] or every[:1]
 
     def _field(self, state: Any, name: str) -> np.ndarray:
         return self.map.join([getattr(s, name) for s in state] if self.map.layout == "turn" else getattr(state, name))

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
-    "constant": lambda steps: optax.constant_schedule(1.0),
-    "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
-    "cosine": lambda steps: optax.cosine_decay_schedule(1.0, steps),
+# Of the share done of the steps after the warm-up: their number is traced, which Optax's schedules do not take.
+SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "constant": optax.constant_schedule(1.0),
+    "linear": optax.linear_schedule(1.0, 0.0, 1),
+    "cosine": optax.cosine_decay_schedule(1.0, 1),
 }
 LOSSES = ("cross_entropy", "mse", "centered_mse")
 
@@ -22,6 +23,7 @@ LOSSES = ("cross_entropy", "mse", "centered_mse")
 class Recipe:
     """steps: of the whole training, of which `warmup` at the start.
 
+    label_noise: probability that a training label is replaced by a random one, drawn anew at every step.
     loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label; "centered_mse", |f - f_0 - y|^2 / 2 with f_0
       from a frozen copy of the initial parameters (1/gamma0 is in the output factor already).
     label_smoothing: of cross-entropy in training (Szegedy et al. 2016); evaluation has none.
@@ -35,6 +37,7 @@ class Recipe:
     steps: int
     schedule: str = "constant"
     warmup: int = 0
+    label_noise: float = 0.0
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     clip: float | None = None
@@ -43,17 +46,23 @@ class Recipe:
     log_updates: bool = False
 
     @property
+    def static(self) -> Recipe:
+        """What a program is compiled for: steps, warm-up and the amount of noise are traced (`step.Hyper`)."""
+        return dataclasses.replace(self, steps=0, warmup=0, label_noise=float(self.label_noise > 0))
+
+    @property
     def plain(self) -> Recipe:
         """The loss alone, at a constant learning rate: what a measurement of single steps trains with."""
         return Recipe(self.steps, loss=self.loss)
 
-    def multiplier(self, step: jax.Array) -> jax.Array:
+    def multiplier(self, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
         """Of the learning rate, in [0, 1]: it multiplies all leaves' alike, so their factors stay.
 
         min(1, (step + 1) / warmup) times the schedule of the steps after the warm-up.
         """
-        decay = SCHEDULES[self.schedule](max(1, self.steps - self.warmup))(jnp.maximum(step - self.warmup, 0))
-        return decay * jnp.minimum(1.0, (step + 1) / self.warmup) if self.warmup else decay
+        done = jnp.maximum(step - warmup, 0) / jnp.maximum(steps - warmup, 1)
+        rising = jnp.where(step < warmup, (step + 1) / jnp.maximum(warmup, 1), 1.0)
+        return rising * SCHEDULES[self.schedule](done)
 
     def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
         """logits (batch, classes), labels (batch,) -> (batch,)."""

@@ -24,6 +24,7 @@ Evaluation = dict[
 ]  # "loss" and "accuracy", sums and counts over examples; what fills up a batch not among them
 DIVERGED_ABOVE = 2.0  # times the loss of the first batch
 NEVER = -1  # of `halted`
+NOISE = 1  # of the key of a step: that of label noise
 
 
 class Hyper(NamedTuple):
@@ -36,12 +37,16 @@ class Hyper(NamedTuple):
     b2: Any
     eps: Any
     weight_decay: Any
+    steps: Any  # int32, of the training: the trial is frozen after them
+    warmup: Any  # int32, of the steps at the start
+    label_noise: Any  # probability that a label is replaced by a random one
     forward: ForwardFactors
     factors: LeafFactors  # trees of scalars
 
     def arrays(self) -> Hyper:
         """As NumPy scalars (Python floats would be compiled in, and a new value would compile anew)."""
-        return jax.tree.map(np.float32, self)._replace(seed=np.uint32(self.seed))
+        whole = {"seed": np.uint32(self.seed), "steps": np.int32(self.steps), "warmup": np.int32(self.warmup)}
+        return jax.tree.map(np.float32, self)._replace(**whole)
 
 
 class TrainState(NamedTuple):
@@ -95,14 +100,17 @@ def make_trainer(
       groups: tree of names, one per parameter, for `recipe.log_updates`: "update_rms/NAME" among the metrics.
       layout: how trials share a device (train.parallel).
 
-    A trial whose loss or gradient is not finite is frozen as it was before that step, and its losses are NaN from the
-    next step on.
+    A trial whose loss or gradient is not finite is frozen as it was before that step, one whose `Hyper.steps` are done
+    as it is then; its metrics are NaN from the next step on.
     """
     centered = recipe.loss == "centered_mse"
 
+    def rate(hyper: Hyper, step: jax.Array) -> jax.Array:
+        return hyper.learning_rate * recipe.multiplier(step, hyper.steps, hyper.warmup)
+
     def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
         """Built inside the step, from traced hyperparameters: a grid over them is one program."""
-        learning_rate = hyper.learning_rate * recipe.multiplier(step)
+        learning_rate = rate(hyper, step)
         options = {key: getattr(hyper, key) for key in OPTIONS[optimizer] if key in hyper._fields}
         chain = from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
         return optax.chain(optax.clip_by_global_norm(recipe.clip), chain) if recipe.clip else chain
@@ -128,7 +136,10 @@ def make_trainer(
 
         def objective(params: PyTree, statistics: PyTree, part: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
             logits, statistics = outputs(params, state, statistics, part[0], hyper, key)
-            return recipe.example_losses(logits, part[1], train=True).mean(), statistics
+            labels = part[1]
+            if recipe.label_noise:
+                labels = _noisy(jax.random.fold_in(key, NOISE), labels, hyper.label_noise, logits.shape[-1])
+            return recipe.example_losses(logits, labels, train=True).mean(), statistics
 
         of_part = jax.value_and_grad(objective, has_aux=True)
         if recipe.accumulate == 1:
@@ -167,15 +178,15 @@ def make_trainer(
             decay = jnp.minimum(recipe.ema, (1 + state.step) / (10 + state.step))
             average = jax.tree.map(lambda a, w: a + ((1 - decay) * (w - a)).astype(a.dtype), average, params)
         first = jnp.where(state.step == 0, value, state.first_loss)
-        running = state.halted == NEVER
+        running = going(state, hyper)
         good = running & jnp.isfinite(value) & jnp.isfinite(norm)
         halted = jnp.where(good | ~running, state.halted, state.step)
         new = TrainState(state.step, params, opt_state, statistics, first, halted, average, state.initial)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
         kept = kept._replace(step=state.step + 1, first_loss=first, halted=halted)
-        rate = hyper.learning_rate * recipe.multiplier(state.step)
-        metrics = {"loss": jnp.where(running, value, jnp.nan), "grad_norm": norm, "learning_rate": rate}
-        return kept, {**metrics, **(_update_rms(updates, groups) if recipe.log_updates else {})}
+        metrics = {"loss": value, "grad_norm": norm, "learning_rate": rate(hyper, state.step)}
+        metrics |= _update_rms(updates, groups) if recipe.log_updates else {}
+        return kept, {name: jnp.where(running, metric, jnp.nan) for name, metric in metrics.items()}
 
     def evaluate(state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
         inputs, labels = batch
@@ -187,6 +198,18 @@ def make_trainer(
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
     return Trainer(init, train_step, evaluate, layout)
+
+
+def going(state: TrainState, hyper: Hyper) -> jax.Array:
+    """Whether a trial still trains: it has not diverged, and its steps are not done."""
+    return (state.halted == NEVER) & (state.step < hyper.steps)
+
+
+def _noisy(key: jax.Array, labels: jax.Array, probability: jax.Array, classes: int) -> jax.Array:
+    """Each label replaced by a uniformly random class (perhaps itself) with this probability."""
+    chosen, other = jax.random.split(key)
+    replaced = jax.random.uniform(chosen, labels.shape) < probability
+    return jnp.where(replaced, jax.random.randint(other, labels.shape, 0, classes, labels.dtype), labels)
 
 
 def _update_rms(updates: PyTree, groups: PyTree) -> Metrics:

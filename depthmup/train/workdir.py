@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,13 +28,23 @@ class Workdir:
     naming the first that differs, or is in use by another process.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], results: str) -> None:
-        """results: the file without which there is nothing to protect."""
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        results: str,
+        shared: bool = False,
+        differs: Callable[[Any, Any], str] | None = None,
+    ) -> None:
+        """results: the file without which there is nothing to protect. shared: with others that say so.
+
+        differs: (settings saved, settings here) -> what is wrong with that, or "".
+        """
         self.path = path
         settings = json.loads(json.dumps(settings))
-        self._check_settings(settings, path / results)
+        self._check_settings(settings, path / results, differs or first_difference)
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(path)
+        self._lock = _locked(path, shared)
         try:
             write_atomically(path / SETTINGS, json.dumps(settings, indent=1))
         except BaseException:
@@ -43,7 +54,7 @@ class Workdir:
     def close(self) -> None:
         self._lock.close()
 
-    def _check_settings(self, settings: Any, results: Path) -> None:
+    def _check_settings(self, settings: Any, results: Path, differs: Callable[[Any, Any], str]) -> None:
         saved_at = self.path / SETTINGS
         if not saved_at.exists():
             if results.exists() and (results.is_dir() or results.stat().st_size):
@@ -55,7 +66,7 @@ class Workdir:
             raise WorkdirError(
                 f"{saved_at} is not JSON: give another --workdir, or delete this one to start over"
             ) from error
-        difference = first_difference(saved, settings)
+        difference = differs(saved, settings)
         if difference:
             raise WorkdirError(
                 f"{self.path} holds results of another config: {difference}. Give another --workdir, or delete this "
@@ -96,42 +107,67 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 class Lines:
-    """A file of JSON objects, one a line, to which whole lines are appended.
+    """A file of JSON objects, one a line, to which whole lines are appended, by several processes if need be.
 
-    A last line that a kill cut off is removed on opening (`cut` says so); `rows` are the others. Raises WorkdirError
-    for a line that is not JSON.
+    A last line that is not whole (a kill, a power cut) is removed on opening, and before another is added: `cut` counts
+    them; `rows` are the others. Raises WorkdirError for any other line that is not JSON.
     """
 
     def __init__(self, path: Path, remedy: str) -> None:
         """remedy: what to do about a line that is not JSON."""
-        content = path.read_bytes() if path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        self.cut, self._path = whole < len(content), path
+        self.cut, self._path, self._remedy = 0, path, remedy
         self.rows: list[Row] = []
-        for number, line in enumerate(content[:whole].splitlines(), 1):
-            try:
-                self.rows.append(json.loads(line))
-            except ValueError as error:
-                raise WorkdirError(f"{path} line {number} is not JSON: {remedy}") from error
-        if self.cut:
-            os.truncate(path, whole)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - held open: one append after another
+        self._seen = self._lines = 0  # bytes and lines of the file that are in `rows`
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - held open: one append after another
+        try:
+            with self._alone():
+                self._read(cut=True)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Among the processes that append to the file."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def refresh(self) -> list[Row]:
+        """What other processes have added since: it is in `rows` now."""
+        with self._alone():
+            return self._read(cut=False)
+
+    def _read(self, cut: bool) -> list[Row]:
+        self._file.seek(self._seen)
+        rows, whole, broken = parsed(self._file.read(), self._path, self._remedy, self._lines)
+        self._seen, self._lines = self._seen + whole, self._lines + len(rows)
+        self.rows += rows
+        if broken and cut:
+            self.cut += 1
+            os.ftruncate(self._file.fileno(), self._seen)
+        return rows
 
     def append(self, rows: Iterable[Row], sync: bool = True) -> None:
         """In the file, and with `sync` on the disk, when this returns; if it raises OSError (a full disk), nothing of
         them is. NaN becomes null."""
         rows = [{k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in r.items()} for r in rows]
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            while content:
-                content = content[self._file.write(content) :]
-            if sync:
-                os.fsync(self._file.fileno())
-        except OSError:
-            os.ftruncate(self._file.fileno(), before)
-            raise
-        self.rows += rows
+        with self._alone():
+            self._read(cut=True)
+            try:
+                left = content
+                while left:
+                    left = left[self._file.write(left) :]
+                if sync:
+                    os.fsync(self._file.fileno())
+            except OSError:
+                os.ftruncate(self._file.fileno(), self._seen)
+                raise
+            self._seen, self._lines = self._seen + len(content), self._lines + len(rows)
+            self.rows += rows
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
         """Remove the other rows, all at once."""
@@ -139,17 +175,37 @@ class Lines:
         if len(rows) < len(self.rows):
             write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in rows))
             self._file.close()
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
-            self.rows = rows
+            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+            self.rows, self._seen, self._lines = rows, self._path.stat().st_size, len(rows)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _locked(path: Path) -> BinaryIO:
+def parsed(content: bytes, path: Path, remedy: str, before: int = 0) -> tuple[list[Row], int, bool]:
+    """(rows, bytes of whole lines, is there more) of lines of JSON, the last of which may be broken.
+
+    before: lines of the file before these. Raises WorkdirError for another line that is not JSON.
+    """
+    rows: list[Row] = []
+    whole = 0
+    for line in content.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n"):
+                break
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if whole + len(line) == len(content):
+                break
+            raise WorkdirError(f"{path} line {before + len(rows) + 1} is not JSON: {remedy}") from error
+        whole += len(line)
+    return rows, whole, whole < len(content)
+
+
+def _locked(path: Path, shared: bool) -> BinaryIO:
     file = open(path / LOCK, "ab")  # noqa: SIM115 - held open: the lock lives as long as the file
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise WorkdirError(

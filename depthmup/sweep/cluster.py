@@ -1,0 +1,98 @@
+"""Groups of trials as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from depthmup.settings import SettingsError
+from depthmup.sweep.plan import Group
+from depthmup.sweep.runner import Outcome, Runner, compiled_in
+
+RETRIES = 10  # of a group whose worker was lost
+
+
+class Cluster:
+    """The cluster that this process is connected to, else that of RAY_ADDRESS, else one of this machine alone.
+
+    A task is one group: the worker trains it and returns its rows, which this process alone writes. A worker that is
+    lost (killed, preempted, out of memory) costs the groups it was at, which others train again. Raises SettingsError
+    if Ray is not installed, or no machine has room for a task.
+    """
+
+    def __init__(self, cpus: float, gpus: float, cache: Path | None) -> None:
+        """cpus, gpus: of each task. cache: folder of compiled programs; workers that do not see it make their own."""
+        try:
+            import ray
+        except ImportError as error:
+            raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'") from error
+        self._ray, self._own = ray, not ray.is_initialized()
+        if self._own:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        self._cpus, self._gpus = cpus, gpus
+        if not self.slots():
+            have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            self.__exit__()
+            raise SettingsError(f"no machine of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs; it has {have}")
+        task: Any = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)
+        folder = str(cache.resolve()) if cache else None
+        self._submit = functools.partial(task.remote, devices=max(1, int(cpus)), cache=folder)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        at: TracebackType | None = None,
+    ) -> None:
+        if self._own:
+            self._ray.shutdown()
+
+    def slots(self) -> int:
+        """How many tasks the machines that are there have room for."""
+        total = 0
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                resources = (
+                    (node["Resources"].get("CPU", 0.0), self._cpus),
+                    (node["Resources"].get("GPU", 0.0), self._gpus),
+                )
+                total += min((int(there / each) for there, each in resources if each), default=1)
+        return total
+
+    def submit(self, group: Group) -> Any:
+        """The task of a group."""
+        return self._submit(group)
+
+    def finished(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
+        """Those of the tasks that are finished, after so many seconds at most."""
+        return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=seconds)[0])
+
+    def outcome(self, task: Any) -> Outcome:
+        """What a task returned; raises what it raised."""
+        return Outcome(*self._ray.get(task))
+
+    def cancel(self, tasks: Sequence[Any]) -> None:
+        for task in tasks:
+            self._ray.cancel(task, force=True)
+
+
+def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, Any]:
+    """In a worker."""
+    with compiled_in(Path(cache) if cache else None):
+        return tuple(_runner(devices, group.settings.parallel.wrapper).train(group))  # type: ignore[return-value]
+
+
+@functools.cache
+def _runner(devices: int, wrapper: str) -> Runner:
+    """One for all groups that a worker is given, so that it compiles a shape once."""
+    jax.config.update("jax_num_cpu_devices", devices)
+    return Runner(wrapper)

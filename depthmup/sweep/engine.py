@@ -1,0 +1,226 @@
+"""Run what is missing of a sweep: on this machine, a part of it, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from depthmup.parameterization import unknown
+from depthmup.settings import Settings, SettingsError, from_config
+from depthmup.sweep.adaptive import Search
+from depthmup.sweep.axes import LEARNING_RATE, OWN, flat, parse
+from depthmup.sweep.estimate import at_once, estimate, too_large
+from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
+from depthmup.sweep.progress import Progress
+from depthmup.sweep.runner import CACHE, UNFINISHED, GroupCheckpoints, Outcome, Runner, compiled_in
+from depthmup.sweep.store import Claims, Store
+from depthmup.train.assemble import problem_of
+from depthmup.train.stop import Stop, Stopped
+from depthmup.train.workdir import Row
+
+UNIT = 32  # trials of one program that a shard gets at a time
+WAIT = 0.5  # seconds between two looks at what others do
+LAUNCHERS = ("local", "ray")
+
+
+def train(
+    settings: Settings | Mapping[str, Any],
+    workdir: str | Path,
+    *,
+    launcher: str = "local",
+    shard: tuple[int, int] = (0, 1),
+    yes: bool = False,
+    progress: bool = True,
+) -> list[Row]:
+    """Train every trial of the sweep that `workdir` does not hold yet; all rows of the plan, in its order.
+
+    A trial is a pure function of its settings, so the rows are the same after any number of interruptions and whoever
+    trains them: several processes may do so for one workdir at the same time.
+
+    Args:
+      settings: or a config.
+      launcher: "local", or "ray": groups of trials are tasks of a Ray cluster (sweep.cluster).
+      shard: (i, n), from 0: only the i-th of n parts of the plan. Its rows go to a file of their own, which a call
+        without a shard takes in.
+      yes: train a plan of more than sweep.max_trials trials.
+
+    Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled; Stopped when asked to stop.
+    """
+    settings = settings if isinstance(settings, Settings) else from_config(settings)
+    workdir = Path(workdir)
+    plan = checked(settings, launcher, shard)
+    mistake = too_large(settings, len(plan))
+    if mistake and not yes:
+        raise SettingsError(mistake)
+    with contextlib.ExitStack() as stack:
+        store = Store(workdir, identity(settings), shard)
+        stack.callback(store.close)
+        claims = Claims(store, workdir)
+        stack.callback(claims.close)
+        if settings.sweep.cache:
+            stack.enter_context(compiled_in(workdir / CACHE))
+        stop = stack.enter_context(Stop())
+        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress))
+        for message in store.messages:
+            shown.say(message)
+        sweep = _Sweep(settings, workdir, store, claims, shown, stop, launcher)
+        if settings.sweep.adaptive:
+            search = Search(settings)
+            while more := search.next_trials(store.rows):
+                sweep.run(more)
+            plan = search.evaluated(store.rows)
+        else:
+            sweep.run(part(plan, *shard))
+        if claims.alone():
+            shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
+    return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
+
+
+def cost(settings: Settings | Mapping[str, Any]) -> str:
+    """What a sweep would cost, by steps that are trained and measured here: what --dry_run says."""
+    settings = settings if isinstance(settings, Settings) else from_config(settings)
+    plan = checked(settings)
+    groups = grouped(plan, _sizes(plan))
+    text = str(estimate(groups, Runner(settings.parallel.wrapper)))
+    return f"{text}{'; adaptive: at most' if settings.sweep.adaptive else ''}"
+
+
+def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> list[Trial]:
+    """The plan. Raises SettingsError or ValueError for what cannot be run."""
+    if launcher not in LAUNCHERS:
+        raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
+    if not 0 <= shard[0] < shard[1]:
+        raise SettingsError(
+            f"shard {shard[0]}/{shard[1]} is out of range: give 0/{shard[1]} to {shard[1] - 1}/{shard[1]}"
+        )
+    if settings.sweep.adaptive and shard[1] > 1:
+        raise SettingsError(
+            "sweep.adaptive goes by results, so that it has no parts: use --launcher=ray, or no --shard"
+        )
+    if settings.sweep.adaptive and LEARNING_RATE in parse(settings):
+        raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
+    plan = trials(settings)
+    for trial in {trial.program: trial for trial in plan}.values():
+        problem_of(trial.settings)
+    return plan
+
+
+def part(plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:
+    """The trials of one of several parts: the same on every machine."""
+    if parts == 1:
+        return list(plan)
+    return [trial for group in grouped(plan, lambda program: UNIT)[number::parts] for trial in group.trials]
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """What a sweep's workdir belongs to: the settings of its trials, by config key, but for the axes; in "sweep" what
+    they are swept over, which may be extended."""
+    axes = [*OWN, LEARNING_RATE, *parse(settings)]
+    fixed = {key: value for key, value in flat(settings).items() if key not in axes}
+    sweep = settings.deciding()["sweep"]
+    return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
+
+
+class _Sweep:
+    """What the rounds of one call of `train` share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        workdir: Path,
+        store: Store,
+        claims: Claims,
+        progress: Progress,
+        stop: Stop,
+        launcher: str,
+    ) -> None:
+        self.settings, self.workdir, self.store, self.claims = settings, workdir, store, claims
+        self.progress, self.stop, self.launcher = progress, stop, launcher
+        self.runner = Runner(settings.parallel.wrapper)
+        self.said = False
+
+    def run(self, wanted: Sequence[Trial]) -> None:
+        """Train those of these trials that nobody has trained, and wait for those that another process is at."""
+        todo = self._missing(grouped(wanted, _sizes(wanted)))
+        if not todo:
+            return
+        expected = self._expected(todo)
+        while todo:
+            self.progress.expect({group.name: expected[group.name] for group in todo})
+            if self.launcher == "ray":
+                self._on_ray(todo)
+            else:
+                self._here(todo)
+            self.store.refresh()
+            todo = self._missing(todo)
+            if todo:
+                self.progress.note(f"another process is at what is left, {len(todo)} groups; waiting for it")
+                self._stop_if_asked()
+                time.sleep(WAIT)
+
+    def _here(self, todo: Sequence[Group]) -> None:
+        while taken := self.claims.take(todo):
+            planned, group = taken
+            say = functools.partial(self.progress.running, planned.name, str(group))
+            say(0.0)
+            with contextlib.ExitStack() as stack:
+                checkpoints = None
+                if self.settings.checkpoint.every.unit != "never":
+                    per_epoch = problem_of(group.settings).batches.steps_per_epoch
+                    checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, per_epoch, self.progress.say)
+                    stack.callback(checkpoints.close)
+                outcome = self.runner.train(group, say, checkpoints, self.stop)
+            self._keep(planned, group, outcome)
+            self._stop_if_asked(f"after {group}")
+
+    def _on_ray(self, todo: Sequence[Group]) -> None:
+        from depthmup.sweep.cluster import Cluster
+
+        sweep = self.settings.sweep
+        with Cluster(sweep.cpus, sweep.gpus, self.workdir / CACHE if sweep.cache else None) as cluster:
+            running: dict[Any, tuple[Group, Group]] = {}
+            while True:
+                while len(running) < cluster.slots() and (taken := self.claims.take(todo)):
+                    running[cluster.submit(taken[1])] = taken
+                    self.progress.running(taken[0].name, str(taken[1]), 0.0)
+                if not running:
+                    return
+                for task in cluster.finished(list(running), WAIT):
+                    planned, group = running.pop(task)
+                    self._keep(planned, group, cluster.outcome(task))
+                if self.stop.requested:
+                    cluster.cancel(list(running))
+                self._stop_if_asked("with the groups that are done")
+
+    def _keep(self, planned: Group, group: Group, outcome: Outcome) -> None:
+        self.store.append(*outcome)
+        self.claims.release(group)
+        shutil.rmtree(self.workdir / UNFINISHED / group.name, ignore_errors=True)
+        self.progress.finished(planned.name, outcome.rows)
+
+    def _missing(self, groups: Sequence[Group]) -> list[Group]:
+        return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
+
+    def _expected(self, todo: Sequence[Group]) -> dict[str, float]:
+        """Of each group the seconds it will take; where nobody looks, or others train, only in proportion."""
+        measured = self.progress.shown and self.launcher == "local" and not self.said
+        result = estimate(todo, self.runner if measured else None)
+        if not self.said:
+            self.progress.say(str(result))
+            self.said = True
+        return result.by_group
+
+    def _stop_if_asked(self, where: str = "") -> None:
+        if self.stop.requested:
+            raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
+
+
+def _sizes(plan: Sequence[Trial]) -> Any:
+    """Program -> how many of its trials run together."""
+    examples = {trial.program: trial for trial in plan}
+    return functools.cache(lambda program: at_once(examples[program]))

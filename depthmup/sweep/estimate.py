@@ -1,0 +1,161 @@
+"""What a sweep costs, before it starts: operations, memory, minutes by a measured step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from depthmup.settings import Settings
+from depthmup.sweep.plan import Group, Trial
+from depthmup.sweep.runner import Runner, hyper_of, hypers_of
+from depthmup.train import flops
+from depthmup.train.assemble import Problem, problem_of, recipe_of
+from depthmup.train.parallel import trial_layout
+from depthmup.train.step import Hyper, Trainer
+
+AT_ONCE = 128  # trials of a group at most, so that results come in steadily
+TURNS = 4  # of a group, where trials run in turn: nothing is gained by more
+SHARE = 0.6  # of the memory that is free
+MEASURED = 2, 62  # steps whose time is taken: so many, and then as many more as take half a second
+
+
+class Estimate(NamedTuple):
+    """seconds: None if nothing was measured; by_group: those of each group without compilation, else its operations."""
+
+    trials: int
+    programs: int
+    flops: float
+    seconds: float | None = None
+    compiling: float = 0.0
+    by_group: dict[str, float] = {}  # noqa: RUF012 - never changed
+
+    def __str__(self) -> str:
+        text = f"{self.trials:,} trials, {self.programs:,} programs, {self.flops:.1e} floating point operations"
+        if self.seconds is None:
+            return text
+        return f"{text}, about {duration(self.seconds)} (compilation {duration(self.compiling)})"
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "3 min 20 s", "5 h 10 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def at_once(trial: Trial) -> int:
+    """How many trials like this one run together: as the config says, or as many as fit in memory."""
+    settings = trial.settings
+    if settings.sweep.at_once:
+        return settings.sweep.at_once
+    problem = problem_of(settings)
+    trainer, devices = problem.trainer(settings.model, settings.optimizer.name), jax.local_devices()
+    layout = trainer.layout or trial_layout()
+    most = TURNS * len(devices) if layout == "turn" else AT_ONCE
+    free = SHARE * _free(devices[0]) / (len(devices) if jax.default_backend() == "cpu" else 1)
+    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout)) * len(devices)
+    return max(1, min(most, fit))
+
+
+def memory(trainer: Trainer, problem: Problem, hyper: Hyper, layout: str) -> float:
+    """Bytes that each trial of a group takes on its device: its state, which a checkpoint holds twice more, and, where
+    all trials are computed at the same time, what the compiled step works with."""
+    arrays = hyper.arrays()
+    state = jax.eval_shape(trainer.init, arrays)
+    held = 3.0 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if layout != "vmap":
+        return held
+    size = problem.batches.batch_size
+    inputs = jax.ShapeDtypeStruct((size, *problem.input_shape), np.float32)
+    labels = jax.ShapeDtypeStruct((size,), np.int32)
+    step = jax.jit(trainer.train_step).lower(state, (inputs, labels), arrays).compile()
+    analysis: Any = step.memory_analysis()
+    return held + (analysis.temp_size_in_bytes if analysis else 0.0)
+
+
+def estimate(groups: Sequence[Group], runner: Runner | None = None) -> Estimate:
+    """runner: measure steps of the cheapest and the dearest program, which are compiled for it; others lie between."""
+    work: dict[Any, float] = {}  # operations of a step, by program
+    steps: dict[str, float] = {}  # of each group, evaluation among them
+    first: dict[Any, Group] = {}
+    for group in groups:
+        s = group.settings
+        problem = problem_of(s)
+        if group.program not in work:
+            first[group.program] = group
+            trainer = problem.trainer(s.model, s.optimizer.name)
+            hyper = hyper_of(problem, group.trials[0])
+            work[group.program] = flops.of_step(trainer, hyper, problem.input_shape, s.data.batch_size)
+        evaluated = sum(split.examples for split in problem.batches.dataset[:3]) / (3 * s.data.batch_size)
+        of_epochs = (recipe_of(t.settings, problem.batches.steps_per_epoch).steps for t in group.trials)
+        steps[group.name] = sum(of_epochs) + evaluated * len(group.trials)
+    total = sum(work[group.program] * steps[group.name] for group in groups)
+    trials = sum(len(group.trials) for group in groups)
+    if runner is None:
+        by_group = {group.name: work[group.program] * steps[group.name] for group in groups}
+        return Estimate(trials, len(work), total, by_group=by_group)
+    ends = sorted(first, key=work.__getitem__)
+    points, compiling = [], 0.0
+    for program in dict.fromkeys((ends[0], ends[-1])):
+        compiled, seconds = _measure(runner, first[program])
+        compiling = compiled  # the first one's has JAX's own start in it
+        points.append((work[program], seconds))
+    x, y = zip(*points, strict=True)
+    by_group = {g.name: steps[g.name] * float(np.interp(work[g.program], x, y)) for g in groups}
+    compiling *= len(work)
+    return Estimate(trials, len(work), total, sum(by_group.values()) + compiling, compiling, by_group)
+
+
+def _measure(runner: Runner, group: Group) -> tuple[float, float]:
+    """(seconds to compile, seconds of one step of one trial)."""
+    start = time.perf_counter()
+    problem, loop = runner.loop(group)
+    # None of them may diverge or end: what is frozen takes no time.
+    calm = [hyper._replace(learning_rate=1e-9, steps=2**30) for hyper in hypers_of(problem, group)]
+    state, hyper = loop.programs.start(calm)
+
+    def seconds(first: int, count: int) -> float:
+        nonlocal state
+        before = time.perf_counter()
+        state, parts = loop.programs.advance(state, hyper, first, first + count)
+        loop.programs.read(parts)
+        return time.perf_counter() - before
+
+    few, most = MEASURED
+    seconds(0, few)
+    until_first = time.perf_counter() - start
+    again = seconds(few, few)
+    count = max(1, min(most, round(0.5 * few / again)))
+    step = seconds(2 * few, count) / count
+    loop.programs.close()
+    return max(0.0, until_first - again), step / group.size
+
+
+def _free(device: jax.Device) -> float:
+    """Bytes of memory that a device, or for a CPU the machine, has free."""
+    statistics = device.memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except OSError:
+        return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def too_large(settings: Settings, trials: int) -> str:
+    """What to say of a plan that is larger than the config wants without asking, or ""."""
+    limit = settings.sweep.max_trials
+    if trials <= limit:
+        return ""
+    return (
+        f"the plan has {trials:,} trials, more than sweep.max_trials = {limit:,}: look at it with --dry_run, then give "
+        "--yes, or narrow an axis, or set sweep.adaptive"
+    )

@@ -1,0 +1,188 @@
+"""Train one group of trials: a pure function of their settings, whoever calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from depthmup.sweep.axes import column
+from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
+from depthmup.train.assemble import Problem, problem_of, recipe_of
+from depthmup.train.checkpoint import Checkpoints, Every
+from depthmup.train.loop import TrialLoop
+from depthmup.train.step import Hyper
+from depthmup.train.stop import Stop
+from depthmup.train.workdir import Row, digest, write_atomically
+
+LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
+POINTS = 1000  # of a learning curve, at most: of longer trainings means over equal stretches of steps
+METRICS = ("loss", "grad_norm")  # of a learning curve
+UNFINISHED = "unfinished"  # folder of the checkpoints of the trials that the sweep is at
+CACHE = "compiled"  # folder of compiled programs
+FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # columns of a row
+
+
+class Outcome(NamedTuple):
+    """rows: one per trial. curves: "step" (points,), the last of each stretch, and METRICS (trials, points)."""
+
+    rows: list[Row]
+    curves: dict[str, np.ndarray]
+
+
+class Runner:
+    """Trains groups; the compiled program of the last one is kept for others of its shape."""
+
+    def __init__(self, wrapper: str = "pmap") -> None:
+        self._wrapper = wrapper
+        self._loop: TrialLoop | None = None
+        self._program: Any = None
+
+    def loop(self, group: Group) -> tuple[Problem, TrialLoop]:
+        """Data and programs of a group."""
+        problem = problem_of(group.settings)
+        if self._loop is None or self._program != (group.program, group.size):
+            self._loop = None
+            gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
+            trainer = problem.trainer(group.settings.model, group.settings.optimizer.name)
+            self._loop = TrialLoop(trainer, problem.batches, trials=group.size, wrapper=self._wrapper)
+            self._program = group.program, group.size
+        return problem, self._loop
+
+    def train(
+        self,
+        group: Group,
+        progress: Callable[[float], None] = lambda share: None,
+        checkpoints: GroupCheckpoints | None = None,
+        stop: Stop | None = None,
+    ) -> Outcome:
+        """Raises Stopped when asked to stop, with what was done in the checkpoints."""
+        problem, loop = self.loop(group)
+        hypers = hypers_of(problem, group)
+        steps = max(int(hyper.steps) for hyper in hypers)
+        curve = _Curve(len(group.trials), steps)
+
+        def report(step: int, metrics: Mapping[str, np.ndarray]) -> None:
+            first = step - metrics["loss"].shape[1]
+            if checkpoints and first and not curve.done:
+                curve.restore(checkpoints.curve(first), first)
+            curve.add(first, metrics)
+            progress(step / steps)
+
+        if checkpoints:
+            checkpoints.of = curve
+        result = loop.run(hypers, steps, LOG_EVERY, report, checkpoints=checkpoints, stop=stop)
+        rows = []
+        for i, trial in enumerate(group.trials):
+            row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": int(hypers[i].steps)}
+            rows.append(row | {name: value[i].item() for name, value in result.items()})
+        return Outcome(rows, curve.thinned())
+
+
+def hypers_of(problem: Problem, group: Group) -> list[Hyper]:
+    """The hyperparameters of all trials, and for what its program has room besides: trials of no step."""
+    hypers = [hyper_of(problem, trial) for trial in group.trials]
+    return hypers + [hypers[-1]._replace(steps=0)] * (group.size - len(hypers))
+
+
+def hyper_of(problem: Problem, trial: Trial) -> Hyper:
+    """problem: of the group."""
+    s = trial.settings
+    own = problem._replace(recipe=recipe_of(s, problem.batches.steps_per_epoch))
+    return own.hyper(s.model, s.parameterization, s.optimizer, s.seed)
+
+
+class GroupCheckpoints(Checkpoints):
+    """Checkpoints of a group of trials, with their learning curves so far beside them."""
+
+    of: _Curve
+
+    def __init__(self, folder: Path, group: Group, per_epoch: int, say: Callable[[str], None]) -> None:
+        """folder: of all groups. per_epoch: steps of an epoch. say: takes messages."""
+        self._dir = folder / group.name
+        trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
+        every = Every.of(group.settings.checkpoint.every, per_epoch)
+        super().__init__(self._dir, trials, every=every, keep=1, best=0, say=say)
+
+    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+        self._dir.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # a full disk: `Checkpoints.save` says so, and a curve is no result
+            write_atomically(self._dir / f"curve-{step}.npy", self.of.values[:, :, :step].tobytes())
+            for old in sorted(self._dir.glob("curve-*.npy"), key=lambda path: path.stat().st_mtime)[:-2]:
+                old.unlink()
+        super().save(step, state, metrics)
+
+    def curve(self, step: int) -> np.ndarray | None:
+        """What `save` kept at this step."""
+        path = self._dir / f"curve-{step}.npy"
+        return np.frombuffer(path.read_bytes(), np.float32) if path.exists() else None
+
+
+class _Curve:
+    """Metrics of every step: `values` (metrics, trials, steps), NaN where there is none."""
+
+    def __init__(self, trials: int, steps: int) -> None:
+        self.values = np.full((len(METRICS), trials, steps), np.nan, np.float32)
+        self.done = 0
+
+    def restore(self, values: np.ndarray | None, step: int) -> None:
+        if values is not None:
+            self.values[:, :, :step] = values.reshape(*self.values.shape[:2], step)
+
+    def add(self, first: int, metrics: Mapping[str, np.ndarray]) -> None:
+        self.done = first + metrics["loss"].shape[1]
+        for i, name in enumerate(METRICS):
+            self.values[i, :, first : self.done] = metrics[name][: self.values.shape[1]]
+
+    def thinned(self) -> dict[str, np.ndarray]:
+        steps = self.values.shape[2]
+        stretch = -(-steps // POINTS)
+        starts = np.arange(0, steps, stretch)
+        ends = np.append(starts[1:], steps)
+        means = np.add.reduceat(self.values, starts, axis=2) / (ends - starts).astype(np.float32)
+        return {"step": ends.astype(np.int32), **dict(zip(METRICS, means, strict=True))}
+
+
+@contextlib.contextmanager
+def compiled_in(folder: Path | None) -> Iterator[None]:
+    """Compiled programs are kept in this folder, and found there; one that the caller has chosen for JAX stays."""
+    if folder is None or getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 - jax declares it at run time
+        yield
+        return
+    wanted = {
+        "jax_compilation_cache_dir": str(folder / _machine()),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it may have been asked for before there was a folder
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def _machine() -> str:
+    """A name for machines that can run each other's programs: those for a CPU use the instructions it has."""
+    if jax.default_backend() != "cpu":
+        return jax.default_backend()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return "cpu-" + digest([line for line in lines if line.startswith(("flags", "Features", "model name"))][:2])
+
+
+def _columns(trial: Trial) -> Row:
+    named = {column(key): value for key, value in trial.leaves.items()}
+    return {name: named[name] for name in FIRST} | named
