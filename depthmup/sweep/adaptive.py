@@ -17,6 +17,7 @@ from depthmup.train.workdir import Row
 
 WIDER = 4  # octaves that a search may leave the grid by, at either end
 SIDE = WINDOW // 2  # points on either side of the best that an optimum is fitted to
+TRAINS = 0.05  # share by which the best loss must be below the worst: less is noise about chance, and no direction
 Shape = tuple[int, int]  # width, depth
 SHAPE = ("model.width", "model.depth")
 
@@ -57,7 +58,7 @@ class Curve:
         if missing:
             return missing, None
         best = min(losses, key=lambda number: losses[number])
-        if losses[best] >= max(losses.values()):
+        if losses[best] > max(losses.values()) - TRAINS:
             return set(self.grid) - losses.keys(), None
         around = {number for number in range(best - SIDE, best + SIDE + 1) if number in self.trials}
         return around - losses.keys(), best

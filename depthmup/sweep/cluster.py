@@ -87,8 +87,9 @@ class Cluster:
 
 def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, Any]:
     """In a worker."""
+    runner = _runner(devices, group.settings.parallel.wrapper)
     with compiled_in(Path(cache) if cache else None):
-        return tuple(_runner(devices, group.settings.parallel.wrapper).train(group))  # type: ignore[return-value]
+        return tuple(runner.train(group))  # type: ignore[return-value]
 
 
 @functools.cache
