@@ -39,7 +39,7 @@ lint: .venv/ready
 
 # New pins from the ranges of pyproject.toml, for all Python versions at once; needs uv.
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev \
+	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev --extra ray \
 	  --upgrade pyproject.toml -o requirements.txt
 
 clean:

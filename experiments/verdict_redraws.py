@@ -16,19 +16,21 @@ from pathlib import Path
 import numpy as np
 
 from depthmup import fit
+from depthmup.sweep import load
 
 REDRAWS = 40
 
 
 def main(workdir: Path) -> None:
     settings = json.loads((workdir / "settings.json").read_text())
-    rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
+    rows = load(workdir).to_dict("records")
+    columns = {"width": settings["sweep"]["width"], "depth": settings["sweep"]["depth"]}
     seeds = sorted({row["seed"] for row in rows})
     rng = np.random.default_rng(0)
     for axis, other in (("depth", "width"), ("width", "depth")):
         for optimizer in settings["sweep"]["optimizers"]:
             for name in settings["sweep"]["parameterizations"]:
-                key = (optimizer, name, settings["model"][other])
+                key = (optimizer, name, columns[other])
                 own = [row for row in rows if (row["optimizer"], row["parameterization"], row[other]) == key]
                 verdicts: Counter[str] = Counter()
                 for _ in range(REDRAWS):

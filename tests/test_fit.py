@@ -126,7 +126,7 @@ def test_regret():
     [
         ([], "the table is empty"),
         (table({2: -4.0}), "at least two values"),
-        (table({2: -4.0, 4: -4.0})[:-1], "the grid must be full"),
+        (table({2: -4.0, 4: -4.0})[:-1], "it needs all seeds"),
         (table({2: -4.0, 4: -4.0}) + table({2: -4.0}), "two rows for depth=2"),
     ],
 )

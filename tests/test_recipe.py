@@ -20,8 +20,10 @@ STEPS = 40
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
-    recipe = Recipe(STEPS, name, warmup=10)
-    values = np.array([recipe.multiplier(jnp.int32(step)) for step in range(STEPS + 1)])
+    recipe = Recipe(STEPS, name)
+    values = np.array(
+        [recipe.multiplier(jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
+    )
     np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-6)
     progress = np.arange(31) / 30
     after = {"constant": np.ones(31), "linear": 1 - progress, "cosine": (1 + np.cos(np.pi * progress)) / 2}
@@ -50,12 +52,12 @@ def setup(x64):
     """A function: recipe -> (trainer, state in float64, batch, hyper), for the residual MLP with Adam."""
     s = settings("residual_mlp")
     problem = problem_of(s)
-    hyper = hyper_of(problem, s).arrays()
     inputs, labels = problem.examples(32)
 
     def of(optimizer="adam", **recipe):
         recipe = dataclasses.replace(problem.recipe, **recipe)
-        trainer = problem._replace(recipe=recipe).trainer(s.model, optimizer)
+        of_recipe = problem._replace(recipe=recipe)
+        trainer, hyper = of_recipe.trainer(s.model, optimizer), hyper_of(of_recipe, s).arrays()
         return trainer, double(trainer.init(hyper)), (double(inputs), labels), hyper
 
     return of

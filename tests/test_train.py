@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.sweep.plan import plan
-from depthmup.sweep.run import hyper_of
+from depthmup.sweep.plan import trials
+from depthmup.sweep.runner import hyper_of
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
 from depthmup.train.recipe import Recipe
@@ -21,10 +21,13 @@ KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")
 @pytest.fixture(scope="module")
 def sweep():
     settings = tiny.settings(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
-    problem = problem_of(settings)
-    groups = [g for g in plan(settings) if g.model.depth == 4 and g.optimizer.name == "sgd"]
-    hypers = {g.parameterization.name: [hyper_of(problem, g, t) for t in g.trials] for g in groups}
-    return problem, groups[0], hypers
+    problem, hypers = problem_of(settings), {}
+    for trial in trials(settings):
+        s = trial.settings
+        if s.model.depth == 4 and s.optimizer.name == "sgd":
+            hypers.setdefault(s.parameterization.name, []).append(hyper_of(problem, trial))
+            group = s
+    return problem, group, hypers
 
 
 def loop(sweep, trials, devices=None, layout=None):
@@ -112,7 +115,7 @@ def test_linear_schedule_ends_at_zero(sweep):
     constant, linear = (
         problem._replace(recipe=Recipe(2, schedule)).trainer(group.model, "sgd") for schedule in ("constant", "linear")
     )
-    hyper = hypers["depth_mup"][0].arrays()
+    hyper = hypers["depth_mup"][0]._replace(steps=2).arrays()
     batch = problem.examples(64)
     after = {}
     for name, trainer in (("constant", constant), ("linear", linear)):

@@ -122,7 +122,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     they are swept over, which may be extended."""
     axes = [*OWN, LEARNING_RATE, *parse(settings)]
     fixed = {key: value for key, value in flat(settings).items() if key not in axes}
-    sweep = settings.deciding()["sweep"]
+    sweep = {**settings.deciding()["sweep"], "width": settings.model.width, "depth": settings.model.depth}
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 

@@ -64,6 +64,8 @@ class TrialLoop:
     ) -> dict[str, np.ndarray]:
         """Train all trials for `steps` steps; metrics at the end, each (trials,), as `Programs.metrics`.
 
+        A trial whose `Hyper.steps` are fewer is frozen after them.
+
         Args:
           log_every: steps between two reports of the metrics; None: one report at the end.
           progress: takes (steps done, metrics): of the steps since the last report, each (trials, steps); and of the

@@ -52,8 +52,8 @@ class Recipe:
 
     @property
     def plain(self) -> Recipe:
-        """The loss alone, at a constant learning rate: what a measurement of single steps trains with."""
-        return Recipe(self.steps, loss=self.loss)
+        """The loss alone, at a constant learning rate, without end: what a measurement of single steps trains with."""
+        return Recipe(2**30, loss=self.loss)
 
     def multiplier(self, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
         """Of the learning rate, in [0, 1]: it multiplies all leaves' alike, so their factors stay.
