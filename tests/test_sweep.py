@@ -1,43 +1,35 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
 import contextlib
-import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 
-from depthmup import fit
-from depthmup.data import Augment
+from depthmup import fit, sweep
 from depthmup.settings import SettingsError
 from depthmup.sweep import report
-from depthmup.sweep.plan import Trial, axes, learning_rates, plan, shapes
-from depthmup.sweep.run import identity, loop_of, run
+from depthmup.sweep.axes import column, flat
+from depthmup.sweep.engine import identity, train
+from depthmup.sweep.plan import SCHEMA, axes, grouped, learning_rates, shapes, trials
+from depthmup.sweep.runner import Runner
 from depthmup.sweep.store import Store
-from depthmup.train.assemble import problem_of
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
 
-RUNNER = """
-import jax
-jax.config.update("jax_num_cpu_devices", 4)
-from depthmup.sweep.run import run
-from tests import tiny
-run(tiny.settings(), {workdir!r}, progress=False)
-"""
+
+def run(settings, workdir, **options):
+    return train(settings, workdir, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """(workdir, rows) of the tiny sweep, uninterrupted."""
     workdir = tmp_path_factory.mktemp("sweep")
-    return workdir, run(tiny.settings(), workdir, progress=False)
+    return workdir, run(tiny.settings(), workdir)
 
 
 def lines(workdir):
@@ -48,32 +40,75 @@ def test_plan():
     settings = tiny.settings()
     assert shapes(settings) == [(8, 2), (16, 2), (16, 4)]
     assert learning_rates(settings, "sgd") == (2**-4, 2**-3, 2**-2, 2**-1, 1, 2)
-    groups = plan(settings)
-    trials = [t for g in groups for t in g.trials]
-    assert len(set(trials)) == len(trials) == 3 * 2 * 3 * 6 * 2  # shapes, optimizers, parameterizations, LRs, seeds
+    plan = trials(settings)
+    assert (
+        len({t.key for t in plan}) == len(plan) == 3 * 2 * 3 * 6 * 2
+    )  # shapes, optimizers, parameterizations, LRs, seeds
+    groups = grouped(plan, lambda program: 20)
+    assert [len(group.trials) for group in groups] == [20, 16] * 6  # one program per shape and optimizer
+    assert [trial for group in groups for trial in group.trials] == plan
     assert [axis for axis, _ in axes(settings)] == ["depth", "width"]
     assert [axis for axis, _ in axes(tiny.settings(sweep__depths=(2,)))] == ["width"]
 
 
 def test_the_wrapper_is_the_configs():
     for wrapper in ("pmap", "jit"):
-        settings = tiny.settings(parallel__wrapper=wrapper)
-        assert loop_of(problem_of(settings), plan(settings)[0], settings).map.wrapper == wrapper
+        group = grouped(trials(tiny.settings()), lambda program: 2)[0]
+        assert Runner(wrapper).loop(group)[1].map.wrapper == wrapper
 
 
 def test_every_row_has_every_setting(finished):
     _, rows = finished
     settings = tiny.settings()
-    assert [Trial.of(row) for row in rows] == [t for g in plan(settings) for t in g.trials]
-    expected = {*Trial._fields, "steps", "epochs", "schedule", "data", "model", "batch_size", "data_seed"}
-    expected |= {"image_size", *(f"augment_{field.name}" for field in dataclasses.fields(Augment))}
-    expected |= {"warmup_epochs", "loss_function", "label_smoothing", "clip", "ema"}
-    expected |= {"dtype", "scan", "zero_init_branch"}
-    expected |= {"activation", "use_bias", "norm", "readout", "base_width", "base_depth", "base_head_dim", "alpha"}
-    expected |= {"gamma0", "beta0", "lr_depth", "branch_init", "momentum", "b1", "b2", "eps", "weight_decay"}
-    expected |= {"loss", "accuracy", "validation_loss", "validation_accuracy", "diverged"}
-    expected |= {"test_loss", "test_accuracy"}
-    assert set(rows[0]) == expected
+    assert [row["key"] for row in rows] == [trial.key for trial in trials(settings)]
+    expected = {"key", "schema", "steps", *(column(key) for key in flat(settings))}
+    assert len(expected) == 3 + len(flat(settings))  # no two settings have one name
+    expected |= {f"{split}{name}" for split in ("", "validation_", "test_") for name in ("loss", "accuracy")}
+    assert set(rows[0]) == {*expected, "diverged"}
+    row = rows[-1]
+    assert (row["optimizer"], row["parameterization"], row["width"], row["depth"]) == ("adam", "depth_mup", 16, 4)
+    assert (row["learning_rate"], row["seed"], row["steps"], row["schema"]) == (2**-3, 1, 11, SCHEMA)
+
+
+def test_a_key_is_all_of_the_settings():
+    """Another value of anything that decides a training is another key, of anything else the same."""
+    first = trials(tiny.settings())[0].key
+    others = {"label_noise": 0.1, "data__seed": 1, "model__norm": "layer", "optimizer__momentum": 0.5, "epochs": 1.0}
+    assert len({first, *(trials(tiny.settings(**{k: v}))[0].key for k, v in others.items())}) == 1 + len(others)
+    same = {"log_every": 3, "data__workers": 4, "data__data_dir": "/x", "sweep__seeds": 3, "checkpoint__every": "never"}
+    assert {first} == {trials(tiny.settings(**{k: v}))[0].key for k, v in same.items()}
+
+
+def test_load(finished):
+    """The rows as a table, and their learning curves."""
+    workdir, rows = finished
+    table, curves = sweep.load(workdir), sweep.curves(workdir)
+    assert len(table) == len(rows)
+    assert table.set_index("key").loc[rows[3]["key"], "loss"] == rows[3]["loss"]
+    best = table[~table.diverged].groupby(["optimizer", "parameterization", "depth"]).loss.min()
+    assert best["sgd", "depth_mup", 4] == min(
+        r["loss"] for r in rows if (r["optimizer"], r["parameterization"], r["depth"]) == ("sgd", "depth_mup", 4)
+    )
+    assert set(curves.key) == set(table.key)
+    healthy = rows[0]["key"]
+    one = curves[curves.key == healthy]
+    assert one.step.tolist() == list(range(1, 12))
+    assert one.loss.iloc[-1] < one.loss.iloc[0]
+    assert (one.grad_norm > 0).all()
+    assert isinstance(table, pandas.DataFrame)
+    with pytest.raises(WorkdirError, match="holds no rows of a sweep"):
+        sweep.load(workdir / "nowhere")
+
+
+def test_from_python_is_main(finished, tmp_path):
+    """The config, as main.py has it; in a workdir that has the rows."""
+    workdir, rows = finished
+    for name in ("settings.json", "results.jsonl"):
+        (tmp_path / name).write_bytes((workdir / name).read_bytes())
+    result = sweep.run(tiny.config(), tmp_path, "here", progress=False)
+    assert result.rows == rows
+    assert "log2 of the best learning rate at depth" in result.verdicts
+    assert "here" in result.page.read_text()
 
 
 def test_parameterizations_are_one_network_at_the_base(finished):
@@ -86,8 +121,8 @@ def test_parameterizations_are_one_network_at_the_base(finished):
 def test_a_finished_sweep_does_nothing_again(finished, monkeypatch):
     workdir, rows = finished
     before = lines(workdir)
-    monkeypatch.setattr("depthmup.sweep.run.loop_of", lambda *_: pytest.fail("trained again"))
-    assert run(tiny.settings(), workdir, progress=False) == rows
+    monkeypatch.setattr(Runner, "train", lambda *_: pytest.fail("trained again"))
+    assert run(tiny.settings(), workdir) == rows
     assert lines(workdir) == before
 
 
@@ -97,25 +132,7 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path):
     (tmp_path / "settings.json").write_bytes((workdir / "settings.json").read_bytes())
     kept = [line for i, line in enumerate(lines(workdir)) if i % 50 > 5]
     (tmp_path / "results.jsonl").write_text("\n".join(kept) + '\n{"optimizer": "sg')
-    assert run(tiny.settings(), tmp_path, progress=False) == rows
-    assert sorted(lines(tmp_path)) == sorted(lines(workdir))
-
-
-@pytest.mark.parametrize("rows_before_kill", [1, 60])
-def test_kill_and_finish(finished, tmp_path, rows_before_kill):
-    """kill -9 once that many rows are there, then finish: the same rows."""
-    workdir, rows = finished
-    root = Path(__file__).parent.parent
-    process = subprocess.Popen([sys.executable, "-c", RUNNER.format(workdir=str(tmp_path))], cwd=root)
-    store, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
-    while not store.exists() or store.read_bytes().count(b"\n") < rows_before_kill:
-        assert process.poll() is None, "the sweep ended before it was killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 0 < len(lines(tmp_path)) < len(rows)
-    assert run(tiny.settings(), tmp_path, progress=False) == rows
+    assert run(tiny.settings(), tmp_path) == rows
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
 
 
@@ -130,32 +147,39 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
         @property
         def requested(self):
             self.asked += 1
-            return signal.SIGTERM if self.asked > 13 else None  # three times a group
+            return signal.SIGTERM if self.asked > 13 else None  # four times a group
 
         @requested.setter
         def requested(self, value):
             pass
 
     with monkeypatch.context() as patch:
-        patch.setattr("depthmup.sweep.run.Stop", Later)
+        patch.setattr("depthmup.sweep.engine.Stop", Later)
         with pytest.raises(Stopped):
-            run(settings, tmp_path, progress=False)
+            run(settings, tmp_path)
     assert 0 < len(lines(tmp_path)) < len(rows)
     assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
-    assert run(settings, tmp_path, progress=False) == rows
+    assert list((tmp_path / "unfinished").glob("*/curve-8.npy"))
+    assert train(settings, tmp_path) == rows
     assert "going on from step 8" in capsys.readouterr().out
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
     assert not (tmp_path / "unfinished").exists()
+    order = ["key", "step"]
+    pandas.testing.assert_frame_equal(
+        *(sweep.curves(d).sort_values(order, ignore_index=True) for d in (tmp_path, workdir))
+    )
 
 
 def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
     """Where a group is done before the first report."""
     workdir, _ = finished
     with monkeypatch.context() as patch:
-        patch.setattr("depthmup.sweep.run.Stop", lambda: contextlib.nullcontext(Asked()))
-        with pytest.raises(Stopped, match="stopped by SIGINT after sgd sp width 8 depth 2: the same command goes on"):
-            run(tiny.settings(), tmp_path, progress=False)
-    assert lines(tmp_path) == lines(workdir)[:12]
+        patch.setattr("depthmup.sweep.engine.Stop", lambda: contextlib.nullcontext(Asked()))
+        with pytest.raises(
+            Stopped, match="by SIGINT after sgd sp mup depth_mup width 8 depth 2: the same command goes on"
+        ):
+            run(tiny.settings(), tmp_path)
+    assert lines(tmp_path) == lines(workdir)[:36]
 
 
 class Asked:
@@ -168,35 +192,75 @@ def test_another_config_is_refused(finished):
     with pytest.raises(
         WorkdirError, match=r"another config: optimizer.weight_decay was 0.0, now it is 0.1. Give another"
     ):
-        run(tiny.settings(optimizer__weight_decay=0.1), workdir, progress=False)
+        run(tiny.settings(optimizer__weight_decay=0.1), workdir)
     assert (workdir / "settings.json").read_text() == before
     swept, where = {"optimizer__learning_rate": 9.0, "parameterization__name": "sp"}, {"data__data_dir": "/elsewhere"}
-    for decides_no_row in ({"log_every": 3}, swept, where, {"data__workers": 4}):
+    for decides_no_row in ({"log_every": 3}, swept, where, {"data__workers": 4}, {"parallel__wrapper": "jit"}):
         assert identity(tiny.settings(**decides_no_row)) == identity(tiny.settings())
     assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
 
 
-def test_store_errors(tmp_path):
-    settings = identity(tiny.settings())
-    store = Store(tmp_path, settings)
-    with pytest.raises(WorkdirError, match="in use by another process"):
-        Store(tmp_path, settings)
-    store.close()
-    (tmp_path / "results.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(WorkdirError, match="line 2 is not JSON"):
-        Store(tmp_path, settings)
+def test_a_sweep_can_be_extended(finished, tmp_path, monkeypatch):
+    """More seeds and another depth: what is there stays, and only the rest is trained."""
+    workdir, rows = finished
+    for name in ("settings.json", "results.jsonl"):
+        (tmp_path / name).write_bytes((workdir / name).read_bytes())
+    trained = []
+    whole = Runner.train
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "train", lambda self, group, *rest: trained.append(group) or whole(self, group, *rest))
+        more = run(
+            tiny.settings(sweep__seeds=3, sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",)), tmp_path
+        )
+    assert len(more) == 3 * 6 * 3
+    assert [(len(group.trials), group.size) for group in trained] == [(18, 54)]
+    assert {t.settings.seed for t in trained[0].trials} == {2}
+    assert lines(tmp_path)[: len(rows)] == lines(workdir)
+    old = {row["key"]: row for row in rows}
+    assert sum(row["key"] in old and old[row["key"]] == row for row in more) == 36
 
 
-def test_cut_tail_is_said(tmp_path):
-    settings = identity(tiny.settings())
-    Store(tmp_path, settings).close()
-    (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"a": ')
-    store = Store(tmp_path, settings)
-    assert "the last row was cut off" in store.message
-    assert store.rows == [{"a": 1}]
-    store.append([{"a": float("nan")}])
-    store.close()
-    assert (tmp_path / "results.jsonl").read_text() == '{"a": 1}\n{"a": null}\n'
+def test_axes_of_the_config(tmp_path):
+    """Traced axes share a program, shape axes do not; each value is a curve of its own with its own verdict."""
+    axes = "parameterization.gamma0 = 0.5, 1; model.norm = none, layer; epochs = 0.25, 0.5; label_noise = 0, 0.5"
+    settings = tiny.settings(
+        sweep__axes=axes,
+        sweep__parameterizations=("mup",),
+        sweep__optimizers=("sgd",),
+        sweep__widths=(),
+        sweep__seeds=1,
+    )
+    plan = trials(settings)
+    assert len(plan) == 2 * 6 * 2**4
+    groups = grouped(plan, lambda program: 100)
+    assert len(groups) == 2 * 2 * 2  # depths, norms, and noise or none
+    rows = run(settings, tmp_path)
+    table = sweep.load(tmp_path)
+    assert table.groupby(["gamma0", "norm", "epochs", "label_noise", "depth"]).size().tolist() == [6] * 2**5
+    assert sorted(set(zip(table.epochs, table.steps, strict=True))) == [(0.25, 6), (0.5, 11)]
+    curves = sweep.curves(tmp_path).merge(table[["key", "steps"]])
+    assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
+    noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
+    assert noisy > clean + 0.1
+    found = report.judge(rows, settings, 10)
+    assert len(found) == 2**4
+    assert found[0].name == "mup gamma0 0.5, norm none, epochs 0.25, label_noise 0"
+    assert found[0].name in report.verdict_table(found)
+    alone = next(t for t in plan if t.settings.epochs == 0.25 and t.settings.label_noise == 0)
+    first = tiny.settings(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
+    assert alone.key in {trial.key for trial in trials(first)}
+
+
+def test_the_best_of_one_shape(finished, tmp_path):
+    """Without an axis of sizes there is no transfer to judge: the best rates are what is said."""
+    _, rows = finished
+    settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), model__width=8)
+    own = [row for row in rows if (row["width"], row["depth"]) == (8, 2)]
+    assert report.judge(own, settings, 10) == []
+    text = report.best_table(own, settings)
+    of_sgd = [r for r in own if r["optimizer"] == "sgd" and r["parameterization"] == "mup"]
+    mean = {lr: np.mean([r["loss"] for r in of_sgd if r["learning_rate"] == lr]) for lr in (0.25, 0.5, 1.0)}
+    assert f"{min(mean.values()):.4f}" in next(line for line in text.splitlines() if line.startswith("sgd mup"))
 
 
 def test_report(finished, tmp_path):
@@ -236,14 +300,15 @@ def test_report_judges_by_the_rows(finished):
         curve.result.drift,
         curve.result.verdict,
     )
-    assert result.losses.shape == (2, 6, 2)
+    assert [losses.shape for losses in result.losses] == [(6, 2), (6, 2)]
 
 
 def test_report_without_any_optimum(tmp_path):
     """Learning rates that are all too small: verdicts, pictures and files come out all the same."""
     settings = tiny.settings(sweep__optimizers=("sgd",))
     rows = [
-        {**t._asdict(), "loss": 2.0 - t.learning_rate / 10, "diverged": False} for g in plan(settings) for t in g.trials
+        {**{column(k): v for k, v in t.leaves.items()}, "loss": 2.0 - t.learning_rate / 10, "diverged": False}
+        for t in trials(settings)
     ]
     curves = report.judge(rows, settings, 10)
     assert {c.result.verdict for c in curves} == {"does not transfer"}
@@ -252,8 +317,8 @@ def test_report_without_any_optimum(tmp_path):
 
 def test_alpha_is_not_given_to_those_without_one():
     """Else sp and mup would be depth-scaled under their own names."""
-    groups = plan(tiny.settings(parameterization__alpha=1.0))
-    assert {g.parameterization.name: g.parameterization.alpha for g in groups} == {
+    plan = [t.settings.parameterization for t in trials(tiny.settings(parameterization__alpha=1.0))]
+    assert {parameterization.name: parameterization.alpha for parameterization in plan} == {
         "sp": None,
         "mup": None,
         "depth_mup": 1.0,
@@ -263,13 +328,43 @@ def test_alpha_is_not_given_to_those_without_one():
 def test_results_without_settings_are_refused(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(WorkdirError, match=r"results.jsonl but no settings.json"):
-        Store(tmp_path, {})
+        Store(tmp_path, identity(tiny.settings()))
     (tmp_path / "settings.json").write_text('{"a": ')
     with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
-        Store(tmp_path, {})
+        Store(tmp_path, identity(tiny.settings()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "says"),
+    [
+        ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: look at it with --dry_run"),
+        ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give 0/2 to 1/2"),
+        ({}, {"shard": (0, 0)}, "shard 0/0 is out of range"),
+        ({}, {"launcher": "rya"}, "unknown launcher 'rya'; did you mean 'ray'"),
+        ({"sweep__adaptive": True}, {"shard": (0, 2)}, "sweep.adaptive goes by results, so that it has no parts"),
+        (
+            {"sweep__adaptive": True, "sweep__axes": "optimizer.learning_rate = 1,2,3,4,5"},
+            {},
+            "sweep.adaptive needs the grids of sweep.log2_learning_rates",
+        ),
+        ({"sweep__axes": "model.depht = 2"}, {}, "unknown axis 'model.depht'; did you mean 'model.depth'"),
+        ({"sweep__axes": "model.norm = none, batch"}, {}, "unknown norm 'batch'"),
+        ({"sweep__at_once": 0}, {}, "sweep.at_once must be at least 1"),
+    ],
+)
+def test_what_cannot_be_run(overrides, options, says, tmp_path):
+    """Before anything is compiled or written."""
+    with pytest.raises(SettingsError, match=says):
+        run(tiny.settings(**overrides), tmp_path / "x", **options)
+    assert not (tmp_path / "x").exists()
+
+
+def test_yes_runs_a_large_plan(finished):
+    workdir, rows = finished
+    assert run(tiny.settings(sweep__max_trials=100), workdir, yes=True) == rows
 
 
 def test_parameterization_without_a_rule_for_the_optimizer(tmp_path):
     with pytest.raises(SettingsError, match="sweep: am_mup is defined for the sgd family only"):
-        run(tiny.settings(sweep__parameterizations=("am_mup",)), tmp_path / "x", progress=False)
+        run(tiny.settings(sweep__parameterizations=("am_mup",)), tmp_path / "x")
     assert not (tmp_path / "x").exists()

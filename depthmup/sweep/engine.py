@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def train(
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress))
         for message in store.messages:
             shown.say(message)
-        sweep = _Sweep(settings, workdir, store, claims, shown, stop, launcher)
+        sweep = _Sweep(settings, workdir, store, claims, shown, stop, launcher, _sizes(plan))
         if settings.sweep.adaptive:
             search = Search(settings)
             while more := search.next_trials(store.rows):
@@ -138,15 +138,17 @@ class _Sweep:
         progress: Progress,
         stop: Stop,
         launcher: str,
+        sizes: Callable[[Any], int],
     ) -> None:
         self.settings, self.workdir, self.store, self.claims = settings, workdir, store, claims
         self.progress, self.stop, self.launcher = progress, stop, launcher
+        self.sizes = sizes
         self.runner = Runner(settings.parallel.wrapper)
         self.said = False
 
     def run(self, wanted: Sequence[Trial]) -> None:
         """Train those of these trials that nobody has trained, and wait for those that another process is at."""
-        todo = self._missing(grouped(wanted, _sizes(wanted)))
+        todo = self._missing(grouped(wanted, self.sizes))
         if not todo:
             return
         expected = self._expected(todo)
@@ -220,7 +222,15 @@ class _Sweep:
             raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
 
 
-def _sizes(plan: Sequence[Trial]) -> Any:
-    """Program -> how many of its trials run together."""
-    examples = {trial.program: trial for trial in plan}
-    return functools.cache(lambda program: at_once(examples[program]))
+def _sizes(plan: Sequence[Trial]) -> Callable[[Any], int]:
+    """Program -> how many of its trials run together: equal groups, none larger than what fits."""
+    by_program: dict[Any, list[Trial]] = {}
+    for trial in plan:
+        by_program.setdefault(trial.program, []).append(trial)
+
+    @functools.cache
+    def size(program: Any) -> int:
+        trials = by_program[program]
+        return -(-len(trials) // -(-len(trials) // at_once(trials[0])))
+
+    return size

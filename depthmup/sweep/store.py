@@ -50,9 +50,8 @@ class Store:
         self._dir, self._cut = workdir, 0
         self._workdir = Workdir(workdir, settings, name, shared=True, differs=_difference)
         try:
-            self._lines = Lines(self.path, REMEDY)
-            self._add(self._lines.rows, self.path)
-            self._say_cut()
+            self._lines, self._taken = Lines(self.path, REMEDY), 0
+            self._take()
             for other in sorted(set(workdir.glob(RESULTS)) - {self.path}):
                 rows, _, broken = parsed(other.read_bytes(), other, REMEDY)
                 self._add(rows, other)
@@ -67,12 +66,12 @@ class Store:
         name = digest([row["key"] for row in rows])
         _write_curves(self._dir / CURVES / f"{name}.parquet", rows, curves)
         self._lines.append(rows)
-        self._say_cut()
-        self._add(rows, self.path)
+        self._take()
 
     def refresh(self) -> None:
         """Take in what other processes have added."""
-        self._add(self._lines.refresh(), self.path)
+        self._lines.refresh()
+        self._take()
 
     def close(self) -> None:
         if hasattr(self, "_lines"):
@@ -88,7 +87,10 @@ class Store:
                 )
             self.rows.setdefault(row["key"], row)
 
-    def _say_cut(self) -> None:
+    def _take(self) -> None:
+        """What is new in the file: of this process and of others."""
+        new, self._taken = self._lines.rows[self._taken :], len(self._lines.rows)
+        self._add(new, self.path)
         if self._lines.cut > self._cut:
             self._cut = self._lines.cut
             self.messages.append(f"{self.path}: the last row was cut off and is removed; its trial runs again")

@@ -84,7 +84,14 @@ class Programs:
 
         def evaluate(state: TrainState, hyper: Hyper, batch: Any) -> Any:
             inputs, labels = batch
-            return trainer.evaluate(state, (batches.prepare(inputs), labels), hyper)
+
+            def evaluated() -> Any:
+                return trainer.evaluate(state, (batches.prepare(inputs), labels), hyper)
+
+            if not one_by_one:
+                return evaluated()
+            nothing = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), jax.eval_shape(evaluated))
+            return jax.lax.cond(hyper.steps > 0, evaluated, lambda: nothing)  # of no step: it only fills up a group
 
         self._init = trial_map.over(trainer.init, trial=1)
         self._evaluate = trial_map.over(evaluate, trial=2, batch=1)

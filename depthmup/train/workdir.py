@@ -135,12 +135,12 @@ class Lines:
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def refresh(self) -> list[Row]:
-        """What other processes have added since: it is in `rows` now."""
+    def refresh(self) -> None:
+        """What other processes have added is in `rows` now."""
         with self._alone():
-            return self._read(cut=False)
+            self._read(cut=False)
 
-    def _read(self, cut: bool) -> list[Row]:
+    def _read(self, cut: bool) -> None:
         self._file.seek(self._seen)
         rows, whole, broken = parsed(self._file.read(), self._path, self._remedy, self._lines)
         self._seen, self._lines = self._seen + whole, self._lines + len(rows)
@@ -148,7 +148,6 @@ class Lines:
         if broken and cut:
             self.cut += 1
             os.ftruncate(self._file.fileno(), self._seen)
-        return rows
 
     def append(self, rows: Iterable[Row], sync: bool = True) -> None:
         """In the file, and with `sync` on the disk, when this returns; if it raises OSError (a full disk), nothing of
