@@ -1,4 +1,4 @@
-"""Kill runs at random moments until they end, and compare them with one that was left alone.
+"""Kill runs and sweeps at random moments until they end, and compare them with some that were left alone.
 
 python -m tests.torture 50 runs/torture docs/torture.md
 """
@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from depthmup import sweep
+
 ROOT = Path(__file__).parent.parent
 EVERY = 10  # steps between two checkpoints
 ARGUMENTS = [
@@ -28,6 +30,18 @@ ARGUMENTS = [
     "--config.evaluate_every=50 steps",
     f"--config.checkpoint.every={EVERY} steps",
 ]
+SWEEP = [
+    "sweep",
+    "--config=configs/digits.py",
+    "--config.model.width=16",
+    "--config.sweep.depths=(2, 4)",
+    "--config.sweep.widths=()",
+    "--config.sweep.seeds=2",
+    "--config.sweep.optimizers=('sgd',)",
+    "--config.sweep.at_once=57",  # half of a shape's: two shapes, four groups
+    "--config.epochs=12",
+    "--config.checkpoint.every=40 steps",
+]
 TIMING = ("images_per_second", "images_per_second_per_device", "input_wait", "mfu")
 LIMIT = 120  # seconds that a run may take
 LONGEST = 1.0  # seconds from the first progress to a kill, at most
@@ -39,9 +53,9 @@ class Kill(NamedTuple):
     went_on: int  # the step that the next run went on from
 
 
-def start(workdir, *arguments, before=()):
-    """A run; before: what the command is an argument of."""
-    command = [*before, sys.executable, "main.py", f"--workdir={workdir}", *ARGUMENTS, *arguments]
+def start(workdir, *arguments, before=(), job=ARGUMENTS):
+    """A run, or another job; before: what the command is an argument of."""
+    command = [*before, sys.executable, "main.py", *job[:1], f"--workdir={workdir}", *job[1:], *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -93,18 +107,68 @@ def kill_until_done(workdir, kills, rng):
     raise AssertionError("not reached: the last run is not killed")
 
 
-def main(kills, folder, page):
-    rng, happened, runs = random.Random(0), [], 0
-    shutil.rmtree(folder, ignore_errors=True)
-    assert finish(start(folder / "alone"))[0] == 0
-    expected = outcome(folder / "alone")
+class SweepKill(NamedTuple):
+    rows: int  # that were there
+    unfinished: bool  # was there a checkpoint of a group?
+
+
+def sweep_outcome(workdir):
+    """All rows and all learning curves, in one order."""
+    rows = sorted((workdir / "results.jsonl").read_text().splitlines())
+    return rows, sweep.curves(workdir).sort_values(["key", "step"]).to_csv(index=False)
+
+
+def kill_sweep_until_done(workdir, kills, rng):
+    """Start a sweep, kill -9 it at random moments up to `kills` times, then let it end: what happened.
+
+    What was there at a kill is there after it.
+    """
+    happened, kept = [], []
+    store = workdir / "results.jsonl"
+    for number in range(kills + 1):
+        process = start(workdir, job=SWEEP)
+        wait_for(process, " trials")  # the estimate, or the end
+        try:
+            process.wait(LIMIT if number == kills else rng.uniform(0, LONGEST))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        content = store.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].splitlines()
+        assert lines[: len(kept)] == kept
+        kept = lines
+        if process.returncode == 0:
+            return happened
+        assert process.returncode == -signal.SIGKILL, process.returncode
+        happened.append(SweepKill(len(kept), bool(list(workdir.glob("unfinished/*/checkpoints/*")))))
+    raise AssertionError("not reached: the last sweep is not killed")
+
+
+def killed(kills, folder, job, kill, result, rng):
+    """(what happened at each kill, how many jobs of this kind ended, all as the one that was left alone)."""
+    happened, ended = [], 0
+    assert finish(start(folder / "alone", job=job))[0] == 0
+    expected = result(folder / "alone")
     while len(happened) < kills:
-        workdir = folder / str(runs)
-        happened += kill_until_done(workdir, min(10, kills - len(happened)), rng)
-        assert outcome(workdir) == expected, f"{workdir} is not {folder / 'alone'}"
-        runs += 1
-        print(f"{len(happened)} kills in {runs} runs, all of which ended as the one left alone", flush=True)
+        workdir = folder / str(ended)
+        happened += kill(workdir, min(10, kills - len(happened)), rng)
+        assert result(workdir) == expected, f"{workdir} is not {folder / 'alone'}"
+        ended += 1
+        print(f"{folder}: {len(happened)} kills, {ended} ended as the one left alone", flush=True)
+    return happened, ended
+
+
+def main(kills, folder, page):
+    rng = random.Random(0)
+    shutil.rmtree(folder, ignore_errors=True)
+    happened, runs = killed(kills, folder / "runs", ARGUMENTS, kill_until_done, outcome, rng)
+    of_sweeps, sweeps = killed(kills, folder / "sweeps", SWEEP, kill_sweep_until_done, sweep_outcome, rng)
     lost = [kill.step - kill.went_on for kill in happened]
+    expected_rows = sweep_outcome(folder / "sweeps" / "alone")[0]
+    assert len({json.loads(line)["key"] for line in expected_rows}) == len(expected_rows)
+    there = sorted(kill.rows for kill in of_sweeps)
+    rows = there[0], there[len(there) // 2], there[-1]
     text = f"""# Killed at random moments
 
 `make torture` trains on the digits with a checkpoint every {EVERY} steps, kills the process (`kill -9`) up to
@@ -120,6 +184,17 @@ left alone: all rows of `metrics.jsonl` but for timings, and the final metrics o
 
 A kill loses the steps since the last checkpoint that was on the disk: two intervals at most, about, for one is written
 while the next steps are trained.
+
+It does the same with `main.py sweep`: {len(expected_rows)} trials of the digits in four groups, checkpoints every 40
+of their 264 steps. Compared are all rows of `results.jsonl` and all learning curves.
+
+| | |
+|---|---|
+| kills | {len(of_sweeps)} |
+| of them with a group's checkpoint on the disk | {sum(kill.unfinished for kill in of_sweeps)} |
+| sweeps that ended, all equal to the one left alone, to the last bit | {sweeps} |
+| rows there at a kill: least, median, most | {", ".join(map(str, rows))} |
+| rows lost, rows twice | 0, 0 |
 """
     page.write_text(text)
     print(text)
