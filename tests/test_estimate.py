@@ -100,18 +100,18 @@ def row(depth, rate, loss, diverged=False):
 def test_progress():
     """Groups, trials a minute, time left in proportion to what is expected, and the best so far at every size."""
     out = Console(file=io.StringIO(), width=120)
-    shown = Progress([row(2, 0.5, 0.3)], console=out)
+    shown = Progress([row(2, 0.5, 0.3), row(2, 0.5, 0.4)], console=out)
     shown.expect({"a": 1.0, "b": 3.0})
     shown._start -= 10.0
     assert shown.line().startswith("groups: 0 done, 0 running, 2 to go; 0 trials, 0 a minute; time left not known yet")
     shown.running("b", "sgd mup width 8 depth 4", 0.5)
-    shown.finished("a", [row(4, 0.25, 0.2), row(4, 1.0, 0.1, diverged=True), row(2, 0.25, 0.4)])
+    shown.finished("a", [row(4, 0.25, 0.2), row(4, 1.0, 0.1, diverged=True), row(2, 0.25, 0.45)])
     assert shown.line() == "groups: 1 done, 1 running, 0 to go; 3 trials, 18 a minute; 6 s left"
     out.print(shown.table())
     text = out.file.getvalue()
     assert "sgd mup width 8 depth 4 50%" in text
     assert "8 x 2" in text
-    assert "-1.0 0.300" in text
+    assert "-1.0 0.350" in text  # the mean over seeds
     assert "-2.0 0.200" in text
     silent = Progress([], silent=True, console=Console(file=io.StringIO(), quiet=True))
     silent.say("nothing")

@@ -13,12 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from depthmup.sweep.estimate import duration
-from depthmup.sweep.plan import AXES
 from depthmup.train.workdir import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 LINES = 24  # of the table of the best, at most
-Best = dict[tuple[str, ...], dict[tuple[int, int], Row]]
 
 
 class Progress:
@@ -38,7 +36,8 @@ class Progress:
         self._expected: dict[str, float] = {}
         self._spent = 0.0  # expected time of what this process has done
         self._trials = self._groups = 0
-        self.best: Best = {}
+        # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
+        self.losses: dict[tuple[str, str], dict[tuple[int, int], dict[float, list[float]]]] = {}
         self._note = ""
         self._take(rows)
         self._live = Live(console=self._console, get_renderable=self.table, refresh_per_second=4)
@@ -93,8 +92,10 @@ class Progress:
     def table(self) -> RenderableType:
         """The whole picture."""
         done = self._spent + sum(share * self._expected.get(name, 0.0) for name, share in self._shares.items())
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=max(self._spent + sum(self._expected.values()), 1e-9), completed=done, width=60))
         parts: list[RenderableType] = [
-            ProgressBar(total=max(self._spent + sum(self._expected.values()), 1e-9), completed=done, width=60),
+            bar,
             Text(self.line()),
             Text(", ".join(f"{self._names[n]} {100 * share:.0f}%" for n, share in self._shares.items()) or self._note),
         ]
@@ -102,7 +103,7 @@ class Progress:
 
     def best_table(self) -> RenderableType:
         """log2 of the best learning rate so far and its mean loss over seeds, per size."""
-        sizes = sorted({size for of_sizes in self.best.values() for size in of_sizes})
+        sizes = sorted({size for of_sizes in self.losses.values() for size in of_sizes})
         if not sizes:
             return Text("")
         table = Table(title="best so far: log2 learning rate, loss", title_justify="left", box=None, padding=(0, 1))
@@ -110,17 +111,18 @@ class Progress:
             table.add_column(name)
         for width, depth in sizes:
             table.add_column(f"{width} x {depth}", justify="right")
-        for names, of_sizes in list(self.best.items())[:LINES]:
-            cells = [of_sizes.get(size) for size in sizes]
-            words = [f"{math.log2(row['learning_rate']):.1f} {row['loss']:.3f}" if row else "" for row in cells]
-            table.add_row(*names, *words)
+        for names, of_sizes in list(self.losses.items())[:LINES]:
+            table.add_row(*names, *(_best(of_sizes.get(size, {})) for size in sizes))
         return table
 
     def _take(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if row["loss"] is None or not math.isfinite(row["loss"]) or row["diverged"]:
-                continue
-            of_sizes = self.best.setdefault((row["optimizer"], row["parameterization"]), {})
-            size = row[AXES[1]], row[AXES[0]]
-            if size not in of_sizes or row["loss"] < of_sizes[size]["loss"]:
-                of_sizes[size] = row
+            loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
+            of_sizes = self.losses.setdefault((row["optimizer"], row["parameterization"]), {})
+            of_sizes.setdefault((row["width"], row["depth"]), {}).setdefault(row["learning_rate"], []).append(loss)
+
+
+def _best(of_rates: Mapping[float, list[float]]) -> str:
+    means = {rate: sum(losses) / len(losses) for rate, losses in of_rates.items()}
+    best = min(means, key=lambda rate: means[rate], default=None)
+    return f"{math.log2(best):.1f} {means[best]:.3f}" if best and math.isfinite(means[best]) else ""
