@@ -160,6 +160,8 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
+    if jax.default_backend() == "cpu":  # else the folder's name is part of each program's, and it cannot be moved
+        wanted["jax_persistent_cache_enable_xla_caches"] = "none"
     before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():
         jax.config.update(name, value)

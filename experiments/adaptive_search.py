@@ -1,0 +1,60 @@
+"""Does the adaptive search find the optima of a full sweep, and with how many of its trials?
+
+    python -m experiments.adaptive_search runs/digits_transfer
+
+Replays the search on the rows of a finished sweep, without training anything: each trial that the search asks for is
+looked up. Where it asks for a learning rate beyond the grid, the trial counts as diverged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from configs import digits
+from depthmup.settings import from_config
+from depthmup.sweep import load, report
+from depthmup.sweep.adaptive import Search
+from depthmup.sweep.axes import column
+from depthmup.sweep.plan import Trial, trials
+
+
+def main(workdir: Path) -> None:
+    saved = json.loads((workdir / "settings.json").read_text())
+    config = digits.get_config()
+    config.sweep.update({key: value for key, value in saved["sweep"].items() if key in config.sweep})
+    config.model.update({"width": saved["sweep"]["width"], "depth": saved["sweep"]["depth"]})
+    settings = from_config(config)
+    rows: dict[str, Any] = {row["key"]: row for row in load(workdir).to_dict("records")}
+    plan, search, found = trials(settings), Search(settings), dict[str, Any]()
+    if not all(trial.key in rows for trial in plan):
+        sys.exit(f"{workdir} is not a finished sweep of configs/digits.py")
+    beyond = rounds = 0
+    while more := search.next_trials(found):
+        rounds += 1
+        beyond += sum(trial.key not in rows for trial in more)
+        found |= {trial.key: rows.get(trial.key) or _diverged(trial) for trial in more}
+    print(f"{len(found)} trials in {rounds} rounds, {beyond} of them beyond the grid, instead of {len(plan)}")
+    full = report.judge([rows[trial.key] for trial in plan], settings, classes=10)
+    adaptive = report.judge([found[trial.key] for trial in search.evaluated(found)], settings, classes=10)
+    print(f"{'':32}trials          optima alike   farthest, octaves   verdicts")
+    for one, other in zip(full, adaptive, strict=True):
+        pairs = list(zip(one.result.optimal_lr, other.result.optimal_lr, strict=True))
+        off = [abs(math.log2(a / b)) for a, b in pairs if a and b]
+        alike = sum((a is None) == (b is None) for a, b in pairs)
+        counts = [sum(losses.size for losses in curve.result.losses) for curve in (other, one)]
+        print(
+            f"{one.axis:6} {one.optimizer:6} {one.name:16} {counts[0]:5} of {counts[1]:5}   {alike:3} of {len(pairs)}"
+            f"{max(off):16.3f}             {'the same' if one.result.verdict == other.result.verdict else 'other'}"
+        )
+
+
+def _diverged(trial: Trial) -> dict[str, Any]:
+    return {**{column(key): value for key, value in trial.leaves.items()}, "loss": math.nan, "diverged": True}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
