@@ -22,7 +22,7 @@ from depthmup.train.step import Hyper, Trainer
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
 TURNS = 4  # of a group, where trials run in turn: nothing is gained by more
 SHARE = 0.6  # of the memory that is free
-MEASURED = 2, 62  # steps whose time is taken: so many, and then as many more as take half a second
+MEASURED = 2, 60  # steps whose time is taken: so many, and then more of them, as many as take half a second
 
 
 class Estimate(NamedTuple):
@@ -131,9 +131,10 @@ def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     few, most = MEASURED
     seconds(0, few)
     until_first = time.perf_counter() - start
-    again = seconds(few, few)
-    count = max(1, min(most, round(0.5 * few / again)))
-    step = seconds(2 * few, count) / count
+    again = min(seconds(few, few), seconds(2 * few, few))
+    more = max(2 * few, min(most, round(0.5 * few / again)))
+    longer = seconds(3 * few, few + more)
+    step = max(longer - again, 0.1 * longer) / more  # without what a call costs, however many its steps
     loop.programs.close()
     return max(0.0, until_first - again), step / group.size
 
