@@ -16,7 +16,7 @@ parity: .venv/ready
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.parity
 
-# Runs killed 50 times at random moments, compared with one that was left alone; writes docs/torture.md. About 5 minutes.
+# Runs and sweeps killed 50 times each, compared with some that were left alone; writes docs/torture.md. 15 minutes.
 torture: .venv/ready
 	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
 

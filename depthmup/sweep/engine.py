@@ -76,7 +76,7 @@ def train(
             plan = search.evaluated(store.rows)
         else:
             sweep.run(part(plan, *shard))
-        if claims.alone():
+        if shard[1] == 1 and claims.alone():
             shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
@@ -213,7 +213,8 @@ class _Sweep:
         measured = self.progress.shown and self.launcher == "local" and not self.said
         result = estimate(todo, self.runner if measured else None)
         if not self.said:
-            self.progress.say(str(result))
+            done = len(self.store.rows)
+            self.progress.say(f"{done:,} trials are there; to do: {result}" if done else str(result))
             self.said = True
         return result.by_group
 

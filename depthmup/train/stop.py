@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -20,7 +21,8 @@ class Stop:
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Stop:
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers there alone
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
