@@ -214,7 +214,8 @@ class _Sweep:
         result = estimate(todo, self.runner if measured else None)
         if not self.said:
             done = len(self.store.rows)
-            self.progress.say(f"{done:,} trials are there; to do: {result}" if done else str(result))
+            words = f"{done:,} trials are there; to do: {result}" if done else str(result)
+            self.progress.say(words + " for the first sizes" * self.settings.sweep.adaptive)
             self.said = True
         return result.by_group
 

@@ -19,13 +19,14 @@ VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "incon
 
 
 def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
-    """Loss against learning rate: a row per optimizer, a column per parameterization, a curve per size."""
+    """Loss against learning rate: a row per optimizer and variant, a column per parameterization, a curve per size."""
     curves = [c for c in curves if c.axis == axis]
-    rows, columns = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "name"))
+    rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
+    columns = list(dict.fromkeys(c.parameterization for c in curves))
     figure = Figure(figsize=(3.6 * len(columns) + 0.9, 3.1 * len(rows) + 0.5), layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex="row", sharey=True)
     for c in curves:
-        panel = panels[rows.index(c.optimizer)][columns.index(c.name)]
+        panel = panels[rows.index((c.optimizer, c.variant))][columns.index(c.parameterization)]
         colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
         of_sizes = zip(c.result.values, c.result.learning_rates, c.result.losses, c.result.optima, colors, strict=True)
         for size, rates, losses, optimum, color in of_sizes:
@@ -40,29 +41,36 @@ def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         verdict = c.result.verdict
-        panel.set_title(f"{c.name}, {c.optimizer}: {verdict}", fontsize=10, color=VERDICT_COLORS[verdict])
+        title = f"{c.parameterization}, {c.optimizer}: {verdict}" + f"\n{c.variant}" * bool(c.variant)
+        panel.set_title(title, fontsize=10, color=VERDICT_COLORS[verdict])
     for row in panels:
         row[0].set_ylabel("training loss")
     for panel in panels[-1]:
         panel.set_xlabel("learning rate at the base shape")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9)
-    figure.suptitle(f"Loss against learning rate over {axis} (star: optimum; band: seeds; dotted: chance)", fontsize=11)
+    break_ = "\n" if len(columns) < 3 else " "
+    title = f"Loss against learning rate over {axis}{break_}(star: optimum; band: seeds; dotted: chance)"
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
 def optima(curves: Sequence[Curve], axis: str) -> Figure:
-    """Optimal learning rate against size with its fitted line: a panel per optimizer, a line per parameterization."""
+    """Optimal learning rate against size with its fitted line: a column per optimizer, a row per variant, a line per
+    parameterization."""
     curves = [c for c in curves if c.axis == axis]
-    optimizers, names = (list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "name"))
-    figure = Figure(figsize=(5.6 * len(optimizers) + 0.4, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(optimizers), squeeze=False)[0]
+    optimizers, variants, names = (
+        list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "variant", "parameterization")
+    )
+    figure = Figure(figsize=(5.6 * len(optimizers) + 0.4, 4.2 * len(variants)), layout="constrained")
+    grid = figure.subplots(len(variants), len(optimizers), squeeze=False)
     for c in curves:
-        panel, color = panels[optimizers.index(c.optimizer)], f"C{names.index(c.name)}"
-        marker = "osD^vP*"[names.index(c.name) % 7]
+        panel = grid[variants.index(c.variant)][optimizers.index(c.optimizer)]
+        place = names.index(c.parameterization)
+        color, marker = f"C{place}", "osD^vP*"[place % 7]
         pairs = zip(c.result.values, c.result.optima, strict=True)
         found = [(size, np.log2(o.learning_rate), o.stderr) for size, o in pairs if o.learning_rate]
-        label = c.name
+        label = c.parameterization
         if c.result.drift:
             d = c.result.drift
             label += f": {d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
@@ -72,18 +80,21 @@ def optima(curves: Sequence[Curve], axis: str) -> Figure:
         x, lr, stderr = np.array(found).reshape(-1, 3).T
         panel.errorbar(x, lr, np.nan_to_num(stderr), color=color, marker=marker, ls="none", capsize=3, label=label)
         for size in set(c.result.values) - set(x):
-            height = 0.03 + 0.05 * names.index(c.name)
-            panel.plot(size, height, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform())
-        panel.set_title(c.optimizer)
-    for panel in panels:
+            panel.plot(
+                size, 0.03 + 0.05 * place, marker="x", color=color, ms=7, mew=2, transform=panel.get_xaxis_transform()
+            )
+        panel.set_title(", ".join(filter(None, (c.optimizer, c.variant))))
+    for panel in grid.flat:
         panel.set_xscale("log", base=2)
         panel.set_xlabel(axis)
         panel.set_xticks(curves[0].result.values, [f"{size:g}" for size in curves[0].result.values])
         panel.minorticks_off()
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
-    panels[0].set_ylabel("log2 optimal learning rate")
+    for row in grid:
+        row[0].set_ylabel("log2 optimal learning rate")
+    break_ = "\n" if len(optimizers) < 2 else " "
     figure.suptitle(
-        f"Optimal learning rate against {axis}, drift in octaves per doubling [95%] (x: no optimum)", fontsize=11
+        f"Optimal learning rate against {axis},{break_}drift in octaves per doubling [95%] (x: no optimum)", fontsize=11
     )
     return figure
 
