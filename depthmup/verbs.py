@@ -42,19 +42,19 @@ def sweep(
     shard: str = "0/1",
 ) -> int:
     """Train what is missing of the sweep, then verdicts, pictures and report; or say what it would cost."""
-    if dry_run:
-        print(sweeps.cost(settings))
-        return 0
-    if workdir is None:
-        raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
     found = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not found:
         raise SettingsError(f"--shard={shard} must be i/n, from 0/n to n-1/n")
     part = int(found[1]), int(found[2])
+    if dry_run:
+        print(sweeps.cost(settings, launcher, part))
+        return 0
+    if workdir is None:
+        raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
     result = sweeps.run(settings, workdir, command, launcher=launcher, shard=part, yes=yes)
     print(result.verdicts)
     if result.page:
-        print(f"{len(result.rows)} trials in {workdir / 'results.jsonl'}; report: {result.page}")
+        print(f"{len(result.rows)} trials in {workdir}; report: {result.page}")
     return 0
 
 

@@ -38,8 +38,8 @@ def main(workdir: Path) -> None:
         beyond += sum(trial.key not in rows for trial in more)
         found |= {trial.key: rows.get(trial.key) or _diverged(trial) for trial in more}
     print(f"{len(found)} trials in {rounds} rounds, {beyond} of them beyond the grid, instead of {len(plan)}")
-    full = report.judge([rows[trial.key] for trial in plan], settings, classes=10)
-    adaptive = report.judge([found[trial.key] for trial in search.evaluated(found)], settings, classes=10)
+    full = report.judge([rows[trial.key] for trial in plan], settings)
+    adaptive = report.judge([found[trial.key] for trial in search.evaluated(found)], settings)
     print(f"{'':32}trials          optima alike   farthest, octaves   verdicts")
     for one, other in zip(full, adaptive, strict=True):
         pairs = list(zip(one.result.optimal_lr, other.result.optimal_lr, strict=True))

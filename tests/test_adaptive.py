@@ -43,7 +43,7 @@ def search(chosen, row_of):
 
 def optima(rows, chosen):
     """(axis, parameterization) -> best learning rates. (Their errors, from redraws of fewer points, may be others.)"""
-    return {(c.axis, c.name): c.result.optimal_lr for c in report.judge(rows, chosen, 10)}
+    return {(c.axis, c.name): c.result.optimal_lr for c in report.judge(rows, chosen)}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -78,6 +78,35 @@ def test_an_optimum_beyond_the_grid_is_followed():
     assert optima(full, chosen)["depth", "sp"][3:] == [None, None]
     lowest = min(math.log2(row["learning_rate"]) for row in rows.values())
     assert -8 - WIDER <= lowest <= -10
+
+
+def test_an_optimum_far_beyond_the_grid_is_none():
+    """The search ends where the lattice does, with as many points as a verdict needs."""
+    rng = np.random.default_rng(0)
+    chosen = settings(sweep__parameterizations=("sp",), sweep__widths=(), sweep__per_octave=1)
+    rows, searching = search(
+        chosen, lambda trial: planted(trial, lambda s: -6.5 - 2 * math.log2(s.model.depth), rng, 0.0)
+    )
+    best, = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen).values()  # fmt: skip
+    assert best[-1] is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_interrupted_anywhere_it_asks_for_the_same(seed):
+    """Also where rows come in another order, and where others are there already."""
+    chosen, made = settings(sweep__widths=()), {}
+    order = np.random.default_rng(seed)
+
+    def row_of(trial):
+        noise = np.random.default_rng(int(trial.key, 16))
+        return made.setdefault(trial.key, planted(trial, lambda s: -2.0 - 0.7 * math.log2(s.model.depth), noise, 0.3))
+
+    whole, searching = search(chosen, row_of)
+    rows = {trial.key: row_of(trial) for trial in trials(chosen)[:: 7 + seed]}
+    while more := searching.next_trials(rows):
+        for i in order.permutation(len(more))[: order.integers(1, len(more) + 1)]:
+            rows[more[i].key] = row_of(more[i])
+    assert [t.key for t in searching.evaluated(rows)] == [t.key for t in searching.evaluated(whole)]
 
 
 def test_where_nothing_trains_the_whole_grid_is_tried():

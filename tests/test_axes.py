@@ -18,6 +18,7 @@ def parsed(text):
         ("clip = None, 1", {"clip": (None, 1.0)}),
         ("data.batch_size = 32, 64;", {"data.batch_size": (32, 64)}),
         ("data.batch_size = grid(16, 64, 4)", {"data.batch_size": (16, 32, 48, 64)}),
+        ("data.batch_size = log(16, 256, 5)", {"data.batch_size": (16, 32, 64, 128, 256)}),
         ("epochs = grid(0.5, 2, 4)", {"epochs": (0.5, 1.0, 1.5, 2.0)}),
         ("parameterization.gamma0 = log(0.25, 4, 3)", {"parameterization.gamma0": (0.25, 1.0, 4.0)}),
         (
@@ -54,7 +55,8 @@ def test_values(text, values):
         ("log_every = 1, 2", "log_every decides nothing"),
         ("checkpoint.keep = 1, 2", "checkpoint.keep decides nothing"),
         ("data.workers = 1, 2", "data.workers decides nothing"),
-        ("epochs = 1, (", "sweep.axes: "),
+        ("epochs = 1, (", "epochs has values that cannot be read"),
+        ("data.name = foo-bar", "data.name has values that cannot be read, 'foo-bar': quote a word"),
     ],
 )
 def test_mistakes(text, says):
@@ -71,5 +73,7 @@ def test_every_setting_can_be_put():
     assert {k for k, v in flat(changed).items() if v != leaves[k]} == {"model.norm", "data.augment.rotate", "seed"}
     assert len({column(key) for key in leaves}) == len(leaves)
     assert TRACED | OWN.keys() <= leaves.keys()
+    both = {"warmup_epochs": 3.0, "epochs": 4.0}  # each wrong with the old value of the other
+    assert {k: flat(put(settings, both))[k] for k in both} == both
     with pytest.raises(SettingsError, match="warmup_epochs must be at least 0 and less"):
         put(settings, {"warmup_epochs": 1.0})

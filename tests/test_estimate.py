@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from depthmup.sweep import cost, estimate
-from depthmup.sweep.estimate import AT_ONCE, TURNS, at_once, duration, memory
+from depthmup.sweep.estimate import AT_ONCE, TURNS, Estimator, at_once, duration, memory
 from depthmup.sweep.plan import grouped, trials
 from depthmup.sweep.progress import Progress
 from depthmup.sweep.runner import Runner, hyper_of
@@ -24,20 +24,25 @@ def test_cost_is_said():
     assert text.startswith("108 trials, 3 programs, ")
     assert "about" in text
     assert "(compilation" in text
-    assert cost(tiny.settings(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith("; adaptive: at most")
+    assert cost(tiny.settings(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith(
+        "; adaptive: about half of that"
+    )
 
 
-def test_operations():
+def test_operations(monkeypatch):
     """Those of a step, for all steps and the evaluation (a third of a step's, forwards only), over all trials."""
     chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=())
     plan = trials(chosen)
     problem = problem_of(chosen)
     trainer = problem.trainer(plan[0].settings.model, "sgd")
     step = flops.of_step(trainer, hyper_of(problem, plan[0]), problem.input_shape, 64)
-    found = estimate.estimate(grouped(plan, lambda program: 20))
+    groups, estimator = grouped(plan, lambda program: 20), Estimator()
+    found = estimator.total(groups)
     assert found.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
     assert found.seconds is None
-    assert sum(found.by_group.values()) == pytest.approx(found.flops)
+    assert estimator.seconds(groups[0]) / estimator.seconds(groups[1]) == pytest.approx(20 / 16)
+    monkeypatch.setattr(estimate, "TRAIN_EVALUATED", 1000)
+    assert estimator.total(groups).flops == pytest.approx(36 * step * (11 + 1360 / (3 * 64)))
 
 
 def test_minutes_are_those_of_measured_steps():
@@ -46,8 +51,9 @@ def test_minutes_are_those_of_measured_steps():
         sweep__optimizers=("sgd",), sweep__depths=(2, 8, 32), sweep__widths=(), sweep__parameterizations=("sp",)
     )
     groups = grouped(trials(chosen), lambda program: 12)
-    found = estimate.estimate(groups, Runner())
-    times = [found.by_group[group.name] for group in groups]
+    estimator = Estimator()
+    estimator.measure(groups, Runner())
+    times, found = [estimator.seconds(group) for group in groups], estimator.total(groups)
     assert 0 < times[0] < times[1] < times[2]
     assert found.seconds == pytest.approx(sum(times) + found.compiling)
 
@@ -90,6 +96,7 @@ def test_convolutions_run_a_few_at_a_time():
     s = dataclasses.replace(settings("cnn"), sweep=tiny.settings().sweep)
     s = dataclasses.replace(s, sweep=dataclasses.replace(s.sweep, depths=(2,), widths=()))
     assert at_once(trials(s)[0]) == TURNS * len(jax.local_devices())
+    assert at_once(trials(s)[0], devices=1) == TURNS
 
 
 def row(depth, rate, loss, diverged=False):

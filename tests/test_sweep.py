@@ -1,7 +1,9 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
 import contextlib
+import html
 import json
+import math
 import signal
 
 import numpy as np
@@ -13,8 +15,8 @@ from depthmup.settings import SettingsError
 from depthmup.sweep import report
 from depthmup.sweep.axes import column, flat
 from depthmup.sweep.engine import identity, train
-from depthmup.sweep.plan import SCHEMA, axes, grouped, learning_rates, shapes, trials
-from depthmup.sweep.runner import Runner
+from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials
+from depthmup.sweep.runner import Curve, GroupCheckpoints, Runner
 from depthmup.sweep.store import Store
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
@@ -147,7 +149,7 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
         @property
         def requested(self):
             self.asked += 1
-            return signal.SIGTERM if self.asked > 13 else None  # four times a group
+            return signal.SIGTERM if self.asked > 14 else None  # four times a group
 
         @requested.setter
         def requested(self, value):
@@ -183,7 +185,14 @@ def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
 
 
 class Asked:
-    requested = signal.SIGINT
+    """While the first group is trained."""
+
+    def __init__(self):
+        self._answers = iter([None])
+
+    @property
+    def requested(self):
+        return next(self._answers, signal.SIGINT)
 
 
 def test_another_config_is_refused(finished):
@@ -242,7 +251,7 @@ def test_axes_of_the_config(tmp_path):
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
-    found = report.judge(rows, settings, 10)
+    found = report.judge(rows, settings)
     assert len(found) == 2**4
     assert found[0].name == "mup gamma0 0.5, norm none, epochs 0.25, label_noise 0"
     assert found[0].name in report.verdict_table(found)
@@ -256,8 +265,9 @@ def test_the_best_of_one_shape(finished, tmp_path):
     _, rows = finished
     settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), model__width=8)
     own = [row for row in rows if (row["width"], row["depth"]) == (8, 2)]
-    assert report.judge(own, settings, 10) == []
+    assert report.judge(own, settings) == []
     text = report.best_table(own, settings)
+    assert text in html.unescape(report.write([], own, settings, tmp_path, "").read_text())
     of_sgd = [r for r in own if r["optimizer"] == "sgd" and r["parameterization"] == "mup"]
     mean = {lr: np.mean([r["loss"] for r in of_sgd if r["learning_rate"] == lr]) for lr in (0.25, 0.5, 1.0)}
     assert f"{min(mean.values()):.4f}" in next(line for line in text.splitlines() if line.startswith("sgd mup"))
@@ -266,15 +276,15 @@ def test_the_best_of_one_shape(finished, tmp_path):
 def test_report(finished, tmp_path):
     _, rows = finished
     settings = tiny.settings()
-    curves = report.judge(rows, settings, classes=10)
-    page = report.write(curves, settings, tmp_path, 10, "main.py sweep --workdir='<script>alert(1)</script>'")
+    curves = report.judge(rows, settings)
+    page = report.write(curves, rows, settings, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
     names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    html = page.read_text()
-    assert html.count("data:image/png;base64,") == len(names)
-    assert "<script>" not in html
-    assert "http" not in html  # opens offline
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == len(names)
+    assert "<script>" not in text
+    assert "http" not in text  # opens offline
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["settings"]["sweep"]["depths"] == [2, 4]
     assert len(found["sweeps"]) == len(curves) == 12
@@ -292,7 +302,7 @@ def test_report(finished, tmp_path):
 def test_report_judges_by_the_rows(finished):
     """The verdict of a curve is that of `fit.transfer` on its rows."""
     _, rows = finished
-    curve = next(c for c in report.judge(rows, tiny.settings(), 10) if (c.axis, c.optimizer) == ("depth", "adam"))
+    curve = next(c for c in report.judge(rows, tiny.settings()) if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
     result = fit.transfer(own, "depth", cap=2.302585092994046)
     assert (result.optima, result.drift, result.verdict) == (
@@ -310,9 +320,68 @@ def test_report_without_any_optimum(tmp_path):
         {**{column(k): v for k, v in t.leaves.items()}, "loss": 2.0 - t.learning_rate / 10, "diverged": False}
         for t in trials(settings)
     ]
-    curves = report.judge(rows, settings, 10)
+    curves = report.judge(rows, settings)
     assert {c.result.verdict for c in curves} == {"does not transfer"}
-    assert report.write(curves, settings, tmp_path, 10, "").exists()
+    assert report.write(curves, rows, settings, tmp_path, "").exists()
+
+
+def test_settings_of_one_parameterization_are_not_given_to_others():
+    plan = trials(tiny.settings(parameterization__name="am_mup", parameterization__lr_depth=-1.0,
+                                sweep__parameterizations=("am_mup", "sp"), sweep__optimizers=("sgd",)))  # fmt: skip
+    assert {t.settings.parameterization.name: t.settings.parameterization.lr_depth for t in plan} == {
+        "am_mup": -1.0,
+        "sp": None,
+    }
+
+
+def test_a_checkpoint_of_another_size_is_no_obstacle(tmp_path):
+    """The same trials in groups of another size, or of another program: they start anew."""
+    group = grouped(trials(tiny.settings()), lambda program: 6)[0]
+    said = []
+    for step, size in ((4, 6), (8, 4)):  # the curve of a checkpoint stays as long as the checkpoint
+        kept = GroupCheckpoints(tmp_path, Group(group.trials, size), 22, said.append)
+        kept.of = Curve(6, 11)
+        assert kept.restore({"w": np.zeros(size)}) is None
+        kept.save(step, {"w": np.zeros(size)})
+        kept.wait()
+        assert kept.restore({"w": np.zeros(size)})[0] == step
+        kept.close()
+    assert sorted(path.name for path in tmp_path.glob("*/curve-*")) == ["curve-4.npy", "curve-8.npy"]
+    kept = GroupCheckpoints(tmp_path, Group(group.trials, 6), 22, said.append)
+    assert kept.restore({"v": np.zeros(6)}) is None
+    assert "a group of trials starts anew" in said[-1]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_learning_curve_is_its_trials_own():
+    """Long ones are means over stretches, whatever other trials there were; what is after a divergence is left out."""
+    alone, among = Curve(1, 2500), Curve(2, 5000)
+    values = np.arange(2500, dtype=np.float32)
+    metrics = {"loss": values[None], "grad_norm": values[None] + 1}
+    alone.add(0, metrics)
+    among.add(0, {name: np.concatenate([v, v]) for name, v in metrics.items()})
+    one, both = alone.thinned([2500]), among.thinned([2500, 5000])
+    first = both["trial"] == 0
+    for name in ("step", "loss", "grad_norm"):
+        np.testing.assert_array_equal(both[name][first], one[name])
+    assert one["step"][:2].tolist() == [3, 6]
+    assert one["step"][-1] == 2500
+    assert one["loss"][:2].tolist() == [1.0, 4.0]
+    assert both["step"][~first][-1] == 2500
+
+
+def test_losses_that_are_swept_have_their_own_chance():
+    settings = tiny.settings(sweep__axes="loss = cross_entropy, mse", sweep__optimizers=("sgd",), sweep__widths=())
+    rows = [
+        {
+            **{column(k): v for k, v in t.leaves.items()},
+            "loss": 0.3 + abs(math.log2(t.learning_rate) + 2),
+            "diverged": False,
+        }
+        for t in trials(settings)
+    ]
+    chances = {c.variant: c.chance for c in report.judge(rows, settings)}
+    assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
 
 
 def test_alpha_is_not_given_to_those_without_one():
@@ -338,7 +407,7 @@ def test_results_without_settings_are_refused(tmp_path):
     ("overrides", "options", "says"),
     [
         ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: look at it with --dry_run"),
-        ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give 0/2 to 1/2"),
+        ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give i/n with i from 0"),
         ({}, {"shard": (0, 0)}, "shard 0/0 is out of range"),
         ({}, {"launcher": "rya"}, "unknown launcher 'rya'; did you mean 'ray'"),
         ({"sweep__adaptive": True}, {"shard": (0, 2)}, "sweep.adaptive goes by results, so that it has no parts"),
@@ -349,6 +418,11 @@ def test_results_without_settings_are_refused(tmp_path):
         ),
         ({"sweep__axes": "model.depht = 2"}, {}, "unknown axis 'model.depht'; did you mean 'model.depth'"),
         ({"sweep__axes": "model.norm = none, batch"}, {}, "unknown norm 'batch'"),
+        (
+            {"sweep__axes": "optimizer.momentum = 0.5, 0.9"},
+            {},
+            "optimizer.momentum is a setting of none of the optimizers",
+        ),
         ({"sweep__at_once": 0}, {}, "sweep.at_once must be at least 1"),
     ],
 )

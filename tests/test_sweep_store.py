@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from depthmup import sweep
-from depthmup.sweep.engine import UNIT, identity, part, train
+from depthmup.sweep.engine import identity, part, train
 from depthmup.sweep.plan import SCHEMA, grouped, trials
 from depthmup.sweep.runner import Runner
 from depthmup.sweep.store import Claims, Store
@@ -16,11 +16,17 @@ from depthmup.train.workdir import Lines, WorkdirError
 from tests import tiny
 
 ONE = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))  # one program, 36 trials
-CURVES = {
-    "step": np.array([1], np.int32),
-    "loss": np.ones((1, 1), np.float32),
-    "grad_norm": np.ones((1, 1), np.float32),
-}
+
+
+def curves(count=1):
+    """Of so many rows, a point each."""
+    ones = np.ones(count, np.float32)
+    return {
+        "trial": np.arange(count, dtype=np.int32),
+        "step": np.ones(count, np.int32),
+        "loss": ones,
+        "grad_norm": ones,
+    }
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_a_cut_tail_is_said(opened, tmp_path):
     for tail in ('{"key": "b', "\0\0\0\0", '{"key": "b\n'):
         path.write_text(whole + tail)
         store = opened()
-        assert store.messages == [f"{path}: the last row was cut off and is removed; its trial runs again"]
+        assert store.messages() == [f"{path}: the last row was cut off and is removed; its trial runs again"]
         assert list(store.rows) == ["a"]
         assert path.read_text() == whole
         store.close()
@@ -69,15 +75,15 @@ def test_reading_cuts_nothing(opened, tmp_path, capsys):
 def test_two_writers(opened, tmp_path):
     """Each sees what the other adds; a line that the other was killed in is cut before the next is added."""
     first, second = opened(), opened()
-    first.append([row("a")], CURVES)
-    second.append([row("b", loss=float("nan"))], CURVES)
+    first.append([row("a")], curves())
+    second.append([row("b", loss=float("nan"))], curves())
     assert list(second.rows) == ["a", "b"]
     first.refresh()
     assert list(first.rows) == ["a", "b"]
     with open(tmp_path / "results.jsonl", "a") as file:
         file.write('{"key": "c"')
-    first.append([row("d")], CURVES)
-    assert "cut off" in first.messages[0]
+    first.append([row("d")], curves())
+    assert "cut off" in first.messages()[0]
     second.refresh()
     assert list(second.rows) == ["a", "b", "d"]
     assert [json.loads(line)["loss"] for line in (tmp_path / "results.jsonl").read_text().splitlines()] == [
@@ -121,22 +127,19 @@ def test_another_schema_is_refused(opened, tmp_path):
         opened()
 
 
-def test_claims(opened, tmp_path, monkeypatch):
+def test_claims(opened, tmp_path):
     """What one process is at no other takes, whatever its groups are, until it is done or gone."""
     plan = trials(tiny.settings(**ONE))
     groups, others = (grouped(plan, lambda program, size=size: size) for size in (10, 16))
     first_store, second_store = opened(), opened()
     first = Claims(first_store, tmp_path)
-    monkeypatch.setattr("os.getpid", lambda: 1)
     second = Claims(second_store, tmp_path)
     _, mine = first.take(groups)
     assert mine.trials == tuple(plan[:10])
     planned, theirs = second.take(others)
     assert (planned.trials, theirs.trials) == (tuple(plan[:16]), tuple(plan[10:16]))
     assert first.take(groups)[1].trials == tuple(plan[16:20])
-    first_store.append(
-        [row(trial.key) for trial in plan[:10]], {**CURVES, "loss": np.ones((10, 1)), "grad_norm": np.ones((10, 1))}
-    )
+    first_store.append([row(trial.key) for trial in plan[:10]], curves(10))
     first.release(mine)
     assert not first.alone()
     fcntl.flock(first._file, fcntl.LOCK_UN)  # as if it were killed
@@ -148,11 +151,29 @@ def test_claims(opened, tmp_path, monkeypatch):
     assert [path.suffix for path in (tmp_path / "claims").iterdir() if path.suffix] == []
 
 
-def test_parts_are_the_plan():
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_parts_are_the_plan(count):
+    """All of it, once, in parts as equal as can be, of every program and so of every shape."""
     plan = trials(tiny.settings())
-    parts = [part(plan, i, 3) for i in range(3)]
+    parts = [part(plan, i, count) for i in range(count)]
     assert sorted(t.key for own in parts for t in own) == sorted(t.key for t in plan)
-    assert max(map(len, parts)) - min(map(len, parts)) <= UNIT
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for program in {trial.program for trial in plan}:
+        sizes = [sum(trial.program == program for trial in own) for own in parts]
+        assert max(sizes) - min(sizes) <= 1
+    assert part(plan, 0, 1) == plan
+
+
+def test_rows_of_other_parts_are_seen_as_they_come(opened):
+    """So that what a part that is still running has done is not done again."""
+    whole, other = opened(), opened(shard=(0, 2))
+    other.append([row("a")], curves())
+    whole.refresh()
+    assert list(whole.rows) == ["a"]
+    other.append([row("b")], curves())
+    whole.refresh()
+    assert list(whole.rows) == ["a", "b"]
+    assert whole.messages() == []
 
 
 def test_parts_and_their_merge(tmp_path, monkeypatch):
@@ -160,7 +181,7 @@ def test_parts_and_their_merge(tmp_path, monkeypatch):
     settings = tiny.settings(**ONE)
     whole = train(settings, tmp_path / "whole", progress=False)
     parts = [train(settings, tmp_path / "parts", shard=(i, 2), progress=False) for i in range(2)]
-    assert [len(rows) for rows in parts] == [32, 36]  # the second sees the first's, too
+    assert [len(rows) for rows in parts] == [18, 36]  # the second sees the first's, too
     names = {path.name for path in (tmp_path / "parts").glob("*.jsonl")}
     assert names == {"results-0-of-2.jsonl", "results-1-of-2.jsonl"}
     monkeypatch.setattr(Runner, "train", lambda *_: pytest.fail("trained again"))

@@ -65,7 +65,7 @@ def test_two_processes_share_the_work(alone, tmp_path):
     assert sweep_outcome(tmp_path) == alone[0]
     assert all("228 trials in" in output for _, output in results)
     groups = {path.stem for path in (tmp_path / "curves").glob("*.parquet")}
-    assert len(groups) == 4  # each trained once
+    assert len(groups) == 12  # each trained once
     assert not list((tmp_path / "claims").glob("*.json"))
 
 

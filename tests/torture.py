@@ -38,7 +38,7 @@ SWEEP = [
     "--config.sweep.widths=()",
     "--config.sweep.seeds=2",
     "--config.sweep.optimizers=('sgd',)",
-    "--config.sweep.at_once=57",  # half of a shape's: two shapes, four groups
+    "--config.sweep.at_once=19",  # a sixth of a shape's: two shapes, twelve groups
     "--config.epochs=12",
     "--config.checkpoint.every=40 steps",
 ]
@@ -185,7 +185,7 @@ left alone: all rows of `metrics.jsonl` but for timings, and the final metrics o
 A kill loses the steps since the last checkpoint that was on the disk: two intervals at most, about, for one is written
 while the next steps are trained.
 
-It does the same with `main.py sweep`: {len(expected_rows)} trials of the digits in four groups, checkpoints every 40
+It does the same with `main.py sweep`: {len(expected_rows)} trials of the digits in twelve groups, checkpoints every 40
 of their 264 steps. Compared are all rows of `results.jsonl` and all learning curves.
 
 | | |

@@ -10,7 +10,6 @@ from depthmup.settings import Settings, from_config
 from depthmup.sweep import report
 from depthmup.sweep.engine import cost, train
 from depthmup.sweep.store import curves, load
-from depthmup.train.assemble import problem_of
 from depthmup.train.workdir import Row
 
 __all__ = ["Result", "cost", "curves", "load", "run", "train"]
@@ -36,7 +35,6 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
         return Result(
             rows, f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports", None
         )
-    classes = problem_of(settings).batches.dataset.classes
-    found = report.judge(rows, settings, classes)
+    found = report.judge(rows, settings)
     verdicts = report.verdict_table(found) if found else report.best_table(rows, settings)
-    return Result(rows, verdicts, report.write(found, settings, Path(workdir), classes, command))
+    return Result(rows, verdicts, report.write(found, rows, settings, Path(workdir), command))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.fit import capped
+from depthmup.fit import capped, optimum
 from depthmup.fit.optimum import WINDOW
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Trial, combinations, trials_of
@@ -16,52 +17,72 @@ from depthmup.train.recipe import chance
 from depthmup.train.workdir import Row
 
 WIDER = 4  # octaves that a search may leave the grid by, at either end
-SIDE = WINDOW // 2  # points on either side of the best that an optimum is fitted to
-TRAINS = 0.05  # share by which the best loss must be below the worst: less is noise about chance, and no direction
+TRAINS = 0.05  # a best loss less than this share below chance is noise, and no direction
 Shape = tuple[int, int]  # width, depth
 SHAPE = ("model.width", "model.depth")
 
 
+class Found(NamedTuple):
+    """Of a finished curve. best: its best number, None if nothing trains; carried: that nearest to its optimum."""
+
+    best: int | None
+    carried: int | None
+    asked: set[int]
+
+
 class Curve:
-    """One learning-rate curve on its grid of rates, numbered from the grid's first; numbers beyond it are wider.
+    """One learning-rate curve on a lattice of rates, numbered from the grid's first; other numbers are beyond it.
 
     trials: {number: the trials of all seeds}.
     """
 
     def __init__(self, settings: Settings, rates: tuple[float, ...]) -> None:
-        extra = WIDER * settings.sweep.per_octave
-        step = rates[1] / rates[0]
-        below = [rates[0] / step**i for i in range(extra, 0, -1)]
-        above = [rates[-1] * step**i for i in range(1, extra + 1)]
-        lattice = enumerate([*below, *rates, *above], -extra)
-        self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in lattice}
+        low, per_octave = (
+            settings.sweep.log2_learning_rates[settings.optimizer.name][0],
+            settings.sweep.per_octave,
+        )
         self.grid = range(len(rates))
-        self.shape = settings.model.width, settings.model.depth
-        classes = problem_of(settings).batches.dataset.classes
-        self._cap = chance(settings.loss, classes)
+        self._rates = {
+            number: rates[number] if number in self.grid else float(np.exp2(low + number / per_octave))
+            for number in range(-WIDER * per_octave, len(rates) + WIDER * per_octave)
+        }
+        self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in self._rates.items()}
+        self._cap = chance(settings.loss, problem_of(settings).batches.dataset.classes)
 
-    def losses(self, rows: Mapping[str, Row]) -> dict[int, float]:
-        """Mean log loss over the seeds, at the numbers of which all seeds are there."""
-        found = {}
-        for number, trials in self.trials.items():
-            if all(trial.key in rows for trial in trials):
-                values = [rows[trial.key]["loss"] for trial in trials]
-                cut = capped(np.array([np.nan if value is None else value for value in values]), self._cap)
-                found[number] = float(np.log(cut).mean())
-        return found
+    def window(self, centre: int) -> set[int]:
+        """As many numbers around this one as an optimum is fitted to."""
+        first = min(max(centre - WINDOW // 2, min(self.trials)), max(self.trials) - WINDOW + 1)
+        return set(range(first, first + WINDOW))
 
-    def wanted(self, rows: Mapping[str, Row], near: Iterable[int]) -> tuple[set[int], int | None]:
-        """(numbers that are still needed, the best number if none is): those in `near`, and both neighbours on each
-        side of the best. Where nothing trains, the whole grid."""
-        losses = self.losses(rows)
-        missing = {number for number in near if number in self.trials} - losses.keys()
-        if missing:
-            return missing, None
-        best = min(losses, key=lambda number: losses[number])
-        if losses[best] > max(losses.values()) - TRAINS:
-            return set(self.grid) - losses.keys(), None
-        around = {number for number in range(best - SIDE, best + SIDE + 1) if number in self.trials}
-        return around - losses.keys(), best
+    def search(self, rows: Mapping[str, Row], start: Iterable[int]) -> tuple[set[int], Found | None]:
+        """(numbers that are needed next, what was found if none is).
+
+        Beginning with those in `start` until the best has two neighbours on either side; where nothing trains, the
+        whole grid. Rows of other numbers change nothing: after an interruption the search takes the same way.
+        """
+        asked = set(start)
+        while True:
+            missing = {n for n in asked if any(trial.key not in rows for trial in self.trials[n])}
+            if missing:
+                return missing, None
+            numbers = sorted(asked)
+            losses = self._losses(rows, numbers)
+            log = np.log(capped(losses, self._cap)).mean(axis=1)
+            best = numbers[int(np.argmin(log))]
+            trains = log.min() < math.log(self._cap) - TRAINS
+            more = (self.window(best) if trains else set(self.grid)) - asked
+            if not more:
+                return set(), Found(best if trains else None, self._nearest(numbers, losses), asked)
+            asked |= more
+
+    def _losses(self, rows: Mapping[str, Row], numbers: list[int]) -> np.ndarray:
+        """(numbers, seeds)."""
+        values = [[rows[trial.key]["loss"] for trial in self.trials[n]] for n in numbers]
+        return np.array([[np.nan if value is None else value for value in line] for line in values])
+
+    def _nearest(self, numbers: list[int], losses: np.ndarray) -> int | None:
+        rate = optimum(np.array([self._rates[n] for n in numbers]), losses, self._cap).learning_rate
+        return min(numbers, key=lambda n: abs(math.log(self._rates[n] / rate))) if rate else None
 
 
 class Search:
@@ -78,50 +99,54 @@ class Search:
         """What can be trained now, small shapes first; nothing if all optima are found."""
         result = []
         for curves in self._families.values():
-            best: dict[Shape, int | None] = {}  # of the curves that are finished
-            for shape, curve in curves.items():
-                needs, near = self._near(shape, curves, best)
-                if needs:
-                    continue  # another shape comes first
-                missing, found = curve.wanted(rows, near)
-                if missing:
-                    result += [trial for number in sorted(missing) for trial in curve.trials[number]]
-                else:
-                    best[shape] = found
+            wanted, _ = self._walk(curves, rows)
+            result += [trial for shape, numbers in wanted.items() for n in numbers for trial in curves[shape].trials[n]]
         return sorted(result, key=lambda trial: trial.settings.model.width**2 * trial.settings.model.depth)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
-        """All trials that the search has used."""
+        """All trials that a finished search has asked for."""
         return [
             trial
             for curves in self._families.values()
-            for curve in curves.values()
-            for number in curve.losses(rows)
-            for trial in curve.trials[number]
+            for shape, found in self._walk(curves, rows)[1].items()
+            for number in sorted(found.asked)
+            for trial in curves[shape].trials[number]
         ]
 
-    def _near(
-        self, shape: Shape, curves: Mapping[Shape, Curve], best: Mapping[Shape, int | None]
-    ) -> tuple[bool, set[int]]:
-        """(must another shape come first?, numbers that a curve starts with)."""
-        before, smallest = self._before(shape, curves)
-        if before is None:
-            return False, set(curves[shape].grid)
-        if any(other not in best for other in (before, *smallest)):
-            return True, set()
-        centre = best[before]
-        if centre is None:
-            return False, set(curves[shape].grid)
-        # The smallest size's best rate is what the verdict is about: it is trained at every size.
-        carried = {best[other] for other in smallest} - {None}
-        return False, {*range(centre - SIDE, centre + SIDE + 1), *carried}
+    def _walk(
+        self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
+    ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
+        """(numbers to train now, what is found), by shape."""
+        wanted, found = dict[Shape, list[int]](), dict[Shape, Found]()
+        for shape, curve in curves.items():
+            start = self._start(shape, curve, found)
+            if start is not None:
+                missing, result = curve.search(rows, start)
+                if result:
+                    found[shape] = result
+                else:
+                    wanted[shape] = sorted(missing)
+        return wanted, found
 
-    def _before(self, shape: Shape, curves: Mapping[Shape, Curve]) -> tuple[Shape | None, list[Shape]]:
+    def _start(self, shape: Shape, curve: Curve, found: Mapping[Shape, Found]) -> set[int] | None:
+        """The numbers that a curve starts with; None if another shape comes first."""
+        before, smallest = self._before(shape)
+        if before is None:
+            return set(curve.grid)
+        if any(other not in found for other in (before, *smallest)):
+            return None
+        centre = found[before].best
+        if centre is None:
+            return set(curve.grid)
+        # The smallest size's best rate is what the verdict is about: it is trained at every size.
+        carried = {found[other].carried for other in smallest} - {None}
+        return curve.window(centre) | {number for number in carried if number is not None}
+
+    def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:
         """(the next smaller shape, the smallest ones) on the axes that a shape is on."""
         width, depth = self._settings.model.width, self._settings.model.depth
         depths = sorted((width, d) for d in self._settings.sweep.depths) if shape[0] == width else []
         widths = sorted((w, depth) for w in self._settings.sweep.widths) if shape[1] == depth else []
-        smaller = [own[own.index(shape) - 1] for own in (depths, widths) if shape in own and own.index(shape)]
-        return (smaller[0] if smaller else None), [
-            own[0] for own in (depths, widths) if shape in own and own[0] != shape
-        ]
+        on = [own for own in (depths, widths) if shape in own]
+        smaller = [own[own.index(shape) - 1] for own in on if own.index(shape)]
+        return (smaller[0] if smaller else None), [own[0] for own in on if own[0] != shape]

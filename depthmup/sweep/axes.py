@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import math
 import re
 import typing
 from collections.abc import Mapping
@@ -62,9 +63,14 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 def put(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The settings with other values of some keys of `flat`. Raises SettingsError if they do not go together."""
+    changes: dict[str, Any] = {}
     for key, value in values.items():
-        settings = _put(settings, key.split("."), value)
-    return settings
+        *rooms, name = key.split(".")
+        node = changes
+        for room in rooms:
+            node = node.setdefault(room, {})
+        node[name] = value
+    return _changed(settings, changes)
 
 
 def column(key: str) -> str:
@@ -96,41 +102,44 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
             raise SettingsError(f"sweep.axes: {key} decides nothing that a training results in")
         if key not in known:
             words = [k for k in known if k.rpartition(".")[2] == key]
-            raise SettingsError(
-                f"sweep.axes: {unknown('axis', key, words or known)}" if not words else _meant(key, words)
-            )
+            if not words:
+                raise SettingsError(f"sweep.axes: {unknown('axis', key, known)}")
+            raise SettingsError(f"sweep.axes: unknown axis {key!r}; did you mean {' or '.join(map(repr, words))}?")
         if key in result:
             raise SettingsError(f"sweep.axes: {key} is given twice")
-        kind, special = _kind(settings, key.split("."))
+        kind = _kind(settings, key.split("."))
         try:
-            result[key] = tuple(convert(kind, value, key, special) for value in _values(values))
-        except (ValueError, SyntaxError) as error:
+            result[key] = tuple(convert(kind, value, key, {}) for value in _values(values))
+        except SettingsError as error:
             raise SettingsError(f"sweep.axes: {error}") from error
+        except (ValueError, SyntaxError) as error:
+            raise SettingsError(
+                f"sweep.axes: {key} has values that cannot be read, {values!r}: quote a word"
+            ) from error
         if not result[key] or len(set(result[key])) != len(result[key]):
             raise SettingsError(f"sweep.axes: {key} has {'a value twice' if result[key] else 'no value'}: {values!r}")
     return result
 
 
-def _meant(key: str, words: list[str]) -> str:
-    return f"sweep.axes: unknown axis {key!r}; did you mean {' or '.join(map(repr, words))}?"
+def _changed(node: Any, changes: Mapping[str, Any]) -> Any:
+    """All at once: a setting may be wrong with the old value of another."""
+    if isinstance(node, ModelSettings):
+        options = {name: value for name, value in changes.items() if name in node.options}
+        own = {name: value for name, value in changes.items() if name not in options}
+        return dataclasses.replace(node, options={**node.options, **options}, **own)
+    inner = {n: _changed(getattr(node, n), v) if isinstance(v, dict) else v for n, v in changes.items()}
+    return dataclasses.replace(node, **inner)
 
 
-def _put(node: Any, path: list[str], value: Any) -> Any:
-    name, *rest = path
-    if isinstance(node, ModelSettings) and name in node.options:
-        return dataclasses.replace(node, options={**node.options, name: value})
-    return dataclasses.replace(node, **{name: _put(getattr(node, name), rest, value) if rest else value})
-
-
-def _kind(settings: Any, path: list[str]) -> tuple[Any, Any]:
-    """(type of a setting, what `convert` needs besides)."""
+def _kind(settings: Any, path: list[str]) -> Any:
+    """The type of a setting."""
     node = settings
     for name in path[:-1]:
         node = getattr(node, name)
     if isinstance(node, ModelSettings) and path[-1] in node.options:
-        return MODELS[node.name].option_types()[path[-1]], {}
+        return MODELS[node.name].option_types()[path[-1]]
     kind: Any = type(node)
-    return _hints(kind)[path[-1]], {}
+    return _hints(kind)[path[-1]]
 
 
 @functools.cache
@@ -139,7 +148,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _values(text: str) -> list[Any]:
-    """The values of one axis. Raises ValueError or SyntaxError for what is no list of them."""
+    """The values of one axis. Raises SettingsError, ValueError or SyntaxError for what is no list of them."""
     found = re.fullmatch(r"(grid|log)\((.*)\)", text)
     if not found:
         words = re.sub(r"(?<![\w.'\"])([A-Za-z_][\w./]*)(?![\w'\"])", _quoted, text)
@@ -150,12 +159,12 @@ def _values(text: str) -> list[Any]:
         or not all(isinstance(a, int | float) for a in arguments)
         or int(arguments[2]) != arguments[2]
     ):
-        raise ValueError(f"{text!r} must be {found[1]}(low, high, points)")
+        raise SettingsError(f"{text!r} must be {found[1]}(low, high, points)")
     low, high, points = arguments
     if points < 2 or not low < high or (found[1] == "log" and low <= 0):
-        raise ValueError(f"{text!r} needs low < high, two points or more, and for log a low above 0")
+        raise SettingsError(f"{text!r} needs low < high, two points or more, and for log a low above 0")
     values = [float(value) for value in GRIDS[found[1]](low, high, int(points))]
-    whole = isinstance(low, int) and isinstance(high, int) and all(value == round(value) for value in values)
+    whole = isinstance(low, int) and isinstance(high, int) and all(math.isclose(v, round(v)) for v in values)
     return [round(value) for value in values] if whole else values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ RETRIES = 10  # of a group whose worker was lost
 
 
 class Cluster:
-    """The cluster that this process is connected to, else that of RAY_ADDRESS, else one of this machine alone.
+    """The cluster that this process is connected to, else that of RAY_ADDRESS, else a new one of this machine alone.
 
     A task is one group: the worker trains it and returns its rows, which this process alone writes. A worker that is
     lost (killed, preempted, out of memory) costs the groups it was at, which others train again. Raises SettingsError
@@ -34,7 +35,13 @@ class Cluster:
             raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'") from error
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            # Without an address Ray would join whatever cluster was last started on this machine, alive or not.
+            ray.init(
+                address=os.environ.get("RAY_ADDRESS") or "local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         self._cpus, self._gpus = cpus, gpus
         if not self.slots():
             have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}

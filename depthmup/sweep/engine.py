@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from depthmup.parameterization import unknown
 from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import LEARNING_RATE, OWN, flat, parse
-from depthmup.sweep.estimate import at_once, estimate, too_large
+from depthmup.sweep.estimate import Estimator, at_once, too_large
 from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
 from depthmup.sweep.progress import Progress
 from depthmup.sweep.runner import CACHE, UNFINISHED, GroupCheckpoints, Outcome, Runner, compiled_in
@@ -23,7 +26,9 @@ from depthmup.train.assemble import problem_of
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import Row
 
-UNIT = 32  # trials of one program that a shard gets at a time
+if TYPE_CHECKING:
+    from depthmup.sweep.cluster import Cluster
+
 WAIT = 0.5  # seconds between two looks at what others do
 LAUNCHERS = ("local", "ray")
 
@@ -62,13 +67,16 @@ def train(
         stack.callback(store.close)
         claims = Claims(store, workdir)
         stack.callback(claims.close)
-        if settings.sweep.cache:
-            stack.enter_context(compiled_in(workdir / CACHE))
-        stop = stack.enter_context(Stop())
+        cache = workdir / CACHE if settings.sweep.cache else None
+        stack.enter_context(compiled_in(cache))
+        cluster = None
+        if launcher == "ray":
+            from depthmup.sweep.cluster import Cluster
+
+            cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
+        stop = stack.enter_context(Stop())  # after Ray, which has a handler of its own
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress))
-        for message in store.messages:
-            shown.say(message)
-        sweep = _Sweep(settings, workdir, store, claims, shown, stop, launcher, _sizes(plan))
+        sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
         if settings.sweep.adaptive:
             search = Search(settings)
             while more := search.next_trials(store.rows):
@@ -81,13 +89,13 @@ def train(
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
-def cost(settings: Settings | Mapping[str, Any]) -> str:
-    """What a sweep would cost, by steps that are trained and measured here: what --dry_run says."""
+def cost(settings: Settings | Mapping[str, Any], launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> str:
+    """What a sweep that has not begun would cost, by steps that are trained and measured here: what --dry_run says."""
     settings = settings if isinstance(settings, Settings) else from_config(settings)
-    plan = checked(settings)
-    groups = grouped(plan, _sizes(plan))
-    text = str(estimate(groups, Runner(settings.parallel.wrapper)))
-    return f"{text}{'; adaptive: at most' if settings.sweep.adaptive else ''}"
+    plan = part(checked(settings, launcher, shard), *shard)
+    groups, estimator = grouped(plan, _sizes(plan)), Estimator()
+    estimator.measure(groups, Runner(settings.parallel.wrapper))
+    return f"{estimator.total(groups)}{'; adaptive: about half of that' if settings.sweep.adaptive else ''}"
 
 
 def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> list[Trial]:
@@ -95,9 +103,7 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
     if launcher not in LAUNCHERS:
         raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
     if not 0 <= shard[0] < shard[1]:
-        raise SettingsError(
-            f"shard {shard[0]}/{shard[1]} is out of range: give 0/{shard[1]} to {shard[1] - 1}/{shard[1]}"
-        )
+        raise SettingsError(f"shard {shard[0]}/{shard[1]} is out of range: give i/n with i from 0 to n - 1")
     if settings.sweep.adaptive and shard[1] > 1:
         raise SettingsError(
             "sweep.adaptive goes by results, so that it has no parts: use --launcher=ray, or no --shard"
@@ -111,10 +117,13 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
 
 
 def part(plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:
-    """The trials of one of several parts: the same on every machine."""
-    if parts == 1:
-        return list(plan)
-    return [trial for group in grouped(plan, lambda program: UNIT)[number::parts] for trial in group.trials]
+    """The trials of one of several parts, the same on every machine: of each program an equal slice."""
+    result: list[Trial] = []
+    for i, group in enumerate(grouped(plan, lambda program: len(plan))):
+        ends = np.linspace(0, len(group.trials), parts + 1).round().astype(int)
+        place = (number + i) % parts  # so that what is left over goes to each in turn
+        result += group.trials[ends[place] : ends[place + 1]]
+    return result
 
 
 def identity(settings: Settings) -> dict[str, Any]:
@@ -126,39 +135,39 @@ def identity(settings: Settings) -> dict[str, Any]:
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 
+@dataclasses.dataclass
 class _Sweep:
     """What the rounds of one call of `train` share."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        workdir: Path,
-        store: Store,
-        claims: Claims,
-        progress: Progress,
-        stop: Stop,
-        launcher: str,
-        sizes: Callable[[Any], int],
-    ) -> None:
-        self.settings, self.workdir, self.store, self.claims = settings, workdir, store, claims
-        self.progress, self.stop, self.launcher = progress, stop, launcher
-        self.sizes = sizes
-        self.runner = Runner(settings.parallel.wrapper)
+    settings: Settings
+    workdir: Path
+    store: Store
+    claims: Claims
+    progress: Progress
+    stop: Stop
+    cluster: Cluster | None
+    plan: list[Trial]
+
+    def __post_init__(self) -> None:
+        devices = max(1, int(self.settings.sweep.cpus)) if self.cluster else None
+        self.sizes = _sizes(self.plan, devices)
+        self.runner, self.estimator = Runner(self.settings.parallel.wrapper), Estimator()
         self.said = False
 
     def run(self, wanted: Sequence[Trial]) -> None:
         """Train those of these trials that nobody has trained, and wait for those that another process is at."""
         todo = self._missing(grouped(wanted, self.sizes))
         if not todo:
-            return
-        expected = self._expected(todo)
+            return self._say_messages()
+        self._say_cost(todo)
         while todo:
-            self.progress.expect({group.name: expected[group.name] for group in todo})
-            if self.launcher == "ray":
-                self._on_ray(todo)
+            self.progress.expect({group.name: self.estimator.seconds(group) for group in todo})
+            if self.cluster:
+                self._on_ray(todo, self.cluster)
             else:
                 self._here(todo)
             self.store.refresh()
+            self._say_messages()
             todo = self._missing(todo)
             if todo:
                 self.progress.note(f"another process is at what is left, {len(todo)} groups; waiting for it")
@@ -166,6 +175,7 @@ class _Sweep:
                 time.sleep(WAIT)
 
     def _here(self, todo: Sequence[Group]) -> None:
+        self._stop_if_asked("before the next group")
         while taken := self.claims.take(todo):
             planned, group = taken
             say = functools.partial(self.progress.running, planned.name, str(group))
@@ -177,54 +187,64 @@ class _Sweep:
                     checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, per_epoch, self.progress.say)
                     stack.callback(checkpoints.close)
                 outcome = self.runner.train(group, say, checkpoints, self.stop)
-            self._keep(planned, group, outcome)
+                self._keep(planned, group, outcome)
+                if checkpoints:
+                    checkpoints.remove()
             self._stop_if_asked(f"after {group}")
 
-    def _on_ray(self, todo: Sequence[Group]) -> None:
-        from depthmup.sweep.cluster import Cluster
-
-        sweep = self.settings.sweep
-        with Cluster(sweep.cpus, sweep.gpus, self.workdir / CACHE if sweep.cache else None) as cluster:
-            running: dict[Any, tuple[Group, Group]] = {}
-            while True:
-                while len(running) < cluster.slots() and (taken := self.claims.take(todo)):
-                    running[cluster.submit(taken[1])] = taken
-                    self.progress.running(taken[0].name, str(taken[1]), 0.0)
-                if not running:
-                    return
-                for task in cluster.finished(list(running), WAIT):
-                    planned, group = running.pop(task)
+    def _on_ray(self, todo: Sequence[Group], cluster: Cluster) -> None:
+        running: dict[Any, tuple[Group, Group]] = {}
+        failed: tuple[Group, Exception] | None = None
+        while True:
+            while not failed and len(running) < cluster.slots() and (taken := self.claims.take(todo)):
+                running[cluster.submit(taken[1])] = taken
+                self.progress.running(taken[0].name, str(taken[1]), 0.0)
+            if not running:
+                break
+            for task in cluster.finished(list(running), WAIT):
+                planned, group = running.pop(task)
+                try:
                     self._keep(planned, group, cluster.outcome(task))
-                if self.stop.requested:
-                    cluster.cancel(list(running))
-                self._stop_if_asked("with the groups that are done")
+                except Exception as error:  # whatever the worker raised: the others' work is kept first
+                    failed = group, error
+            if self.stop.requested:
+                cluster.cancel(list(running))
+            self._stop_if_asked("with the groups that are done")
+        if failed:
+            raise RuntimeError(f"{failed[0]} failed on the Ray cluster; all else is kept, start again") from failed[1]
 
     def _keep(self, planned: Group, group: Group, outcome: Outcome) -> None:
         self.store.append(*outcome)
         self.claims.release(group)
-        shutil.rmtree(self.workdir / UNFINISHED / group.name, ignore_errors=True)
+        self._say_messages()
         self.progress.finished(planned.name, outcome.rows)
 
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
 
-    def _expected(self, todo: Sequence[Group]) -> dict[str, float]:
-        """Of each group the seconds it will take; where nobody looks, or others train, only in proportion."""
-        measured = self.progress.shown and self.launcher == "local" and not self.said
-        result = estimate(todo, self.runner if measured else None)
-        if not self.said:
-            done = len(self.store.rows)
-            words = f"{done:,} trials are there; to do: {result}" if done else str(result)
-            self.progress.say(words + " for the first sizes" * self.settings.sweep.adaptive)
-            self.said = True
-        return result.by_group
+    def _say_cost(self, todo: Sequence[Group]) -> None:
+        """Once; measured where it is this process that trains, and somebody looks."""
+        if self.said:
+            return
+        if self.progress.shown and not self.cluster:
+            every = grouped(self.plan, self.sizes) if self.settings.sweep.adaptive else todo
+            self.estimator.measure(every, self.runner)
+        self._say_messages()
+        done, words = len(self.store.rows), str(self.estimator.total(todo))
+        words = f"{done:,} trials are there; to do: {words}" if done else words
+        self.progress.say(words + " for the first sizes" * self.settings.sweep.adaptive)
+        self.said = True
+
+    def _say_messages(self) -> None:
+        for message in self.store.messages():
+            self.progress.say(message)
 
     def _stop_if_asked(self, where: str = "") -> None:
         if self.stop.requested:
             raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
 
 
-def _sizes(plan: Sequence[Trial]) -> Callable[[Any], int]:
+def _sizes(plan: Sequence[Trial], devices: int | None = None) -> Callable[[Any], int]:
     """Program -> how many of its trials run together: equal groups, none larger than what fits."""
     by_program: dict[Any, list[Trial]] = {}
     for trial in plan:
@@ -233,6 +253,6 @@ def _sizes(plan: Sequence[Trial]) -> Callable[[Any], int]:
     @functools.cache
     def size(program: Any) -> int:
         trials = by_program[program]
-        return -(-len(trials) // -(-len(trials) // at_once(trials[0])))
+        return -(-len(trials) // -(-len(trials) // at_once(trials[0], devices)))
 
     return size

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Group, Trial
 from depthmup.sweep.runner import Runner, hyper_of, hypers_of
@@ -22,18 +23,18 @@ from depthmup.train.step import Hyper, Trainer
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
 TURNS = 4  # of a group, where trials run in turn: nothing is gained by more
 SHARE = 0.6  # of the memory that is free
+NOMINAL = 1e-10  # seconds that an operation counts where none is measured
 MEASURED = 2, 60  # steps whose time is taken: so many, and then more of them, as many as take half a second
 
 
 class Estimate(NamedTuple):
-    """seconds: None if nothing was measured; by_group: those of each group without compilation, else its operations."""
+    """seconds: None if nothing was measured."""
 
     trials: int
     programs: int
     flops: float
     seconds: float | None = None
     compiling: float = 0.0
-    by_group: dict[str, float] = {}  # noqa: RUF012 - never changed
 
     def __str__(self) -> str:
         text = f"{self.trials:,} trials, {self.programs:,} programs, {self.flops:.1e} floating point operations"
@@ -50,17 +51,21 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def at_once(trial: Trial) -> int:
-    """How many trials like this one run together: as the config says, or as many as fit in memory."""
+def at_once(trial: Trial, devices: int | None = None) -> int:
+    """How many trials like this one run together: as the config says, or as many as fit in memory.
+
+    devices: of whoever will train them; None: those of this process.
+    """
     settings = trial.settings
     if settings.sweep.at_once:
         return settings.sweep.at_once
     problem = problem_of(settings)
-    trainer, devices = problem.trainer(settings.model, settings.optimizer.name), jax.local_devices()
+    trainer, local = problem.trainer(settings.model, settings.optimizer.name), jax.local_devices()
+    devices = devices or len(local)
     layout = trainer.layout or trial_layout()
-    most = TURNS * len(devices) if layout == "turn" else AT_ONCE
-    free = SHARE * _free(devices[0]) / (len(devices) if jax.default_backend() == "cpu" else 1)
-    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout)) * len(devices)
+    most = TURNS * devices if layout == "turn" else AT_ONCE
+    free = SHARE * _free(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
+    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout)) * devices
     return max(1, min(most, fit))
 
 
@@ -80,37 +85,53 @@ def memory(trainer: Trainer, problem: Problem, hyper: Hyper, layout: str) -> flo
     return held + (analysis.temp_size_in_bytes if analysis else 0.0)
 
 
-def estimate(groups: Sequence[Group], runner: Runner | None = None) -> Estimate:
-    """runner: measure steps of the cheapest and the dearest program, which are compiled for it; others lie between."""
-    work: dict[Any, float] = {}  # operations of a step, by program
-    steps: dict[str, float] = {}  # of each group, evaluation among them
-    first: dict[Any, Group] = {}
-    for group in groups:
-        s = group.settings
-        problem = problem_of(s)
-        if group.program not in work:
-            first[group.program] = group
-            trainer = problem.trainer(s.model, s.optimizer.name)
-            hyper = hyper_of(problem, group.trials[0])
-            work[group.program] = flops.of_step(trainer, hyper, problem.input_shape, s.data.batch_size)
-        evaluated = sum(split.examples for split in problem.batches.dataset[:3]) / (3 * s.data.batch_size)
+class Estimator:
+    """What groups of trials take: operations, and seconds once some programs are measured."""
+
+    def __init__(self) -> None:
+        self._work: dict[Any, float] = {}  # operations of a step, by program
+        self._points: list[tuple[float, float]] = [(1.0, NOMINAL)]  # (operations, seconds) of a step of one trial
+        self._compiling: float | None = None  # seconds for one program
+
+    def measure(self, groups: Sequence[Group], runner: Runner) -> None:
+        """Time the cheapest and the dearest program of these groups, which are compiled for it; others lie between."""
+        first = {group.program: group for group in reversed(groups)}
+        ends = sorted(first.values(), key=self.work)
+        self._points = []
+        for group in ends if len(ends) < 2 else (ends[0], ends[-1]):
+            self._compiling, seconds = _measure(runner, group)  # the first one's has JAX's own start in it
+            self._points.append((self.work(group), seconds))
+
+    def work(self, group: Group) -> float:
+        """Operations of one step of one trial."""
+        if group.program not in self._work:
+            s, problem = group.settings, problem_of(group.settings)
+            trainer, hyper = problem.trainer(s.model, s.optimizer.name), hyper_of(problem, group.trials[0])
+            self._work[group.program] = flops.of_step(trainer, hyper, problem.input_shape, s.data.batch_size)
+        return self._work[group.program]
+
+    def seconds(self, group: Group) -> float:
+        """Without compilation; if nothing was measured, right in proportion alone."""
+        x, y = zip(*self._points, strict=True)
+        step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
+        return self._steps(group) * step
+
+    def total(self, groups: Sequence[Group]) -> Estimate:
+        trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})
+        operations = sum(self.work(group) * self._steps(group) for group in groups)
+        if self._compiling is None:
+            return Estimate(trials, programs, operations)
+        compiling = self._compiling * programs
+        return Estimate(trials, programs, operations, compiling + sum(map(self.seconds, groups)), compiling)
+
+    def _steps(self, group: Group) -> float:
+        """Of all its trials; the evaluation at the end as many as take as long: forwards only, a third of a step."""
+        problem, per_step = problem_of(group.settings), 3 * group.settings.data.batch_size
+        dataset = problem.batches.dataset
+        train = min(dataset.train.examples, TRAIN_EVALUATED)
+        evaluated = (train + dataset.validation.examples + dataset.test.examples) / per_step
         of_epochs = (recipe_of(t.settings, problem.batches.steps_per_epoch).steps for t in group.trials)
-        steps[group.name] = sum(of_epochs) + evaluated * len(group.trials)
-    total = sum(work[group.program] * steps[group.name] for group in groups)
-    trials = sum(len(group.trials) for group in groups)
-    if runner is None:
-        by_group = {group.name: work[group.program] * steps[group.name] for group in groups}
-        return Estimate(trials, len(work), total, by_group=by_group)
-    ends = sorted(first, key=work.__getitem__)
-    points, compiling = [], 0.0
-    for program in dict.fromkeys((ends[0], ends[-1])):
-        compiled, seconds = _measure(runner, first[program])
-        compiling = compiled  # the first one's has JAX's own start in it
-        points.append((work[program], seconds))
-    x, y = zip(*points, strict=True)
-    by_group = {g.name: steps[g.name] * float(np.interp(work[g.program], x, y)) for g in groups}
-    compiling *= len(work)
-    return Estimate(trials, len(work), total, sum(by_group.values()) + compiling, compiling, by_group)
+        return sum(of_epochs) + evaluated * len(group.trials)
 
 
 def _measure(runner: Runner, group: Group) -> tuple[float, float]:

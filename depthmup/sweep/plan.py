@@ -116,15 +116,17 @@ def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]
             "optimizer.name": optimizer,
             **dict(zip(static, others, strict=True)),
         }
-        of_program = put(settings, at)
         for name, *values in itertools.product(settings.sweep.parameterizations, *traced.values()):
             point = _effective(settings, optimizer, name, dict(zip(traced, values, strict=True)))
-            curve = put(of_program, point)
+            curve = put(settings, at | point)
             try:
                 curve.parameterization.build().check_family(family_of(optimizer))
             except ValueError as error:
                 raise named("sweep", error) from error
             result.append((curve, grid))
+    for key, given in traced.items():
+        if not {flat(curve)[key] for curve, _ in result}.issuperset(given):
+            raise SettingsError(f"sweep.axes: {key} is a setting of none of the optimizers and parameterizations swept")
     return result
 
 

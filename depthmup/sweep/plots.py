@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "inconclusive": "#8a6d00"}
 
 
-def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
+def loss_curves(curves: Sequence[Curve], axis: str) -> Figure:
     """Loss against learning rate: a row per optimizer and variant, a column per parameterization, a curve per size."""
     curves = [c for c in curves if c.axis == axis]
     rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
@@ -30,14 +30,14 @@ def loss_curves(curves: Sequence[Curve], axis: str, cap: float) -> Figure:
         colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
         of_sizes = zip(c.result.values, c.result.learning_rates, c.result.losses, c.result.optima, colors, strict=True)
         for size, rates, losses, optimum, color in of_sizes:
-            log = np.log(capped(losses, cap))
+            log = np.log(capped(losses, c.chance))
             mean, spread = log.mean(axis=1), log.std(axis=1)
             panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
             panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
             if optimum.learning_rate is not None:
                 at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
                 panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
-        panel.axhline(cap, color="gray", lw=0.8, ls=":")
+        panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         verdict = c.result.verdict

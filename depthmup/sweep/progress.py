@@ -63,9 +63,11 @@ class Progress:
     def note(self, text: str) -> None:
         """What is going on besides."""
         self._note = text
+        self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
         self._shares[name], self._names[name] = share, words
+        self._now_and_then()
 
     def finished(self, name: str, rows: Iterable[Row]) -> None:
         rows = list(rows)
@@ -73,9 +75,13 @@ class Progress:
         self._spent += self._expected.pop(name, 0.0)
         self._groups, self._trials = self._groups + 1, self._trials + len(rows)
         self._take(rows)
+        self._now_and_then()
+
+    def _now_and_then(self) -> None:
+        """A line, where there is no terminal to draw on."""
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
-            self.say(self.line())
+            self.say(self.line() if self._shares or not self._note else f"{self.line()}; {self._note}")
 
     def line(self) -> str:
         """Groups, trials per minute, time left."""

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from depthmup.fit import Transfer, transfer
 from depthmup.settings import Settings
 from depthmup.sweep import plots
-from depthmup.sweep.axes import LEARNING_RATE, column, parse
+from depthmup.sweep.axes import LEARNING_RATE, column, parse, put
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import axes
+from depthmup.train.assemble import problem_of
 from depthmup.train.recipe import chance
 from depthmup.train.workdir import Row, write_atomically
 
@@ -29,6 +30,7 @@ class Curve(NamedTuple):
     parameterization: str
     axis: str
     result: Transfer
+    chance: float  # the loss of knowing nothing
     variant: str = ""  # the values of the axes that the config adds
 
     @property
@@ -36,15 +38,15 @@ class Curve(NamedTuple):
         return f"{self.parameterization} {self.variant}".strip()
 
 
-def judge(rows: Sequence[Row], settings: Settings, classes: int) -> list[Curve]:
+def judge(rows: Sequence[Row], settings: Settings) -> list[Curve]:
     """The transfer verdict of every optimizer and parameterization along every axis; losses are capped at chance."""
     curves = []
     for axis, values in axes(settings):
         other, fixed = ("width", settings.model.width) if axis == "depth" else ("depth", settings.model.depth)
         for (optimizer, name, variant), table in _variants(rows, settings).items():
             table = [row for row in table if row[other] == fixed and row[axis] in values]
-            result = transfer(table, axis, cap=chance(settings.loss, classes))
-            curves.append(Curve(optimizer, name, axis, result, variant))
+            cap = _chance(table[0], settings)
+            curves.append(Curve(optimizer, name, axis, transfer(table, axis, cap), cap, variant))
     return curves
 
 
@@ -73,6 +75,12 @@ def _variants(rows: Sequence[Row], settings: Settings) -> dict[tuple[str, str, s
         words = ", ".join(f"{name} {_short(row[name])}" for name in added)
         result.setdefault((row["optimizer"], row["parameterization"], words), []).append(row)
     return result
+
+
+def _chance(row: Row, settings: Settings) -> float:
+    """Of the loss and the data set of a row, which may be axes."""
+    own = put(settings, {key: row[column(key)] for key in ("loss", "data.name") if key in parse(settings)})
+    return chance(own.loss, problem_of(own).batches.dataset.classes)
 
 
 def _short(value: Any) -> str:
@@ -130,28 +138,32 @@ def summary(curves: Sequence[Curve], settings: Settings) -> dict[str, Any]:
     return {"sweeps": sweeps, "settings": identity(settings)}
 
 
-def write(curves: Sequence[Curve], settings: Settings, workdir: Path, classes: int, command: str) -> Path:
+def write(curves: Sequence[Curve], rows: Sequence[Row], settings: Settings, workdir: Path, command: str) -> Path:
     """PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
     found = summary(curves, settings)
     write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
     pictures = {}
     for axis, _ in axes(settings):
-        pictures[f"loss_over_{axis}"] = plots.png(plots.loss_curves(curves, axis, math.log(classes)))
+        pictures[f"loss_over_{axis}"] = plots.png(plots.loss_curves(curves, axis))
         pictures[f"optimum_over_{axis}"] = plots.png(plots.optima(curves, axis))
     for name, content in pictures.items():
         write_atomically(workdir / f"{name}.png", content)
     report = workdir / "report.html"
-    write_atomically(report, _html(curves, pictures, found["settings"], command))
+    best = "" if curves else best_table(rows, settings)
+    write_atomically(report, _html(curves, best, pictures, found["settings"], command))
     return report
 
 
-def _html(curves: Sequence[Curve], pictures: dict[str, bytes], settings: dict[str, Any], command: str) -> str:
+def _html(
+    curves: Sequence[Curve], best: str, pictures: dict[str, bytes], settings: dict[str, Any], command: str
+) -> str:
     import jinja2
 
     template = resources.files("depthmup.sweep").joinpath("report.html.jinja").read_text()
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
     return page.render(
         curves=curves,
+        best=best,
         log2=_log2,
         colors=plots.VERDICT_COLORS,
         pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from depthmup.train.checkpoint import Checkpoints, Every
 from depthmup.train.loop import TrialLoop
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
-from depthmup.train.workdir import Row, digest, write_atomically
+from depthmup.train.workdir import Row, WorkdirError, digest, write_atomically
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 POINTS = 1000  # of a learning curve, at most: of longer trainings means over equal stretches of steps
@@ -30,7 +31,7 @@ FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # col
 
 
 class Outcome(NamedTuple):
-    """rows: one per trial. curves: "step" (points,), the last of each stretch, and METRICS (trials, points)."""
+    """rows: one per trial. curves: columns "trial" (number of the row), "step" (the last of a stretch) and METRICS."""
 
     rows: list[Row]
     curves: dict[str, np.ndarray]
@@ -66,7 +67,7 @@ class Runner:
         problem, loop = self.loop(group)
         hypers = hypers_of(problem, group)
         steps = max(int(hyper.steps) for hyper in hypers)
-        curve = _Curve(len(group.trials), steps)
+        curve = Curve(len(group.trials), steps)
 
         def report(step: int, metrics: Mapping[str, np.ndarray]) -> None:
             first = step - metrics["loss"].shape[1]
@@ -82,7 +83,7 @@ class Runner:
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": int(hypers[i].steps)}
             rows.append(row | {name: value[i].item() for name, value in result.items()})
-        return Outcome(rows, curve.thinned())
+        return Outcome(rows, curve.thinned([row["steps"] for row in rows]))
 
 
 def hypers_of(problem: Problem, group: Group) -> list[Hyper]:
@@ -101,22 +102,39 @@ def hyper_of(problem: Problem, trial: Trial) -> Hyper:
 class GroupCheckpoints(Checkpoints):
     """Checkpoints of a group of trials, with their learning curves so far beside them."""
 
-    of: _Curve
+    of: Curve
 
     def __init__(self, folder: Path, group: Group, per_epoch: int, say: Callable[[str], None]) -> None:
         """folder: of all groups. per_epoch: steps of an epoch. say: takes messages."""
-        self._dir = folder / group.name
+        self._dir = folder / f"{group.name}-{group.size}"
         trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
         every = Every.of(group.settings.checkpoint.every, per_epoch)
         super().__init__(self._dir, trials, every=every, keep=1, best=0, say=say)
+
+    def restore(self, like: Any) -> tuple[int, Any] | None:
+        """As of `Checkpoints`, but what is of another program is removed: the group starts anew."""
+        try:
+            return super().restore(like)
+        except WorkdirError as error:
+            self._say(f"a group of trials starts anew: {error}")
+            self.remove()
+            return None
+
+    def remove(self) -> None:
+        """The group is done, or cannot go on from here."""
+        self.close()
+        shutil.rmtree(self._dir, ignore_errors=True)
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         self._dir.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # a full disk: `Checkpoints.save` says so, and a curve is no result
             write_atomically(self._dir / f"curve-{step}.npy", self.of.values[:, :, :step].tobytes())
-            for old in sorted(self._dir.glob("curve-*.npy"), key=lambda path: path.stat().st_mtime)[:-2]:
-                old.unlink()
         super().save(step, state, metrics)
+        # By what is on the disk: the checkpoint before stays until this one is whole, though Orbax no longer counts it.
+        for path in self._dir.glob("curve-*.npy"):
+            number = path.stem.removeprefix("curve-")
+            if int(number) != step and not (self.path / number).exists():
+                path.unlink()
 
     def curve(self, step: int) -> np.ndarray | None:
         """What `save` kept at this step."""
@@ -124,7 +142,7 @@ class GroupCheckpoints(Checkpoints):
         return np.frombuffer(path.read_bytes(), np.float32) if path.exists() else None
 
 
-class _Curve:
+class Curve:
     """Metrics of every step: `values` (metrics, trials, steps), NaN where there is none."""
 
     def __init__(self, trials: int, steps: int) -> None:
@@ -140,13 +158,17 @@ class _Curve:
         for i, name in enumerate(METRICS):
             self.values[i, :, first : self.done] = metrics[name][: self.values.shape[1]]
 
-    def thinned(self) -> dict[str, np.ndarray]:
-        steps = self.values.shape[2]
-        stretch = -(-steps // POINTS)
-        starts = np.arange(0, steps, stretch)
-        ends = np.append(starts[1:], steps)
-        means = np.add.reduceat(self.values, starts, axis=2) / (ends - starts).astype(np.float32)
-        return {"step": ends.astype(np.int32), **dict(zip(METRICS, means, strict=True))}
+    def thinned(self, steps: Sequence[int]) -> dict[str, np.ndarray]:
+        """steps: of each trial; where there is no loss (it has diverged) there is no point."""
+        parts = []
+        for trial, count in enumerate(steps):
+            starts = np.arange(0, count, -(-count // POINTS))
+            ends = np.append(starts[1:], count)
+            means = np.add.reduceat(self.values[:, trial, :count], starts, axis=1) / (ends - starts).astype(np.float32)
+            there = ~np.isnan(means[0])
+            parts.append((np.full(there.sum(), trial, np.int32), ends[there].astype(np.int32), *means[:, there]))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return dict(zip(("trial", "step", *METRICS), columns, strict=True))
 
 
 @contextlib.contextmanager

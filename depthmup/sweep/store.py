@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ RESULTS = "results*.jsonl"  # one file of this process's shard, those of the oth
 CURVES = "curves"  # folder of parquet files, one per group of trials
 CLAIMS = "claims"  # folder of files, one per process that is running: the keys of the trials it is at
 REMEDY = "delete that line to run its trial again"
-Curves = Mapping[str, np.ndarray]  # "step" (points,), and of each metric (trials, points)
+Curves = Mapping[str, np.ndarray]  # as of `runner.Outcome`
 
 
 class Store:
@@ -46,17 +47,14 @@ class Store:
     def __init__(self, workdir: Path, settings: Mapping[str, Any], shard: tuple[int, int] = (0, 1)) -> None:
         """settings: `engine.identity`. shard: (number of this part of the sweep, number of parts)."""
         name = "results.jsonl" if shard[1] == 1 else f"results-{shard[0]}-of-{shard[1]}.jsonl"
-        self.path, self.rows, self.messages = workdir / name, dict[str, Row](), list[str]()
+        self.path, self.rows, self._messages = workdir / name, dict[str, Row](), list[str]()
         self._dir, self._cut = workdir, 0
+        self._others: dict[Path, tuple[int, int]] = {}  # files of other shards: bytes and lines that were read
         self._workdir = Workdir(workdir, settings, name, shared=True, differs=_difference)
         try:
             self._lines, self._taken = Lines(self.path, REMEDY), 0
             self._take()
-            for other in sorted(set(workdir.glob(RESULTS)) - {self.path}):
-                rows, _, broken = parsed(other.read_bytes(), other, REMEDY)
-                self._add(rows, other)
-                if broken:
-                    self.messages.append(f"{other}: the last row is cut off and not used; its trial runs again")
+            self._read_others()
         except BaseException:
             self.close()
             raise
@@ -72,6 +70,12 @@ class Store:
         """Take in what other processes have added."""
         self._lines.refresh()
         self._take()
+        self._read_others()
+
+    def messages(self) -> list[str]:
+        """What there is to say since the last time."""
+        new, self._messages = self._messages, []
+        return new
 
     def close(self) -> None:
         if hasattr(self, "_lines"):
@@ -87,13 +91,25 @@ class Store:
                 )
             self.rows.setdefault(row["key"], row)
 
+    def _read_others(self) -> None:
+        for path in sorted(set(self._dir.glob(RESULTS)) - {self.path}):
+            seen, lines = self._others.get(path, (0, 0))
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                file.seek(seen)
+                rows, whole, broken = parsed(file.read(), path, REMEDY, lines)
+            self._add(rows, path)
+            if broken and path not in self._others:
+                self._messages.append(f"{path}: the last row is cut off and not used; its trial runs again")
+            self._others[path] = seen + whole, lines + len(rows)
+
     def _take(self) -> None:
         """What is new in the file: of this process and of others."""
         new, self._taken = self._lines.rows[self._taken :], len(self._lines.rows)
         self._add(new, self.path)
         if self._lines.cut > self._cut:
             self._cut = self._lines.cut
-            self.messages.append(f"{self.path}: the last row was cut off and is removed; its trial runs again")
+            self._messages.append(f"{self.path}: the last row was cut off and is removed; its trial runs again")
 
 
 class Claims:
@@ -104,7 +120,7 @@ class Claims:
         self._store, self._dir = store, workdir / CLAIMS
         self._dir.mkdir(exist_ok=True)
         self._own: set[str] = set()
-        self._path = self._dir / f"{os.uname().nodename}-{os.getpid()}.json"
+        self._path = self._dir / f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         with self._mutex():
             self._file = open(self._path, "w+")  # noqa: SIM115 - held open: the claim lives as long as the file
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -189,25 +205,25 @@ def curves(path: str | Path) -> pandas.DataFrame:
     files = sorted((Path(path) / CURVES).glob("*.parquet"))
     if not files:
         raise WorkdirError(f"{Path(path) / CURVES} holds no learning curves: give the --workdir of main.py sweep")
-    return pandas.concat([pandas.read_parquet(file) for file in files], ignore_index=True).drop_duplicates(
-        ["key", "step"], ignore_index=True
-    )
+    parts = []
+    for file in files:
+        try:
+            parts.append(pandas.read_parquet(file).astype({"key": "str"}))
+        except OSError as error:  # cut off by a power cut
+            print(f"{file}: cannot be read and is left out ({error})")
+    return pandas.concat(parts, ignore_index=True).drop_duplicates(["key", "step"], ignore_index=True)
 
 
 def _write_curves(path: Path, rows: Sequence[Row], curves: Curves) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    points = len(curves["step"])
-    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), points)
-    keys = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([row["key"] for row in rows]))
-    columns = {name: pa.array(values.ravel()) for name, values in curves.items() if name != "step"}
-    table = pa.table({"key": keys, "step": pa.array(np.tile(curves["step"], len(rows))), **columns})
-    kept = ~np.isnan(curves["loss"].ravel())
+    keys = pa.DictionaryArray.from_arrays(pa.array(curves["trial"]), pa.array([row["key"] for row in rows]))
+    table = pa.table({"key": keys, **{name: pa.array(values) for name, values in curves.items() if name != "trial"}})
     path.parent.mkdir(exist_ok=True)
     content = io.BytesIO()
-    parquet.write_table(table.filter(pa.array(kept)), content, compression="zstd")
-    write_atomically(path, content.getvalue())
+    parquet.write_table(table, content, compression="zstd")
+    write_atomically(path, content.getvalue(), sync=True)
 
 
 def _difference(saved: Any, here: Any) -> str:

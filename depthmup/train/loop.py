@@ -102,7 +102,7 @@ class TrialLoop:
             if found:
                 step, saved = found
                 state = self.map.split([jax.tree.map(lambda leaf, i=i: leaf[i], saved) for i in range(len(hypers))])
-        idle: np.ndarray | None = None  # trials known to be frozen
+        idle = np.array([hyper.steps <= step for hyper in hypers])  # trials known to be frozen
         agree = self._agreement() if several and self.map.by_batch else None
         saving = checkpoints.every.steps if checkpoints else None
         waiting: list[tuple[int, Any]] = []  # at most one
@@ -138,7 +138,7 @@ class TrialLoop:
             if checkpoints and not (alone and programs.halted(state)[0] >= 0):
                 checkpoints.save(step, self.map.join(state), metrics)
 
-        while step < steps and (agree or idle is None or not idle.all()):
+        while step < steps and (agree or not idle.all()):
             until = min((step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every)
             state, parts = programs.advance(state, hyper, step, min(until, steps), settle, idle)
             step = min(until, steps)

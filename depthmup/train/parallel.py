@@ -95,7 +95,9 @@ class TrialMap:
             tree = jax.tree.map(lambda *turns: np.stack([np.asarray(turn) for turn in turns], axis), *tree)
         if self.by_batch:
             return jax.tree.map(np.asarray, tree)
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: self.trials], tree)
+        return jax.tree.map(
+            lambda leaf: np.asarray(leaf).swapaxes(0, 1).reshape(-1, *leaf.shape[2:])[: self.trials], tree
+        )
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Arrays onto all devices at once, for what `over` shares in every call."""
@@ -181,4 +183,5 @@ class TrialMap:
         return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), tree)
 
     def _fold(self, leaf: np.ndarray) -> np.ndarray:
-        return leaf.reshape(len(self.devices), self.per_device, *leaf.shape[1:])
+        """Neighbours on different devices: trials of like learning rates diverge alike, and then take no time."""
+        return leaf.reshape(self.per_device, len(self.devices), *leaf.shape[1:]).swapaxes(0, 1)

@@ -219,8 +219,8 @@ class Programs:
             return every
         padded = np.ones(len(self.map.devices) * self.map.per_device, bool)
         padded[: len(idle)] = idle
-        turns = padded.reshape(-1, self.map.per_device)
-        return [i for i in every if not turns[:, i].all()] or every[:1]
+        turns = padded.reshape(self.map.per_device, -1)
+        return [i for i in every if not turns[i].all()] or every[:1]
 
     def _field(self, state: Any, name: str) -> np.ndarray:
         return self.map.join([getattr(s, name) for s in state] if self.map.layout == "turn" else getattr(state, name))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,11 +96,15 @@ def digest(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a kill, sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> None:
+    """Write a file so that a reader, or a kill, sees the old content or the new, never a part; with `sync` a power cut
+    neither."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # another machine may have this process's number
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if sync:
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -192,7 +197,10 @@ def parsed(content: bytes, path: Path, remedy: str, before: int = 0) -> tuple[li
         try:
             if not line.endswith(b"\n"):
                 break
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+            rows.append(row)
         except ValueError as error:
             if whole + len(line) == len(content):
                 break
