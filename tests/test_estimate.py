@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from depthmup import verbs
+from depthmup.settings import SettingsError
 from depthmup.sweep import cost, estimate
 from depthmup.sweep.estimate import AT_ONCE, TURNS, Estimator, at_once, duration, memory
 from depthmup.sweep.plan import grouped, trials
 from depthmup.sweep.progress import Progress
-from depthmup.sweep.runner import Runner, hyper_of
+from depthmup.sweep.runner import Runner, compiled_in, hyper_of
 from depthmup.train import flops
 from depthmup.train.assemble import problem_of
 from tests import tiny
 from tests.test_model_training import settings
+from tests.test_train import compilations
+
+HITS = []
+jax.monitoring.register_event_listener(lambda event, **_: HITS.append(event) if "cache_hits" in event else None)
 
 
 def test_cost_is_said():
@@ -27,6 +33,34 @@ def test_cost_is_said():
     assert cost(tiny.settings(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith(
         "; adaptive: about half of that"
     )
+
+
+def test_dry_run_writes_nothing(tmp_path, capsys):
+    """And finds mistakes."""
+    chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
+    assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2") == 0
+    assert capsys.readouterr().out.startswith("18 trials, 1 programs, ")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(SettingsError, match="--shard=1 must be i/n"):
+        verbs.sweep(chosen, None, "", dry_run=True, shard="1")
+    with pytest.raises(SettingsError, match="sweep needs --workdir"):
+        verbs.sweep(chosen, None, "")
+
+
+def test_programs_are_kept(tmp_path):
+    """In the folder, from which another process (here: without what is in memory) gets them, wherever it lies then."""
+    assert not jax.config.jax_compilation_cache_dir
+    for folder in ("first", "second"):
+        before, compiled = len(HITS), compilations()
+        with compiled_in(tmp_path / folder):
+            jax.jit(lambda x: jax.numpy.sin(x) * 3.21)(1.0)
+        if folder == "first":
+            assert len(HITS) == before
+            assert compilations() > compiled
+            (tmp_path / "first").rename(tmp_path / "second")
+            jax.clear_caches()
+    assert len(HITS) == before + 1
+    assert not jax.config.jax_compilation_cache_dir
 
 
 def test_operations(monkeypatch):
@@ -77,6 +111,17 @@ def test_as_many_at_once_as_fit(monkeypatch):
     assert at_once(trial) == 2 * devices
     monkeypatch.setattr(estimate, "_free", lambda device: 0.0)
     assert at_once(trial) == 1
+
+
+def test_out_of_memory_says_what_to_set(monkeypatch):
+    group = grouped(trials(tiny.settings()), lambda program: 6)[0]
+
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr("depthmup.train.loop.TrialLoop.run", full)
+    with pytest.raises(SettingsError, match="sgd sp width 8 depth 2: out of memory; set sweep.at_once below 6"):
+        Runner().train(group)
 
 
 def test_what_a_mapped_step_works_with_is_measured():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from depthmup.settings import SettingsError
 from depthmup.sweep.axes import column
 from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
 from depthmup.train.assemble import Problem, problem_of, recipe_of
@@ -63,7 +65,7 @@ class Runner:
         checkpoints: GroupCheckpoints | None = None,
         stop: Stop | None = None,
     ) -> Outcome:
-        """Raises Stopped when asked to stop, with what was done in the checkpoints."""
+        """Raises Stopped when asked to stop, with what was done in the checkpoints; SettingsError if memory is short."""
         problem, loop = self.loop(group)
         hypers = hypers_of(problem, group)
         steps = max(int(hyper.steps) for hyper in hypers)
@@ -78,7 +80,12 @@ class Runner:
 
         if checkpoints:
             checkpoints.of = curve
-        result = loop.run(hypers, steps, LOG_EVERY, report, checkpoints=checkpoints, stop=stop)
+        try:
+            result = loop.run(hypers, steps, LOG_EVERY, report, checkpoints=checkpoints, stop=stop)
+        except jax.errors.JaxRuntimeError as error:
+            if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
+                raise
+            raise SettingsError(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
         rows = []
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": int(hypers[i].steps)}
