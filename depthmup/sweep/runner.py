@@ -65,7 +65,7 @@ class Runner:
         checkpoints: GroupCheckpoints | None = None,
         stop: Stop | None = None,
     ) -> Outcome:
-        """Raises Stopped when asked to stop, with what was done in the checkpoints; SettingsError if memory is short."""
+        """Raises Stopped when asked to stop (what is done is in the checkpoints), SettingsError if memory is short."""
         problem, loop = self.loop(group)
         hypers = hypers_of(problem, group)
         steps = max(int(hyper.steps) for hyper in hypers)
