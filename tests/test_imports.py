@@ -24,7 +24,7 @@ ALLOWED = {
     "convert": {"parameterization"},
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
     "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings"},
-    "sweep": {"parameterization", "convert", "optim", "models", "settings", "fit", "train"},
+    "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "train"},
     "verbs": {"explain", "measure", "models", "optim", "settings", "sweep", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs"},
 }

@@ -101,7 +101,7 @@ def test_a_row_that_cannot_be_written(log, tmp_path, monkeypatch, capsys):
 
 def test_lines(tmp_path):
     path = tmp_path / "lines"
-    path.write_text('{"a": 1}\nnonsense\n')
+    path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
     with pytest.raises(WorkdirError, match="line 2 is not JSON: delete it"):
         Lines(path, "delete it")
     path.write_text('{"a": 1}\n{"a"')

@@ -1,6 +1,7 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
 import contextlib
+import dataclasses
 import html
 import json
 import math
@@ -132,7 +133,7 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path):
     """Rows missing from the middle of groups, and a last one that a kill cut off."""
     workdir, rows = finished
     (tmp_path / "settings.json").write_bytes((workdir / "settings.json").read_bytes())
-    kept = [line for i, line in enumerate(lines(workdir)) if i % 50 > 5]
+    kept = [line for i, line in enumerate(lines(workdir)) if i not in (3, 4, 20, 70)]
     (tmp_path / "results.jsonl").write_text("\n".join(kept) + '\n{"optimizer": "sg')
     assert run(tiny.settings(), tmp_path) == rows
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
@@ -141,7 +142,10 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path):
 def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch, capsys):
     """From the checkpoint of the trials that it was at; nothing of it is left at the end."""
     workdir, rows = finished
-    settings = tiny.settings(checkpoint__every="4 steps")
+    settings = tiny.settings(checkpoint__every="4 steps", sweep__optimizers=("adam",), sweep__widths=())
+    kept = [(row, line) for row, line in zip(rows, lines(workdir), strict=True)
+            if (row["optimizer"], row["width"]) == ("adam", 16)]  # fmt: skip
+    rows, expected = [row for row, _ in kept], [line for _, line in kept]
 
     class Later(Stop):
         asked = 0
@@ -149,7 +153,7 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
         @property
         def requested(self):
             self.asked += 1
-            return signal.SIGTERM if self.asked > 14 else None  # four times a group
+            return signal.SIGTERM if self.asked > 6 else None  # four times a group
 
         @requested.setter
         def requested(self, value):
@@ -164,12 +168,12 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
     assert list((tmp_path / "unfinished").glob("*/curve-8.npy"))
     assert train(settings, tmp_path) == rows
     assert "going on from step 8" in capsys.readouterr().out
-    assert sorted(lines(tmp_path)) == sorted(lines(workdir))
+    assert sorted(lines(tmp_path)) == sorted(expected)
     assert not (tmp_path / "unfinished").exists()
     order = ["key", "step"]
-    pandas.testing.assert_frame_equal(
-        *(sweep.curves(d).sort_values(order, ignore_index=True) for d in (tmp_path, workdir))
-    )
+    keys = {row["key"] for row in rows}
+    ours, whole = (sweep.curves(d).sort_values(order, ignore_index=True) for d in (tmp_path, workdir))
+    pandas.testing.assert_frame_equal(ours, whole[whole.key.isin(keys)].reset_index(drop=True))
 
 
 def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
@@ -231,7 +235,7 @@ def test_a_sweep_can_be_extended(finished, tmp_path, monkeypatch):
 
 def test_axes_of_the_config(tmp_path):
     """Traced axes share a program, shape axes do not; each value is a curve of its own with its own verdict."""
-    axes = "parameterization.gamma0 = 0.5, 1; model.norm = none, layer; epochs = 0.25, 0.5; label_noise = 0, 0.5"
+    axes = "parameterization.gamma0 = 0.5, 1; epochs = 0.25, 0.5; label_noise = 0, 0.5"
     settings = tiny.settings(
         sweep__axes=axes,
         sweep__parameterizations=("mup",),
@@ -240,20 +244,23 @@ def test_axes_of_the_config(tmp_path):
         sweep__seeds=1,
     )
     plan = trials(settings)
-    assert len(plan) == 2 * 6 * 2**4
-    groups = grouped(plan, lambda program: 100)
-    assert len(groups) == 2 * 2 * 2  # depths, norms, and noise or none
+    assert len(plan) == 2 * 6 * 2**3
+    assert len(grouped(plan, lambda program: 100)) == 2 * 2  # depths, and noise or none
+    more = dataclasses.replace(
+        settings, sweep=dataclasses.replace(settings.sweep, axes=f"{axes}; model.norm=none,layer")
+    )
+    assert len(grouped(trials(more), lambda program: 100)) == 2 * 2 * 2
     rows = run(settings, tmp_path)
     table = sweep.load(tmp_path)
-    assert table.groupby(["gamma0", "norm", "epochs", "label_noise", "depth"]).size().tolist() == [6] * 2**5
+    assert table.groupby(["gamma0", "epochs", "label_noise", "depth"]).size().tolist() == [6] * 2**4
     assert sorted(set(zip(table.epochs, table.steps, strict=True))) == [(0.25, 6), (0.5, 11)]
     curves = sweep.curves(tmp_path).merge(table[["key", "steps"]])
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
     found = report.judge(rows, settings)
-    assert len(found) == 2**4
-    assert found[0].name == "mup gamma0 0.5, norm none, epochs 0.25, label_noise 0"
+    assert len(found) == 2**3
+    assert found[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
     assert found[0].name in report.verdict_table(found)
     alone = next(t for t in plan if t.settings.epochs == 0.25 and t.settings.label_noise == 0)
     first = tiny.settings(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))

@@ -11,8 +11,8 @@ from depthmup.verbs import probe_at
 
 # family: (optimizer, log2 learning rate, width, seeds, groups of parameters besides "all")
 FAMILIES = {
-    "simple_resnet": ("adam", -10.0, 256, 12, ("input", "hidden", "branch/hidden", "readout")),
-    "vit": ("sgd", -12.0, 64, 32, ("input", "branch/hidden", "branch/vector bias", "readout")),
+    "simple_resnet": ("adam", -10.0, 256, 12, ("hidden", "branch/hidden")),
+    "vit": ("sgd", -12.0, 64, 32, ("branch/hidden", "readout")),
 }
 
 

@@ -33,8 +33,11 @@ def trials_of(problem, s, optimizer):
     return [hyper.arrays() for hyper in (first, second, third._replace(forward=halved))]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("family", MODELS)
+# sgd is momentum without its trace, adamw is adam (docs/rules.md): with convolutions and attention one of each kind.
+CASES = [(f, o) for f in MODELS for o in OPTIMIZERS if o in ("momentum", "adam") or f == "residual_mlp"]
+
+
+@pytest.mark.parametrize(("family", "optimizer"), CASES)
 def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
     s = settings(family, **SMALL[family])
     problem = problem_of(s)
