@@ -349,7 +349,14 @@ def test_a_checkpoint_of_another_size_is_no_obstacle(tmp_path):
         kept = GroupCheckpoints(tmp_path, Group(group.trials, size), 22, said.append)
         kept.of = Curve(6, 11)
         assert kept.restore({"w": np.zeros(size)}) is None
+        folder = kept.path.parent
+        folder.mkdir(parents=True)
+        (folder / "curve-1.npy").touch()
+        (folder / "curve-2.npy").touch()
+        (kept.path / "2").mkdir(parents=True)  # as if it were still there, since this one is not whole yet
         kept.save(step, {"w": np.zeros(size)})
+        assert {path.name for path in folder.glob("curve-*")} == {"curve-2.npy", f"curve-{step}.npy"}
+        (folder / "curve-2.npy").unlink()
         kept.wait()
         assert kept.restore({"w": np.zeros(size)})[0] == step
         kept.close()

@@ -174,6 +174,11 @@ def test_rows_of_other_parts_are_seen_as_they_come(opened):
     whole.refresh()
     assert list(whole.rows) == ["a", "b"]
     assert whole.messages() == []
+    with open(other.path, "a") as file:
+        file.write('{"key": "c')
+    third = opened()
+    assert list(third.rows) == ["a", "b"]
+    assert "the last row is cut off and not used; its trial runs again" in third.messages()[0]
 
 
 def test_parts_and_their_merge(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_two_processes_share_the_work(alone, tmp_path):
 
 def test_a_ray_cluster_that_loses_a_machine(tmp_path):
     """Two machines of one worker each, one killed: nothing lost, nothing twice, bit for bit as here."""
-    settings = dict(sweep__depths=(2, 4), sweep__widths=(), sweep__optimizers=("sgd",), sweep__at_once=8)
+    settings = dict(sweep__depths=(2, 4), sweep__widths=(), sweep__optimizers=("sgd",), sweep__at_once=8, epochs=20.0)
     program = ON_RAY.replace("{settings!r}", repr(settings))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     command = [sys.executable, "-c", program, str(tmp_path / "ray")]

@@ -80,8 +80,9 @@ class Cluster:
         return self._submit(group)
 
     def finished(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
-        """Those of the tasks that are finished, after so many seconds at most."""
-        return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=seconds)[0])
+        """Those of the tasks that are finished, once one is, after so many seconds at most."""
+        self._ray.wait(list(tasks), num_returns=1, timeout=seconds)
+        return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0])
 
     def outcome(self, task: Any) -> Outcome:
         """What a task returned; raises what it raised."""
