@@ -31,8 +31,9 @@ ray.init(address=cluster.address, log_to_driver=False)
 def lose_one():
     while not (workdir / "results.jsonl").exists() or (workdir / "results.jsonl").read_bytes().count(b"\\n") < 16:
         time.sleep(0.05)
-    while not (busy := [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0] == "ray::_train"]):
-        pass
+    busy = []
+    while not busy:
+        busy = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0] == "ray::_train"]
     busy[0].kill()  # a worker in the middle of a group, and then a machine
     cluster.remove_node(machines[1], allow_graceful=False)
     print("lost a machine at", (workdir / "results.jsonl").read_bytes().count(b"\\n"), "rows", flush=True)
