@@ -76,6 +76,18 @@ def wait_for(process, text):
     return output.decode()
 
 
+def ended(process, seconds):
+    """Whether it ended well within so many seconds; else it is killed."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert process.returncode in (0, -signal.SIGKILL), process.returncode
+    return process.returncode == 0
+
+
 def outcome(workdir):
     """The metrics at the end, and every row of metrics.jsonl, without timings."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -92,15 +104,8 @@ def kill_until_done(workdir, kills, rng):
         resumed = re.search(r"going on from step (\d+)", output)
         if before:
             happened.append(Kill(*before, int(resumed[1]) if resumed else 0))
-        try:
-            process.wait(LIMIT if number == kills else rng.uniform(0, LONGEST))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        if process.returncode == 0:
+        if ended(process, LIMIT if number == kills else rng.uniform(0, LONGEST)):
             return happened
-        assert process.returncode == -signal.SIGKILL, process.returncode
         rows = (workdir / "metrics.jsonl").read_bytes()
         steps = [json.loads(line)["step"] for line in rows[: rows.rfind(b"\n") + 1].splitlines()]
         before = max(steps, default=0), bool(list((workdir / "checkpoints").glob("*tmp*")))
@@ -128,35 +133,29 @@ def kill_sweep_until_done(workdir, kills, rng):
     for number in range(kills + 1):
         process = start(workdir, job=SWEEP)
         wait_for(process, " trials")  # the estimate, or the end
-        try:
-            process.wait(LIMIT if number == kills else rng.uniform(0, LONGEST))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        done = ended(process, LIMIT if number == kills else rng.uniform(0, LONGEST))
         content = store.read_bytes()
         lines = content[: content.rfind(b"\n") + 1].splitlines()
         assert lines[: len(kept)] == kept
         kept = lines
-        if process.returncode == 0:
+        if done:
             return happened
-        assert process.returncode == -signal.SIGKILL, process.returncode
         happened.append(SweepKill(len(kept), bool(list(workdir.glob("unfinished/*/checkpoints/*")))))
     raise AssertionError("not reached: the last sweep is not killed")
 
 
 def killed(kills, folder, job, kill, result, rng):
     """(what happened at each kill, how many jobs of this kind ended, all as the one that was left alone)."""
-    happened, ended = [], 0
+    happened, count = [], 0
     assert finish(start(folder / "alone", job=job))[0] == 0
     expected = result(folder / "alone")
     while len(happened) < kills:
-        workdir = folder / str(ended)
+        workdir = folder / str(count)
         happened += kill(workdir, min(10, kills - len(happened)), rng)
         assert result(workdir) == expected, f"{workdir} is not {folder / 'alone'}"
-        ended += 1
-        print(f"{folder}: {len(happened)} kills, {ended} ended as the one left alone", flush=True)
-    return happened, ended
+        count += 1
+        print(f"{folder}: {len(happened)} kills, {count} ended as the one left alone", flush=True)
+    return happened, count
 
 
 def main(kills, folder, page):

@@ -83,11 +83,16 @@ class Progress:
             self._said = time.monotonic()
             self.say(self.line() if self._shares or not self._note else f"{self.line()}; {self._note}")
 
+    def _parts(self) -> tuple[float, float]:
+        """Expected seconds of what is done, and of all."""
+        running = sum(share * self._expected.get(name, 0.0) for name, share in self._shares.items())
+        return self._spent + running, self._spent + sum(self._expected.values())
+
     def line(self) -> str:
         """Groups, trials per minute, time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        part = self._spent + sum(share * self._expected.get(name, 0.0) for name, share in self._shares.items())
-        left = self._spent + sum(self._expected.values()) - part
+        part, whole = self._parts()
+        left = whole - part
         remaining = f"{duration(elapsed * left / part)} left" if part else "time left not known yet"
         waiting = len(self._expected) - len(self._shares)
         return (
@@ -97,9 +102,9 @@ class Progress:
 
     def table(self) -> RenderableType:
         """The whole picture."""
-        done = self._spent + sum(share * self._expected.get(name, 0.0) for name, share in self._shares.items())
+        part, whole = self._parts()
         bar = Table.grid()
-        bar.add_row(ProgressBar(total=max(self._spent + sum(self._expected.values()), 1e-9), completed=done, width=60))
+        bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
         parts: list[RenderableType] = [
             bar,
             Text(self.line()),
