@@ -1,6 +1,7 @@
-"""One entry, one config file, four verbs.
+"""One entry, one config file, five verbs.
 
-python main.py [train | sweep | check | explain] --config=configs/digits.py --workdir=DIR [--config.key=value ...]
+python main.py [train | sweep | check | calibrate | explain] --config=configs/digits.py --workdir=DIR
+               [--config.key=value ...]
 
 One TPU pod or several GPU hosts: the same command on each, with --distributed (docs/training.md).
 """
@@ -19,7 +20,14 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-OPTIONS = {"profile": "train", "dry_run": "sweep", "yes": "sweep", "launcher": "sweep", "shard": "sweep"}
+OPTIONS = {
+    "average": "calibrate",
+    "profile": "train",
+    "dry_run": "sweep",
+    "yes": "sweep",
+    "launcher": "sweep",
+    "shard": "sweep",
+}
 
 
 def parse(argv: Sequence[str]) -> Sequence[str]:
@@ -28,6 +36,9 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         config_flags.DEFINE_config_file("config", "configs/digits.py", "Config file; --config.key=value overrides.")
         flags.DEFINE_string("workdir", None, "Where results go; sweep needs it, check draws and train writes there.")
         flags.DEFINE_bool("profile", False, "train: write a trace of some steps to WORKDIR/profile.")
+        flags.DEFINE_string(
+            "average", "arithmetic", "calibrate: of the layers: arithmetic, geometric, harmonic or sum."
+        )
         flags.DEFINE_bool("dry_run", False, "sweep: say what it would cost, by steps measured here, and train nothing.")
         flags.DEFINE_bool("yes", False, "sweep: also a plan of more than sweep.max_trials trials.")
         flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")

@@ -152,7 +152,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         data_dir=config_dict.placeholder(str),  # where prepared data sets are; unset: ~/tensorflow_datasets
         batch_size=64,
         seed=0,  # of the order of the examples and of their augmentation, the same for all trials
-        image_size=config_dict.placeholder(int),  # side of the images of imagenet*; unset: 64 or 224
+        image_size=config_dict.placeholder(int),  # side of the images of imagenet* and patches; unset: 64, 224, 32
         augment=dict(  # of training images, each with its own draw
             flip=False,  # left and right, half of the time
             rotate=0.0,  # degrees, up to this either way
@@ -204,6 +204,11 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         per_octave=2,  # grid points per factor of 2
         seeds=6,  # config.seed, config.seed + 1, ...
         axes="",  # more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"
+        judge_by="loss",  # what is best: loss | last_loss (of the last tenth of the steps) | mean_loss (of all) |
+        # validation_loss | accuracy | validation_accuracy
+        calibrate=True,  # the report predicts learning rates by a gradient and a jvp at each depth too
+        measure=(),  # also, of trials trained from now on: updates, sharpness, kernels (docs/laws.md)
+        measure_points=5,  # how often while a trial trains, from its start to its end
         adaptive=False,  # fewer trials: from the second size on, only the learning rates around the last size's optimum
         at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128
         max_trials=20_000,  # a larger plan needs --yes

@@ -6,7 +6,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 from depthmup import fit
 from depthmup.explain import explain
 from depthmup.infer import infer_specs
-from depthmup.measure import CoordinateReport, Probe, coordinate_check, probe
+from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, maximal_update, probe, sharpness
 from depthmup.optim import optimizer, scale_by_eps_factors, scale_by_parameterization
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
 from depthmup.specs import (
@@ -25,6 +25,7 @@ __all__ = [
     "CoordinateReport",
     "ForwardFactors",
     "LeafFactors",
+    "MaximalUpdate",
     "ParamSpec",
     "Parameterization",
     "Probe",
@@ -35,12 +36,14 @@ __all__ = [
     "fit",
     "forward_params",
     "infer_specs",
+    "maximal_update",
     "optimizer",
     "parameterization",
     "probe",
     "rescale",
     "scale_by_eps_factors",
     "scale_by_parameterization",
+    "sharpness",
     "specs_from_json",
     "specs_to_json",
 ]

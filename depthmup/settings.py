@@ -14,6 +14,8 @@ from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
 
+JUDGED = ("loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy")  # sweep.judge_by
+QUANTITIES = ("updates", "sharpness", "kernels")  # sweep.measure; train.quantities says what they are
 # Keys of a config that change no result of a training.
 DECIDES_NOTHING = ("check", "log_every", "log_updates", "evaluate_every", "checkpoint", "parallel")
 
@@ -93,6 +95,10 @@ class SweepSettings:
     per_octave: int
     seeds: int
     axes: str
+    judge_by: str
+    calibrate: bool
+    measure: tuple[str, ...]
+    measure_points: int
     adaptive: bool
     at_once: int | None
     max_trials: int
@@ -155,6 +161,11 @@ class Settings:
             for name in getattr(self, where).optimizers:
                 if name not in grids:
                     raise SettingsError(f"{where}.log2_learning_rates has no entry for the optimizer {name!r}: add one")
+        if self.sweep.judge_by not in JUDGED:
+            raise SettingsError(str(unknown("sweep.judge_by", self.sweep.judge_by, JUDGED)))
+        for name in self.sweep.measure:
+            if name not in QUANTITIES:
+                raise SettingsError(str(unknown("sweep.measure", name, QUANTITIES)))
         if self.evaluate_every.unit == "minute":
             raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
         if self.label_smoothing and self.loss != "cross_entropy":
@@ -197,6 +208,7 @@ class Settings:
             "sweep.seeds": self.sweep.seeds,
             "sweep.at_once": 1 if self.sweep.at_once is None else self.sweep.at_once,
             "sweep.max_trials": self.sweep.max_trials,
+            "sweep.measure_points": self.sweep.measure_points,
             "check.seeds": self.check.seeds,
             "check.width": self.check.width,
             "check.depth": self.check.depth,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from tqdm import tqdm
 from depthmup import sweep as sweeps
 from depthmup.explain import explain
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
+from depthmup.measure.maximal_update import AVERAGES
 from depthmup.models import Model
 from depthmup.optim import family_of
+from depthmup.parameterization import unknown
 from depthmup.settings import Settings, SettingsError
 from depthmup.train import single
 from depthmup.train.assemble import problem_of
@@ -155,9 +159,50 @@ def explain_parameters(settings: Settings, workdir: Path | None, command: str) -
     return 0
 
 
+def calibrate(settings: Settings, workdir: Path | None, command: str, average: str = "arithmetic") -> int:
+    """Print the maximal-update learning rate of the config's model, and what each rule makes of its learning rate.
+
+    That is taken as the one tuned at the base depth.
+    """
+    tuned, target = settings.parameterization.base_depth, settings.model.depth
+    of_depth = {depth: sweeps.put(settings, {"model.depth": depth}) for depth in sorted({tuned, target})}
+    if average not in AVERAGES:
+        raise SettingsError(str(unknown("--average", average, AVERAGES)))
+    s = settings
+    print(
+        f"{s.model.name}, width {s.model.width}, {s.optimizer.name}, {s.parameterization.name}; {s.sweep.seeds} seeds"
+    )
+    found = {}
+    for depth, own in of_depth.items():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", UserWarning)
+            found[depth] = sweeps.calibrate(own, average)
+        print(f"depth {depth}: {found[depth]}")
+        for warning in said:
+            print(f"  note: {warning.message}")
+    if tuned == target:
+        print("the base depth is the model's: set model.depth to one that was not tuned")
+        return 0
+    start, ratio = s.optimizer.learning_rate, target / tuned
+    paths = [sweeps.path_sum(of_depth[depth]) for depth in (tuned, target)]
+    rules = {
+        "constant": start,
+        "L^-1": start / ratio,
+        "L^-3/2": start * ratio**-1.5,
+        "PathSum": start * math.sqrt(paths[0] / paths[1]),
+        "calibrated": start * found[target].learning_rate / found[tuned].learning_rate,
+        "relative": start * found[target].relative.learning_rate / found[tuned].relative.learning_rate,
+    }
+    print(f"if {start:g} (optimizer.learning_rate) was best at depth {tuned}, then at depth {target}, by each rule:")
+    for name, rate in rules.items():
+        print(f"  {name:12}{rate:12.4g}  (log2 {math.log2(rate):.2f})")
+    return 0
+
+
 VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
     "check": check,
+    "calibrate": calibrate,
     "explain": explain_parameters,
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 from configs import digits
 from depthmup.settings import from_config
-from depthmup.sweep import load, report
+from depthmup.sweep import load, verdicts
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import column
 from depthmup.sweep.plan import Trial, trials
@@ -38,8 +38,8 @@ def main(workdir: Path) -> None:
         beyond += sum(trial.key not in rows for trial in more)
         found |= {trial.key: rows.get(trial.key) or _diverged(trial) for trial in more}
     print(f"{len(found)} trials in {rounds} rounds, {beyond} of them beyond the grid, instead of {len(plan)}")
-    full = report.judge([rows[trial.key] for trial in plan], settings)
-    adaptive = report.judge([found[trial.key] for trial in search.evaluated(found)], settings)
+    full = verdicts.judge([rows[trial.key] for trial in plan], settings)
+    adaptive = verdicts.judge([found[trial.key] for trial in search.evaluated(found)], settings)
     print(f"{'':32}trials          optima alike   farthest, octaves   verdicts")
     for one, other in zip(full, adaptive, strict=True):
         pairs = list(zip(one.result.optimal_lr, other.result.optimal_lr, strict=True))
@@ -53,7 +53,12 @@ def main(workdir: Path) -> None:
 
 
 def _diverged(trial: Trial) -> dict[str, Any]:
-    return {**{column(key): value for key, value in trial.leaves.items()}, "loss": math.nan, "diverged": True}
+    return {
+        "key": trial.key,
+        **{column(key): value for key, value in trial.leaves.items()},
+        "loss": math.nan,
+        "diverged": True,
+    }
 
 
 if __name__ == "__main__":

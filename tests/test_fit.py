@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from depthmup import fit
 
@@ -67,6 +68,74 @@ def test_stderr_is_the_scatter_of_optima():
     assert math.isnan(fit.optimum(LRS, curve(-4.1, seeds=1), CAP).stderr)
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [
+        curve(-4.1, noise=0.05, cliff=3.0),
+        curve(-4.1, noise=1.0, cliff=3.0),  # redraws use many windows
+        0.1 * np.exp(0.3 * np.random.default_rng(3).normal(size=(len(LRS), 6))),  # some have no bowl
+    ],
+)
+def test_stderr_is_that_of_one_fit_per_redraw(losses):
+    """Redraws that use the same points are fitted together."""
+    x, log_loss = np.log2(LRS), np.log(fit.capped(losses, CAP))
+
+    def vertex(mean):
+        best = int(np.argmin(mean))
+        first = min(max(best - 2, 0), len(x) - 5)
+        near, values = x[first : first + 5], mean[first : first + 5]
+        square, linear, _ = np.polyfit(near - x[best], values, 2)
+        return np.clip(x[best] - linear / (2 * square), near[0], near[-1]) if square > 0 else x[best]
+
+    draws = np.random.default_rng(0).integers(6, size=(200, 6))
+    redrawn = [vertex(log_loss[:, draw].mean(axis=1)) for draw in draws]
+    found = fit.optimum(LRS, losses, CAP)
+    assert math.log2(found.learning_rate) == pytest.approx(vertex(log_loss.mean(axis=1)), abs=1e-9)
+    assert found.stderr == pytest.approx(np.std(redrawn) * math.sqrt(6 / 5), rel=1e-9)
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_interval_covers_the_planted_optimum(seeds):
+    """Of 1000 experiments; and it is stderr times the quantile of t."""
+    rng = np.random.default_rng(3)
+    found = [fit.optimum(LRS, curve(-4.1, seeds=seeds, noise=0.03, rng=rng), CAP) for _ in range(1000)]
+    assert 0.92 <= np.mean([o.low <= 2**-4.1 <= o.high for o in found]) <= 0.98
+    half = stats.t.ppf(0.975, seeds - 1) * found[0].stderr
+    best = found[0].learning_rate
+    assert (found[0].low, found[0].high) == pytest.approx((best / 2**half, best * 2**half), rel=1e-9)
+
+
+def test_no_interval_with_one_seed():
+    found = fit.optimum(LRS, curve(-4.1, seeds=1), CAP)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+@pytest.mark.parametrize(("beyond", "cliff"), [(1.2, 1.6), (3.0, 3.1), (math.inf, None)])
+def test_cliff(beyond, cliff):
+    """One seed of six is enough; divergence below the optimum is none; nor is a loss that is only large."""
+    losses = curve(-4.1)
+    losses[:, 3] = curve(-4.1, cliff=beyond)[:, 3]
+    losses[:2] = np.nan
+    losses[-1] = 1e9 if cliff is None else np.inf
+    found = fit.optimum(LRS, losses, CAP)
+    assert math.log2(found.learning_rate) == pytest.approx(-4.1, abs=0.3)
+    expected = None if cliff is None else pytest.approx(-4.1 + cliff - math.log2(found.learning_rate))
+    assert found.cliff == expected
+    assert fit.optimum(LRS, np.where(LRS[:, None] < 2.0**-7, losses, np.nan), CAP).cliff is None
+
+
+def test_errors_of_exactly_zero():
+    """Of 200 experiments with errors of 1000 examples, many at the optimum 0: a 0 does not outweigh its neighbours."""
+    rng = np.random.default_rng(4)
+    error = np.minimum(0.002 * np.exp(0.3 * (np.log2(LRS) + 4.1) ** 2), 0.9)
+    counts = rng.binomial(1000, error[:, None], size=(200, len(LRS), 6))
+    assert (counts == 0).any(axis=(1, 2)).mean() > 0.9
+    octaves = [math.log2(fit.optimum(LRS, one / 1000).learning_rate) for one in counts]
+    assert np.mean(octaves) == pytest.approx(-4.1, abs=0.1)
+    assert np.std(octaves) < 0.45
+
+
 def test_capped():
     np.testing.assert_allclose(fit.capped(np.array([0.5, 3.0, np.nan, np.inf]), 2.0), [0.5, 2, 2, 2])
     np.testing.assert_allclose(fit.capped(np.array([0.5, 3.0, np.nan, np.inf]), None), [0.5, 3, 3, 3])
@@ -111,6 +180,103 @@ def test_interval_covers_the_planted_drift():
     assert np.median([d.high - d.low for d in drifts]) < 2 * needed
 
 
+def test_one_seed_says_where_the_interval_comes_from():
+    line = table({2: -4.0, 4: -4.05, 8: -4.0, 16: -4.05}, seeds=1)
+    found = fit.transfer(line, cap=CAP)
+    assert found.verdict == "transfers"
+    assert "(one seed: it comes from the scatter about the line alone)" in found.reason
+    found = fit.transfer([row for row in line if row["depth"] < 8], cap=CAP)
+    assert (found.verdict, found.drift.low) == ("inconclusive", -math.inf)
+    assert found.reason.startswith("one seed: two sizes give no interval of the drift")
+    assert "-0.05" in found.reason
+    assert "one seed" not in fit.transfer(table({2: -4.0, 4: -4.0}, noise=0.02), cap=CAP).reason
+
+
+@pytest.mark.parametrize(("optima", "verdict"), [({2: -4.0, 8: -4.1}, "transfers"), ({2: -3.0, 8: -6.0}, "not")])
+def test_another_hyperparameter(optima, verdict):
+    """The column that is followed, whatever else the rows say."""
+    options = {"noise": 0.02, "cliff": 2.2}
+    expected = fit.transfer(table(optima, **options), cap=CAP)
+    rows = [{**row, "gamma0": row["learning_rate"], "learning_rate": 0.1} for row in table(optima, **options)]
+    found = fit.transfer(rows, cap=CAP, hyperparameter="gamma0")
+    assert verdict in found.verdict
+    assert (found.optimal_lr, found.drift, found.regret) == (expected.optimal_lr, expected.drift, expected.regret)
+    assert found.reason == expected.reason.replace("best LR", "best gamma0")
+    assert ("best gamma0 of depth 2 diverges at depth 8" in found.reason) == (verdict == "not")
+    with pytest.raises(ValueError, match=r"two rows for depth=2, learning_rate=0\.1"):
+        fit.transfer(rows)
+    with pytest.raises(ValueError, match="gamma0 must be positive, got 0"):
+        fit.transfer([*rows, {**rows[0], "gamma0": 0}], hyperparameter="gamma0")
+    with pytest.raises(ValueError, match=r"no row for depth=8, gamma0=2\.0, seed=5"):
+        fit.transfer(rows[:-1], hyperparameter="gamma0")
+
+
+def with_accuracy(rows, key="validation_accuracy"):
+    """1 - accuracy is a tenth of the loss; a run that diverged has none."""
+    return [{**row, key: None if row["diverged"] else 1 - min(row["loss"] / 10, 1)} for row in rows]
+
+
+def test_accuracy_as_the_measure():
+    rows = with_accuracy(table({2: -4.0, 4: -4.5, 8: -5.0}, noise=0.02, cliff=2.3), "test_accuracy")
+    found = fit.transfer([{**row, "loss": 1.0} for row in rows], cap=CAP / 10, measure="test_accuracy")
+    expected = fit.transfer(rows, cap=CAP)
+    np.testing.assert_allclose(found.optimal_lr, expected.optimal_lr, rtol=1e-9)
+    np.testing.assert_allclose(found.regret, np.array(expected.regret) / 10, rtol=1e-9)
+    assert found.verdict == expected.verdict == "does not transfer"
+    with pytest.raises(ValueError, match="test_accuracy must lie between 0 and 1"):
+        fit.transfer([{**row, "test_accuracy": 93.0} for row in rows], measure="test_accuracy")
+
+
+def test_what_diverged_counts_as_divergence():
+    """Whatever loss such a row has: it neither is the optimum nor hides the cliff."""
+    rows = table({2: -4.0, 4: -4.0}, noise=0.02)
+    fallen = [{**row, "diverged": row["learning_rate"] > 2.0**-2.6} for row in rows]
+    fallen = [{**row, "loss": 0.01} if row["diverged"] and row["seed"] else row for row in fallen]
+    found = fit.transfer(fallen, cap=CAP)
+    np.testing.assert_allclose(np.log2(found.optimal_lr), -4, atol=0.2)
+    assert found.regret == pytest.approx([0, 0], abs=0.01)
+    assert [o.cliff for o in found.optima] == [pytest.approx(-2.5 - math.log2(lr)) for lr in found.optimal_lr]
+    for flags, rates in zip(found.diverged, found.learning_rates, strict=True):
+        np.testing.assert_array_equal(flags, np.repeat(rates[:, None] > 2.0**-2.6, 6, axis=1))
+
+
+def test_regret_in_accuracy():
+    """Best accuracy on the size's grid minus that with the smallest size's best LR; None where it diverges."""
+    rows = with_accuracy(table({2: -4.0, 4: -5.0, 8: -5.5}, cliff=1.2))
+    found = fit.transfer(rows, cap=CAP)
+    expected = math.exp(-2) * (math.exp(0.2) - 1) / 10
+    assert found.regret_accuracy == [pytest.approx(0, abs=1e-12), pytest.approx(expected), None]
+    assert found.cap == CAP
+    for rows in (
+        table({2: -4.0, 4: -5.0}),
+        with_accuracy(table({2: -4.0, 4: -5.0})),
+        with_accuracy(table({2: 3, 4: -5.0})),
+    ):
+        rows[-1].pop("validation_accuracy", None)
+        assert fit.transfer(rows, cap=CAP).regret_accuracy == [None, None]
+
+
+def test_regret_at():
+    found = fit.transfer(table({2: -4.0, 4: -5.0}, cliff=1.2), cap=CAP)
+    best = math.exp(-2)
+    assert fit.regret_at(found, 1, 2.0**-5) == 0
+    for octave, off in ((-4.0, 1.0), (-4.2, 1.0), (-5.8, 1.0), (-7.6, 2.5), (-8.24, 3.0)):
+        assert fit.regret_at(found, 1, 2.0**octave) == pytest.approx(best * math.expm1(0.2 * off**2), rel=1e-9)
+    for octave in (-3.5, 0.9, -8.26, 1.26):  # diverges, diverges, below and above the grid
+        assert fit.regret_at(found, 1, 2.0**octave) is None
+    smooth = fit.transfer(table({2: -4.0, 4: -5.0}), cap=1e9)
+    assert fit.regret_at(smooth, 1, 2.0**1.24) == fit.regret_at(smooth, 1, 2.0) > 0
+    assert fit.regret_at(smooth, 1, 2.0**1.26) is None
+    assert fit.regret_at(smooth._replace(cap=0.5), 1, 2.0) == pytest.approx(0.5 - best)
+
+
+def test_regret_where_the_grid_does_not_reach():
+    rows = [row for row in table({2: -2.0, 8: -6.0}) if row["depth"] == 2 or row["learning_rate"] < 2.0**-4]
+    found = fit.transfer(rows, cap=CAP)
+    assert found.regret == [pytest.approx(0, abs=1e-12), None]
+    assert found.verdict == "does not transfer"
+
+
 def test_regret():
     """Loss with the smallest size's best LR, minus the best at this size; None where it diverges."""
     found = fit.transfer(table({2: -4.0, 4: -5.0, 8: -5.5}, cliff=1.2), cap=CAP)
@@ -128,6 +294,8 @@ def test_regret():
         (table({2: -4.0}), "at least two values"),
         (table({2: -4.0, 4: -4.0})[:-1], "it needs all seeds"),
         (table({2: -4.0, 4: -4.0}) + table({2: -4.0}), "two rows for depth=2"),
+        (table({0: -4.0, 4: -4.0}), "depth must be positive, got 0"),
+        ([{"depth": 2, "seed": 0, "loss": 1.0}], "a row of the table has no 'learning_rate'"),
     ],
 )
 def test_errors(rows, says):

@@ -23,9 +23,9 @@ ALLOWED = {
     "measure": {"parameterization", "specs", "optim"},
     "convert": {"parameterization"},
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
-    "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings"},
-    "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "train"},
-    "verbs": {"explain", "measure", "models", "optim", "settings", "sweep", "train"},
+    "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings", "measure"},
+    "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "measure", "train"},
+    "verbs": {"parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs"},
 }
 

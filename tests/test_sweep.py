@@ -13,11 +13,12 @@ import pytest
 
 from depthmup import fit, sweep
 from depthmup.settings import SettingsError
-from depthmup.sweep import report
+from depthmup.sweep import report, tables, verdicts
 from depthmup.sweep.axes import column, flat
 from depthmup.sweep.engine import identity, train
+from depthmup.sweep.history import History
 from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials
-from depthmup.sweep.runner import Curve, GroupCheckpoints, Runner
+from depthmup.sweep.runner import GroupCheckpoints, Runner
 from depthmup.sweep.store import Store
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
@@ -66,6 +67,7 @@ def test_every_row_has_every_setting(finished):
     assert [row["key"] for row in rows] == [trial.key for trial in trials(settings)]
     expected = {"key", "schema", "steps", *(column(key) for key in flat(settings))}
     assert len(expected) == 3 + len(flat(settings))  # no two settings have one name
+    expected |= {"last_loss", "mean_loss"}
     expected |= {f"{split}{name}" for split in ("", "validation_", "test_") for name in ("loss", "accuracy")}
     assert set(rows[0]) == {*expected, "diverged"}
     row = rows[-1]
@@ -165,7 +167,7 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
             run(settings, tmp_path)
     assert 0 < len(lines(tmp_path)) < len(rows)
     assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
-    assert list((tmp_path / "unfinished").glob("*/curve-8.npy"))
+    assert list((tmp_path / "unfinished").glob("*/history-8.npz"))
     assert train(settings, tmp_path) == rows
     assert "going on from step 8" in capsys.readouterr().out
     assert sorted(lines(tmp_path)) == sorted(expected)
@@ -258,10 +260,10 @@ def test_axes_of_the_config(tmp_path):
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
-    found = report.judge(rows, settings)
+    found = verdicts.judge(rows, settings)
     assert len(found) == 2**3
     assert found[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
-    assert found[0].name in report.verdict_table(found)
+    assert found[0].name in tables.verdict_table(found)
     alone = next(t for t in plan if t.settings.epochs == 0.25 and t.settings.label_noise == 0)
     first = tiny.settings(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
     assert alone.key in {trial.key for trial in trials(first)}
@@ -272,8 +274,8 @@ def test_the_best_of_one_shape(finished, tmp_path):
     _, rows = finished
     settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), model__width=8)
     own = [row for row in rows if (row["width"], row["depth"]) == (8, 2)]
-    assert report.judge(own, settings) == []
-    text = report.best_table(own, settings)
+    assert verdicts.judge(own, settings) == []
+    text = tables.best_table(own, settings)
     assert text in html.unescape(report.write([], own, settings, tmp_path, "").read_text())
     of_sgd = [r for r in own if r["optimizer"] == "sgd" and r["parameterization"] == "mup"]
     mean = {lr: np.mean([r["loss"] for r in of_sgd if r["learning_rate"] == lr]) for lr in (0.25, 0.5, 1.0)}
@@ -283,7 +285,7 @@ def test_the_best_of_one_shape(finished, tmp_path):
 def test_report(finished, tmp_path):
     _, rows = finished
     settings = tiny.settings()
-    curves = report.judge(rows, settings)
+    curves = verdicts.judge(rows, settings)
     page = report.write(curves, rows, settings, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
     names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
     for name in names:
@@ -303,13 +305,13 @@ def test_report(finished, tmp_path):
         drift = entry["drift"]
         assert drift is None or drift["low"] <= drift["octaves_per_doubling"] <= drift["high"]
     for c in curves:
-        assert f"{c.optimizer:10}{c.parameterization:12}" in report.verdict_table(curves)
+        assert f"{c.optimizer:10}{c.parameterization:12}" in tables.verdict_table(curves)
 
 
 def test_report_judges_by_the_rows(finished):
     """The verdict of a curve is that of `fit.transfer` on its rows."""
     _, rows = finished
-    curve = next(c for c in report.judge(rows, tiny.settings()) if (c.axis, c.optimizer) == ("depth", "adam"))
+    curve = next(c for c in verdicts.judge(rows, tiny.settings()) if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
     result = fit.transfer(own, "depth", cap=2.302585092994046)
     assert (result.optima, result.drift, result.verdict) == (
@@ -327,7 +329,7 @@ def test_report_without_any_optimum(tmp_path):
         {**{column(k): v for k, v in t.leaves.items()}, "loss": 2.0 - t.learning_rate / 10, "diverged": False}
         for t in trials(settings)
     ]
-    curves = report.judge(rows, settings)
+    curves = verdicts.judge(rows, settings)
     assert {c.result.verdict for c in curves} == {"does not transfer"}
     assert report.write(curves, rows, settings, tmp_path, "").exists()
 
@@ -347,20 +349,20 @@ def test_a_checkpoint_of_another_size_is_no_obstacle(tmp_path):
     said = []
     for step, size in ((4, 6), (8, 4)):  # the curve of a checkpoint stays as long as the checkpoint
         kept = GroupCheckpoints(tmp_path, Group(group.trials, size), 22, said.append)
-        kept.of = Curve(6, 11)
+        kept.of = History(6, 11)
         assert kept.restore({"w": np.zeros(size)}) is None
         folder = kept.path.parent
         folder.mkdir(parents=True)
-        (folder / "curve-1.npy").touch()
-        (folder / "curve-2.npy").touch()
+        (folder / "history-1.npz").touch()
+        (folder / "history-2.npz").touch()
         (kept.path / "2").mkdir(parents=True)  # as if it were still there, since this one is not whole yet
         kept.save(step, {"w": np.zeros(size)})
-        assert {path.name for path in folder.glob("curve-*")} == {"curve-2.npy", f"curve-{step}.npy"}
-        (folder / "curve-2.npy").unlink()
+        assert {path.name for path in folder.glob("history-*")} == {"history-2.npz", f"history-{step}.npz"}
+        (folder / "history-2.npz").unlink()
         kept.wait()
         assert kept.restore({"w": np.zeros(size)})[0] == step
         kept.close()
-    assert sorted(path.name for path in tmp_path.glob("*/curve-*")) == ["curve-4.npy", "curve-8.npy"]
+    assert sorted(path.name for path in tmp_path.glob("*/history-*")) == ["history-4.npz", "history-8.npz"]
     kept = GroupCheckpoints(tmp_path, Group(group.trials, 6), 22, said.append)
     assert kept.restore({"v": np.zeros(6)}) is None
     assert "a group of trials starts anew" in said[-1]
@@ -369,12 +371,12 @@ def test_a_checkpoint_of_another_size_is_no_obstacle(tmp_path):
 
 def test_a_learning_curve_is_its_trials_own():
     """Long ones are means over stretches, whatever other trials there were; what is after a divergence is left out."""
-    alone, among = Curve(1, 2500), Curve(2, 5000)
+    alone, among = History(1, 2500), History(2, 5000)
     values = np.arange(2500, dtype=np.float32)
     metrics = {"loss": values[None], "grad_norm": values[None] + 1}
     alone.add(0, metrics)
     among.add(0, {name: np.concatenate([v, v]) for name, v in metrics.items()})
-    one, both = alone.thinned([2500]), among.thinned([2500, 5000])
+    one, both = alone.curves([2500]), among.curves([2500, 5000])
     first = both["trial"] == 0
     for name in ("step", "loss", "grad_norm"):
         np.testing.assert_array_equal(both[name][first], one[name])
@@ -389,12 +391,13 @@ def test_losses_that_are_swept_have_their_own_chance():
     rows = [
         {
             **{column(k): v for k, v in t.leaves.items()},
+            "key": t.key,
             "loss": 0.3 + abs(math.log2(t.learning_rate) + 2),
             "diverged": False,
         }
         for t in trials(settings)
     ]
-    chances = {c.variant: c.chance for c in report.judge(rows, settings)}
+    chances = {c.variant: c.chance for c in verdicts.judge(rows, settings)}
     assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
 
 

@@ -29,7 +29,7 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     Args:
       name: digits, patches, or a data set of TFDS (images.TFDS).
       data_dir: where TFDS data sets are; None: ~/tensorflow_datasets.
-      image_size: side of the images of a data set that does not fit in memory, instead of its usual one.
+      image_size: side of the images of a data set that does not fit in memory, or of patches, instead of its usual one.
       skip_corrupt: leave out records that cannot be read instead of raising.
 
     Raises:
@@ -42,7 +42,9 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
             + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(names())})")
         )
     if name in EMBEDDED:
+        if name == "patches":
+            return checked(patches.load(image_size))
         if image_size:
-            raise ValueError(f"data.image_size is for what does not fit in memory, not for {name}")
+            raise ValueError(f"data.image_size is for patches and what does not fit in memory, not for {name}")
         return checked(EMBEDDED[name]())
     return checked(images.load(name, data_dir, image_size, skip_corrupt))

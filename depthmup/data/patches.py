@@ -53,15 +53,28 @@ class Boxes(NamedTuple):
     channels: np.ndarray
 
 
-def load() -> Dataset:
-    """Images of 32x32x3 pixels 0..255, normalized by the mean and standard deviation of each channel."""
-    splits = {name: Split(*arrays) for name, arrays in generate().items()}
+def load(image_size: int | None = None) -> Dataset:
+    """Images of 32x32x3 pixels 0..255, normalized by the mean and standard deviation of each channel.
+
+    image_size: side of the images, a divisor of 32 (ValueError else): each pixel is then the mean of a square of them.
+    """
+    size = image_size or SIDE
+    if SIDE % size:
+        raise ValueError(f"data.image_size: patches are {SIDE}x{SIDE}, of which {size} is no divisor")
+    splits = {name: Split(_smaller(images, size), labels) for name, (images, labels) in generate().items()}
     inputs = splits["train"].inputs
     values = np.arange(256)  # moments from counts of values: an array of floats would take 500 MB and ten times as long
     shares = np.stack([np.bincount(channel, minlength=256) for channel in inputs.reshape(-1, 3).T]) * 3 / inputs.size
     mean = shares @ values
     std = np.sqrt(shares @ values**2 - mean**2)
     return Dataset(**splits, mean=mean, std=std, shape=inputs.shape[1:], names=NAMES)
+
+
+def _smaller(images: np.ndarray, size: int) -> np.ndarray:
+    if size == SIDE:
+        return images
+    squares = images.reshape(len(images), size, SIDE // size, size, SIDE // size, 3)
+    return squares.mean(axis=(2, 4), dtype=np.float32).round().astype(np.uint8)
 
 
 @functools.cache

@@ -1,6 +1,29 @@
-"""Optima, drifts and verdicts; needs numpy and scipy only."""
+"""Optima, drifts, verdicts, power laws and rules for the learning rate; needs numpy and scipy only."""
 
+from depthmup.fit.drift import Drift
 from depthmup.fit.optimum import Optimum, capped, optimum
-from depthmup.fit.transfer import Drift, Transfer, transfer
+from depthmup.fit.path_sum import chain_path_sum, path_sum
+from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
+from depthmup.fit.rules import Rule, learning_rate_rules
+from depthmup.fit.settle import settled
+from depthmup.fit.transfer import Transfer, regret_at, transfer
 
-__all__ = ["Drift", "Optimum", "Transfer", "capped", "optimum", "transfer"]
+__all__ = [
+    "SEGMENTS",
+    "Drift",
+    "Optimum",
+    "PowerLaw",
+    "Rule",
+    "Segment",
+    "Transfer",
+    "capped",
+    "chain_path_sum",
+    "learning_rate_rules",
+    "optimum",
+    "path_sum",
+    "power_law",
+    "regret_at",
+    "segmented",
+    "settled",
+    "transfer",
+]

@@ -8,23 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, capped, optimum
+from depthmup.fit.table import Curve, curves
 
 BAND = 0.25  # octaves per doubling of the size
-CONFIDENCE = 0.95
-
-
-class Drift(NamedTuple):
-    """Slope of log2 optimum over log2 size, with its 95% interval; and the line's value at the first size."""
-
-    octaves_per_doubling: float
-    low: float
-    high: float
-    intercept: float
 
 
 class Transfer(NamedTuple):
-    """values: sizes; optimal_lr, regret: one each, None where there is none; drift: None with fewer than two optima."""
+    """values: sizes; optimal_lr, regret: one each, None where there is none; drift: None with fewer than two optima.
+
+    Rates are values of the hyperparameter, losses those of the measure (see `transfer`).
+    regret_accuracy: of each size the best seed-mean validation accuracy minus that with the smallest size's best
+    learning rate; None as for regret, and everywhere if a row lacks "validation_accuracy".
+    """
 
     values: list[float]
     optimal_lr: list[float | None]
@@ -35,120 +32,122 @@ class Transfer(NamedTuple):
     losses: list[np.ndarray]  # of each size, (points, seeds)
     verdict: str  # "transfers" | "does not transfer" | "inconclusive"
     reason: str
+    diverged: list[np.ndarray]  # of each size, (points, seeds), bool
+    cap: float | None
+    regret_accuracy: list[float | None]
 
 
-def transfer(table: Iterable[Mapping[str, Any]], axis: str = "depth", cap: float | None = None) -> Transfer:
+def transfer(
+    table: Iterable[Mapping[str, Any]],
+    axis: str = "depth",
+    cap: float | None = None,
+    *,
+    hyperparameter: str = "learning_rate",
+    measure: str = "loss",
+) -> Transfer:
     """Optimum per size, its drift, the regret of the smallest size's best learning rate, and the verdict.
 
     Args:
-      table: rows with `axis`, "learning_rate", "seed", "loss" and (if known) "diverged".
+      table: rows with `axis`, `hyperparameter`, "seed", `measure` and (if known) "diverged", "validation_accuracy".
       axis: name of the size, such as "depth" or "width".
-      cap: losses are cut there (see `optimum`).
+      cap: losses are cut there (see `optimum`), in the units of what is minimized.
+      hyperparameter: the column whose optimum is followed, positive; "learning rate" below means its value.
+      measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
 
     Verdict, with d the drift in octaves per doubling: "transfers" if the 95% interval of d lies within +-0.25 and the
     smallest size's best learning rate trains at every size; "does not transfer" if the interval excludes +-0.25, or
     that learning rate diverges somewhere, or a size has no optimum inside the grid; else "inconclusive".
 
     The drift's error is the scatter of the optima between seeds, pooled over sizes, or that of the optima about the
-    line where it is larger. Regret is loss minus the best loss at that size, None where a seed
-    diverges.
+    line where it is larger; with one seed only the latter is known, and with two sizes neither. Regret is loss minus
+    the best loss at that size, None where a seed diverges or the grid does not reach (see `regret_at`).
     Sizes may have different learning rates (an adaptive sweep); each needs all seeds at each of its own.
-    Raises ValueError for an empty table, fewer than two sizes, or a seed that is missing.
+    Raises ValueError for an empty table, fewer than two sizes, a column or a seed that is missing, two rows for one
+    trial, values of `axis` or `hyperparameter` that are not positive, or accuracies outside 0 to 1.
     """
-    sizes, lrs, losses, diverged = _arrays(table, axis)
-    optima = [optimum(own, curve, cap) for own, curve in zip(lrs, losses, strict=True)]
-    best = [o.learning_rate for o in optima]
-    drift = _drift(sizes, optima, losses[0].shape[1])
-    regret: list[float | None] = [None] * len(sizes)
-    diverges_at: list[float] = []
-    if best[0] is not None:
-        for i, size in enumerate(sizes):
-            chosen = int(np.argmin(np.abs(np.log2(lrs[i]) - math.log2(best[0]))))
-            if diverged[i][chosen].any():
-                diverges_at.append(size)
-            else:
-                mean = capped(losses[i], cap).mean(axis=1)
-                regret[i] = float(mean[chosen] - mean.min())
-    verdict, reason = _verdict(axis, sizes, optima, drift, diverges_at)
-    return Transfer(sizes, best, optima, drift, regret, lrs, losses, verdict, reason)
+    of_size = curves(table, axis, hyperparameter, measure)
+    sizes, found = list(of_size), list(of_size.values())
+    optima = [optimum(curve.rates, np.where(curve.diverged, np.nan, curve.losses), cap) for curve in found]
+    best = optima[0].learning_rate
+    seeds = found[0].losses.shape[1]
+    drift = fitted_drift(sizes, optima, seeds)
+    diverges_at = [] if best is None else [s for s, c in of_size.items() if c.diverged[_nearest(c.rates, best)].any()]
+    name = "LR" if hyperparameter == "learning_rate" else hyperparameter
+    verdict, reason = _verdict(axis, name, sizes, seeds, optima, drift, diverges_at)
+    result = Transfer(
+        values=sizes,
+        optimal_lr=[o.learning_rate for o in optima],
+        optima=optima,
+        drift=drift,
+        regret=[],
+        learning_rates=[curve.rates for curve in found],
+        losses=[curve.losses for curve in found],
+        verdict=verdict,
+        reason=reason,
+        diverged=[curve.diverged for curve in found],
+        cap=cap,
+        regret_accuracy=[None if best is None else _regret_accuracy(curve, best) for curve in found],
+    )
+    return result._replace(regret=[None if best is None else regret_at(result, i, best) for i in range(len(sizes))])
 
 
-def _arrays(
-    table: Iterable[Mapping[str, Any]], axis: str
-) -> tuple[list[float], list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Sizes, and of each its learning rates (points,), losses and whether they diverged (points, seeds)."""
-    rows = list(table)
-    if not rows:
-        raise ValueError("the table is empty: there is no trial to judge")
-    for key in (axis, "learning_rate", "seed", "loss"):
-        if any(key not in row for row in rows):
-            raise ValueError(f"a row of the table has no {key!r}")
-    sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
-    if sizes[0] <= 0:
-        raise ValueError(f"{axis} must be positive, got {sizes[0]}")
-    if len(sizes) < 2:
-        raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
-    lrs, losses, diverged = [], [], []
-    for size in sizes:
-        own = [row for row in rows if row[axis] == size]
-        rates = sorted({row["learning_rate"] for row in own})
-        found: dict[tuple[float, Any], Mapping[str, Any]] = {}
-        for row in own:
-            at = row["learning_rate"], row["seed"]
-            if at in found:
-                raise ValueError(f"two rows for {axis}={size}, learning_rate={at[0]}, seed={at[1]}")
-            found[at] = row
-        for at in ((rate, seed) for rate in rates for seed in seeds):
-            if at not in found:
-                raise ValueError(f"no row for {axis}={size}, learning_rate={at[0]}, seed={at[1]}: it needs all seeds")
-        values = [[found[rate, seed] for seed in seeds] for rate in rates]
-        lrs.append(np.array(rates))
-        losses.append(np.array([[math.nan if r["loss"] is None else r["loss"] for r in line] for line in values]))
-        flags = np.array([[bool(r.get("diverged", False)) for r in line] for line in values])
-        diverged.append(flags | ~np.isfinite(losses[-1]))
-    return sizes, lrs, losses, diverged
+def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
+    """Loss at the grid point nearest to a learning rate minus the best loss, at size `i` (an index into values).
 
-
-def _drift(sizes: list[float], optima: list[Optimum], seeds: int) -> Drift | None:
-    from scipy import stats  # here, so that `import depthmup` stays light
-
-    found = [
-        (math.log2(s), math.log2(o.learning_rate), o.stderr)
-        for s, o in zip(sizes, optima, strict=True)
-        if o.learning_rate
-    ]
-    if len(found) < 2:
+    None if a seed diverges there, or if the learning rate lies more than half a grid step outside the grid.
+    """
+    rates = result.learning_rates[i]
+    chosen = _nearest(rates, learning_rate)
+    if not _within(rates, learning_rate) or result.diverged[i][chosen].any():
         return None
-    x, y, stderr = (np.array(column) for column in zip(*found, strict=True))
-    centred = x - x.mean()
-    slope = float(centred @ y / (centred @ centred))
-    intercept = float(y.mean() + slope * (x[0] - x.mean()))
-    misses = y - y.mean() - slope * centred
-    free = len(x) - 2
-    scatter = float(misses @ misses) / free if free else 0.0
-    variance = float(np.mean(stderr**2))
-    if seeds > 1:
-        error, degrees = math.sqrt(max(variance, scatter)), len(x) * (seeds - 1)
-    elif free:
-        error, degrees = math.sqrt(scatter), free
-    else:
-        return Drift(slope, -math.inf, math.inf, intercept)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)) * error / math.sqrt(float(centred @ centred))
-    return Drift(slope, slope - half, slope + half, intercept)
+    mean = capped(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap).mean(axis=1)
+    return float(mean[chosen] - mean.min())
+
+
+def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
+    """None as for `regret_at`, and where an accuracy is not known."""
+    if curve.accuracy is None:
+        return None
+    mean = np.where(curve.diverged, np.nan, curve.accuracy).mean(axis=1)
+    chosen = mean[_nearest(curve.rates, learning_rate)]
+    if not _within(curve.rates, learning_rate) or math.isnan(chosen):
+        return None
+    return float(np.nanmax(mean) - chosen)
+
+
+def _nearest(rates: np.ndarray, rate: float) -> int:
+    return int(np.argmin(np.abs(np.log2(rates) - math.log2(rate))))
+
+
+def _within(rates: np.ndarray, rate: float) -> bool:
+    """Whether a rate lies at most half a step outside the grid, which is (points,), rising."""
+    x = np.log2(rates)
+    return bool(1.5 * x[0] - 0.5 * x[1] <= math.log2(rate) <= 1.5 * x[-1] - 0.5 * x[-2])
 
 
 def _verdict(
-    axis: str, sizes: list[float], optima: list[Optimum], drift: Drift | None, diverges_at: list[float]
+    axis: str,
+    name: str,
+    sizes: list[float],
+    seeds: int,
+    optima: list[Optimum],
+    drift: Drift | None,
+    diverges_at: list[float],
 ) -> tuple[str, str]:
+    """(verdict, reason); name: of the hyperparameter, in words."""
     without = [f"{axis} {size:g}: {o.reason}" for size, o in zip(sizes, optima, strict=True) if o.reason]
     if without:
         return "does not transfer", "no optimum at " + "; ".join(without)
     if diverges_at:
-        return "does not transfer", f"the best LR of {axis} {sizes[0]:g} diverges at {axis} {diverges_at[0]:g}"
+        return "does not transfer", f"the best {name} of {axis} {sizes[0]:g} diverges at {axis} {diverges_at[0]:g}"
     assert drift is not None  # two sizes at least, each with an optimum
+    if seeds == 1 and len(sizes) == 2:
+        slope = f"{drift.octaves_per_doubling:+.2f} octaves per doubling"
+        return "inconclusive", f"one seed: two sizes give no interval of the drift, which is {slope}"
     interval = f"95% interval of the drift [{drift.low:+.2f}, {drift.high:+.2f}] octaves per doubling"
+    source = " (one seed: it comes from the scatter about the line alone)" if seeds == 1 else ""
     if drift.low > BAND or drift.high < -BAND:
-        return "does not transfer", f"{interval} excludes +-{BAND}"
+        return "does not transfer", f"{interval} excludes +-{BAND}{source}"
     if -BAND <= drift.low and drift.high <= BAND:
-        return "transfers", f"{interval} is within +-{BAND}"
-    return "inconclusive", f"{interval} is neither within +-{BAND} nor beyond"
+        return "transfers", f"{interval} is within +-{BAND}{source}"
+    return "inconclusive", f"{interval} is neither within +-{BAND} nor beyond{source}"

@@ -80,6 +80,10 @@ class CNN(Model):
         if not self.kernels or not self.channels:
             raise ValueError("kernels and channels need at least one value")
 
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(1,)] * self.depth
+
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
         self.check(x.shape)
@@ -179,6 +183,10 @@ class ResidualCNN(Model):
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         if self.dropout and len(self.kernels) == 1:
             raise ValueError("dropout acts between the convolutions of a branch: give kernels two sizes or more")
+
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(0, len(self.kernels))] * self.depth
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:

@@ -209,5 +209,11 @@ class Model(nn.Module):
         return 1
 
     @property
+    def ways(self) -> list[tuple[int, ...]]:
+        """Of every stage in turn, the numbers of weight layers on its parallel ways, 0 for an identity skip: the graph
+        that PathSum sums over (`fit.chain_path_sum`). Readout, and read-in unless depth counts it, are left out."""
+        raise NotImplementedError
+
+    @property
     def phi(self) -> Callable[[jax.Array], jax.Array]:
         return ACTIVATIONS[self.activation]

@@ -51,6 +51,10 @@ class MLP(Model):
 
     use_bias: bool = False
 
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(1,)] * self.depth
+
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
         self.check(x.shape)
@@ -113,6 +117,10 @@ class ResidualMLP(Model):
         super().check(shape)
         check_name("norm", self.norm, ("none", "layer"))
         check_name("readout", self.readout, ("phi", "linear"))
+
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(0, 1)] * self.depth
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:

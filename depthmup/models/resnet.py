@@ -86,6 +86,10 @@ class SimpleResNet(Model):
         if min(space) < 2 ** (STAGES - 1):
             raise ValueError(f"SimpleResNet pools three times: images must be 8x8 or larger, got {space}")
 
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(0, 1)] * self.depth + [(1,)] * (STAGES - 1)  # their order changes nothing
+
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
         self.check(x.shape)
@@ -223,6 +227,15 @@ class ResNet(Model):
                 f"ResNet halves the image {halvings} times: images must be {smallest}x{smallest} or larger, got {space}"
                 + why
             )
+
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        layers = 3 if self.bottleneck else 2
+        result: list[tuple[int, ...]] = []
+        for i, blocks in enumerate(self.stages):
+            projected = i > 0 or self.bottleneck  # where the shape changes, the shortcut is a layer
+            result += [(int(projected), layers)] + [(0, layers)] * (blocks * self.depth - 1)
+        return result
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:

@@ -119,6 +119,10 @@ class ViT(Model):
     def head_dim(self) -> int:
         return self.width // self.heads
 
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(0, 2)] * (2 * self.depth)  # attention: values and output; MLP: in and out
+
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from depthmup.measure import MaximalUpdate
 from depthmup.settings import Settings, from_config
-from depthmup.sweep import report
+from depthmup.sweep import report, tables, verdicts
+from depthmup.sweep.axes import put
+from depthmup.sweep.calibration import calibrate, calibrations, path_sum
 from depthmup.sweep.engine import cost, train
-from depthmup.sweep.store import curves, load
+from depthmup.sweep.runner import CACHE, compiled_in
+from depthmup.sweep.store import curves, load, measured
 from depthmup.train.workdir import Row
 
-__all__ = ["Result", "cost", "curves", "load", "run", "train"]
+__all__ = ["Result", "calibrate", "cost", "curves", "load", "measured", "path_sum", "put", "run", "train"]
 
 
 class Result(NamedTuple):
@@ -35,6 +39,14 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
         return Result(
             rows, f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports", None
         )
-    found = report.judge(rows, settings)
-    verdicts = report.verdict_table(found) if found else report.best_table(rows, settings)
-    return Result(rows, verdicts, report.write(found, rows, settings, Path(workdir), command))
+    found = verdicts.judge(rows, settings, _calibrated(settings, Path(workdir)))
+    words = "\n\n".join(filter(None, (tables.verdict_table(found), tables.rule_table(found))))
+    page = report.write(found, rows, settings, Path(workdir), command)
+    return Result(rows, words or tables.best_table(rows, settings), page)
+
+
+def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
+    if not settings.sweep.calibrate:
+        return {}
+    with compiled_in(workdir / CACHE if settings.sweep.cache else None):
+        return calibrations(verdicts.curves_to_calibrate(settings), workdir)

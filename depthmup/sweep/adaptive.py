@@ -11,9 +11,8 @@ import numpy as np
 from depthmup.fit import capped, optimum
 from depthmup.fit.optimum import WINDOW
 from depthmup.settings import Settings
+from depthmup.sweep.judged import cap, score
 from depthmup.sweep.plan import Trial, combinations, trials_of
-from depthmup.train.assemble import problem_of
-from depthmup.train.recipe import chance
 from depthmup.train.workdir import Row
 
 WIDER = 4  # octaves that a search may leave the grid by, at either end
@@ -47,7 +46,7 @@ class Curve:
             for number in range(-WIDER * per_octave, len(rates) + WIDER * per_octave)
         }
         self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in self._rates.items()}
-        self._cap = chance(settings.loss, problem_of(settings).batches.dataset.classes)
+        self._settings, self._cap = settings, cap(settings)
 
     def window(self, centre: int) -> set[int]:
         """As many numbers around this one as an optimum is fitted to."""
@@ -77,8 +76,7 @@ class Curve:
 
     def _losses(self, rows: Mapping[str, Row], numbers: list[int]) -> np.ndarray:
         """(numbers, seeds)."""
-        values = [[rows[trial.key]["loss"] for trial in self.trials[n]] for n in numbers]
-        return np.array([[np.nan if value is None else value for value in line] for line in values])
+        return np.array([[score(rows[trial.key], self._settings) for trial in self.trials[n]] for n in numbers])
 
     def _nearest(self, numbers: list[int], losses: np.ndarray) -> int | None:
         rate = optimum(np.array([self._rates[n] for n in numbers]), losses, self._cap).learning_rate

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "inconclusive": "#8a6d00"}
 
 
-def loss_curves(curves: Sequence[Curve], axis: str) -> Figure:
-    """Loss against learning rate: a row per optimizer and variant, a column per parameterization, a curve per size."""
-    curves = [c for c in curves if c.axis == axis]
+def loss_curves(curves: Sequence[Curve]) -> Figure:
+    """Loss against learning rate, or another hyperparameter: a row per optimizer and variant, a column per
+    parameterization, a curve per size."""
+    axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
     rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
     columns = list(dict.fromkeys(c.parameterization for c in curves))
     figure = Figure(figsize=(3.6 * len(columns) + 0.9, 3.1 * len(rows) + 0.5), layout="constrained")
@@ -43,22 +44,27 @@ def loss_curves(curves: Sequence[Curve], axis: str) -> Figure:
         verdict = c.result.verdict
         title = f"{c.parameterization}, {c.optimizer}: {verdict}" + f"\n{c.variant}" * bool(c.variant)
         panel.set_title(title, fontsize=10, color=VERDICT_COLORS[verdict])
+    measure = curves[0].measure.replace("_", " ")
     for row in panels:
-        row[0].set_ylabel("training loss")
+        row[0].set_ylabel(
+            {"loss": "training loss"}.get(measure, f"1 - {measure}" if "accuracy" in measure else measure)
+        )
     for panel in panels[-1]:
-        panel.set_xlabel("learning rate at the base shape")
+        panel.set_xlabel(f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9)
     break_ = "\n" if len(columns) < 3 else " "
-    title = f"Loss against learning rate over {axis}{break_}(star: optimum; band: seeds; dotted: chance)"
+    title = f"Loss against {hyperparameter} over {axis}{break_}(star: optimum; band: seeds; dotted: chance)"
     figure.suptitle(title, fontsize=11)
     return figure
 
 
-def optima(curves: Sequence[Curve], axis: str) -> Figure:
-    """Optimal learning rate against size with its fitted line: a column per optimizer, a row per variant, a line per
-    parameterization."""
-    curves = [c for c in curves if c.axis == axis]
+def optima(curves: Sequence[Curve]) -> Figure:
+    """Optimum against size with its fit: a column per optimizer, a row per variant, a line per parameterization.
+
+    The fit is the power law with its band where there are three optima, else the drift's line.
+    """
+    axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
     optimizers, variants, names = (
         list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("optimizer", "variant", "parameterization")
     )
@@ -71,11 +77,14 @@ def optima(curves: Sequence[Curve], axis: str) -> Figure:
         pairs = zip(c.result.values, c.result.optima, strict=True)
         found = [(size, np.log2(o.learning_rate), o.stderr) for size, o in pairs if o.learning_rate]
         label = c.parameterization
+        sizes = np.geomspace(c.result.values[0], c.result.values[-1], 50)
         if c.result.drift:
             d = c.result.drift
             label += f": {d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
-            sizes = np.array(c.result.values, float)
             line = d.intercept + d.octaves_per_doubling * np.log2(sizes / found[0][0])
+            if c.law:
+                line = np.log2(c.law(sizes))
+                panel.fill_between(sizes, *np.log2(c.law.band(sizes)), color=color, alpha=0.12, lw=0)
             panel.plot(sizes, line, color=color, lw=1, ls="--")
         x, lr, stderr = np.array(found).reshape(-1, 3).T
         panel.errorbar(x, lr, np.nan_to_num(stderr), color=color, marker=marker, ls="none", capsize=3, label=label)
@@ -91,11 +100,10 @@ def optima(curves: Sequence[Curve], axis: str) -> Figure:
         panel.minorticks_off()
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
     for row in grid:
-        row[0].set_ylabel("log2 optimal learning rate")
+        row[0].set_ylabel(f"log2 optimal {hyperparameter}")
     break_ = "\n" if len(optimizers) < 2 else " "
-    figure.suptitle(
-        f"Optimal learning rate against {axis},{break_}drift in octaves per doubling [95%] (x: no optimum)", fontsize=11
-    )
+    title = f"Optimal {hyperparameter} against {axis},{break_}drift in octaves per doubling [95%] "
+    figure.suptitle(title + "(band: 95% of the fit; x: no optimum)", fontsize=11)
     return figure
 
 

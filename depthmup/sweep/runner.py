@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,27 +16,28 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup.settings import SettingsError
 from depthmup.sweep.axes import column
+from depthmup.sweep.history import Columns, History
 from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
 from depthmup.train.assemble import Problem, problem_of, recipe_of
 from depthmup.train.checkpoint import Checkpoints, Every
 from depthmup.train.loop import TrialLoop
+from depthmup.train.quantities import measurement
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import Row, WorkdirError, digest, write_atomically
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
-POINTS = 1000  # of a learning curve, at most: of longer trainings means over equal stretches of steps
-METRICS = ("loss", "grad_norm")  # of a learning curve
 UNFINISHED = "unfinished"  # folder of the checkpoints of the trials that the sweep is at
 CACHE = "compiled"  # folder of compiled programs
 FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # columns of a row
 
 
 class Outcome(NamedTuple):
-    """rows: one per trial. curves: columns "trial" (number of the row), "step" (the last of a stretch) and METRICS."""
+    """rows: one per trial. curves, measured: columns as of `History`, "trial" the number of the row."""
 
     rows: list[Row]
-    curves: dict[str, np.ndarray]
+    curves: Columns
+    measured: Columns
 
 
 class Runner:
@@ -53,8 +54,15 @@ class Runner:
         if self._loop is None or self._program != (group.program, group.size):
             self._loop = None
             gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
-            trainer = problem.trainer(group.settings.model, group.settings.optimizer.name)
-            self._loop = TrialLoop(trainer, problem.batches, trials=group.size, wrapper=self._wrapper)
+            settings = group.settings
+            trainer = problem.trainer(settings.model, settings.optimizer.name)
+            measure = None
+            if settings.sweep.measure:
+                quantities = measurement(trainer, settings.optimizer.name, settings.sweep.measure)
+                measure = quantities, problem.examples(settings.data.batch_size)
+            self._loop = TrialLoop(
+                trainer, problem.batches, trials=group.size, wrapper=self._wrapper, measurement=measure
+            )
             self._program = group.program, group.size
         return problem, self._loop
 
@@ -69,19 +77,30 @@ class Runner:
         problem, loop = self.loop(group)
         hypers = hypers_of(problem, group)
         steps = max(int(hyper.steps) for hyper in hypers)
-        curve = Curve(len(group.trials), steps)
+        history = History(len(group.trials), steps)
+        sweep = group.settings.sweep
+        at = np.linspace(0, steps, sweep.measure_points).round().astype(int).tolist() if sweep.measure else ()
 
         def report(step: int, metrics: Mapping[str, np.ndarray]) -> None:
             first = step - metrics["loss"].shape[1]
-            if checkpoints and first and not curve.done:
-                curve.restore(checkpoints.curve(first), first)
-            curve.add(first, metrics)
+            if checkpoints and first and not history.done:
+                history.restore(checkpoints.history(first), first)
+            history.add(first, metrics)
             progress(step / steps)
 
         if checkpoints:
-            checkpoints.of = curve
+            checkpoints.of = history
         try:
-            result = loop.run(hypers, steps, LOG_EVERY, report, checkpoints=checkpoints, stop=stop)
+            result = loop.run(
+                hypers,
+                steps,
+                LOG_EVERY,
+                report,
+                checkpoints=checkpoints,
+                stop=stop,
+                measure_at=at,
+                measured=history.measure,
+            )
         except jax.errors.JaxRuntimeError as error:
             if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
                 raise
@@ -89,8 +108,10 @@ class Runner:
         rows = []
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": int(hypers[i].steps)}
-            rows.append(row | {name: value[i].item() for name, value in result.items()})
-        return Outcome(rows, curve.thinned([row["steps"] for row in rows]))
+            losses = history.losses(i, row["steps"])
+            rows.append(row | {name: value[i].item() for name, value in result.items()} | losses)
+        counts = [row["steps"] for row in rows]
+        return Outcome(rows, history.curves(counts), history.measurements(counts))
 
 
 def hypers_of(problem: Problem, group: Group) -> list[Hyper]:
@@ -107,9 +128,9 @@ def hyper_of(problem: Problem, trial: Trial) -> Hyper:
 
 
 class GroupCheckpoints(Checkpoints):
-    """Checkpoints of a group of trials, with their learning curves so far beside them."""
+    """Checkpoints of a group of trials, with their history so far beside them."""
 
-    of: Curve
+    of: History
 
     def __init__(self, folder: Path, group: Group, per_epoch: int, say: Callable[[str], None]) -> None:
         """folder: of all groups. per_epoch: steps of an epoch. say: takes messages."""
@@ -135,47 +156,18 @@ class GroupCheckpoints(Checkpoints):
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         self._dir.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # a full disk: `Checkpoints.save` says so, and a curve is no result
-            write_atomically(self._dir / f"curve-{step}.npy", self.of.values[:, :, :step].tobytes())
+            write_atomically(self._dir / f"history-{step}.npz", self.of.content(step))
         super().save(step, state, metrics)
         # By what is on the disk: the checkpoint before stays until this one is whole, though Orbax no longer counts it.
-        for path in self._dir.glob("curve-*.npy"):
-            number = path.stem.removeprefix("curve-")
+        for path in self._dir.glob("history-*.npz"):
+            number = path.stem.removeprefix("history-")
             if int(number) != step and not (self.path / number).exists():
                 path.unlink()
 
-    def curve(self, step: int) -> np.ndarray | None:
+    def history(self, step: int) -> bytes | None:
         """What `save` kept at this step."""
-        path = self._dir / f"curve-{step}.npy"
-        return np.frombuffer(path.read_bytes(), np.float32) if path.exists() else None
-
-
-class Curve:
-    """Metrics of every step: `values` (metrics, trials, steps), NaN where there is none."""
-
-    def __init__(self, trials: int, steps: int) -> None:
-        self.values = np.full((len(METRICS), trials, steps), np.nan, np.float32)
-        self.done = 0
-
-    def restore(self, values: np.ndarray | None, step: int) -> None:
-        if values is not None:
-            self.values[:, :, :step] = values.reshape(*self.values.shape[:2], step)
-
-    def add(self, first: int, metrics: Mapping[str, np.ndarray]) -> None:
-        self.done = first + metrics["loss"].shape[1]
-        for i, name in enumerate(METRICS):
-            self.values[i, :, first : self.done] = metrics[name][: self.values.shape[1]]
-
-    def thinned(self, steps: Sequence[int]) -> dict[str, np.ndarray]:
-        """steps: of each trial; where there is no loss (it has diverged) there is no point."""
-        parts = []
-        for trial, count in enumerate(steps):
-            starts = np.arange(0, count, -(-count // POINTS))
-            ends = np.append(starts[1:], count)
-            means = np.add.reduceat(self.values[:, trial, :count], starts, axis=1) / (ends - starts).astype(np.float32)
-            there = ~np.isnan(means[0])
-            parts.append((np.full(there.sum(), trial, np.int32), ends[there].astype(np.int32), *means[:, there]))
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return dict(zip(("trial", "step", *METRICS), columns, strict=True))
+        path = self._dir / f"history-{step}.npz"
+        return path.read_bytes() if path.exists() else None
 
 
 @contextlib.contextmanager

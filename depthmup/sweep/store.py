@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 RESULTS = "results*.jsonl"  # one file of this process's shard, those of the others beside it
 CURVES = "curves"  # folder of parquet files, one per group of trials
+MEASURED = "measured"  # likewise, of what sweep.measure asks for
 CLAIMS = "claims"  # folder of files, one per process that is running: the keys of the trials it is at
 REMEDY = "delete that line to run its trial again"
-Curves = Mapping[str, np.ndarray]  # as of `runner.Outcome`
+Columns = Mapping[str, np.ndarray]  # as of `history.History`
 
 
 class Store:
@@ -59,10 +60,12 @@ class Store:
             self.close()
             raise
 
-    def append(self, rows: Sequence[Row], curves: Curves) -> None:
-        """Add finished trials and their learning curves: on the disk when this returns, or nothing of them."""
+    def append(self, rows: Sequence[Row], curves: Columns, measured: Columns | None = None) -> None:
+        """Add finished trials and what goes with them: on the disk when this returns, or nothing of them."""
         name = digest([row["key"] for row in rows])
-        _write_curves(self._dir / CURVES / f"{name}.parquet", rows, curves)
+        _write_columns(self._dir / CURVES / f"{name}.parquet", rows, curves)
+        if measured and len(measured["trial"]):
+            _write_columns(self._dir / MEASURED / f"{name}.parquet", rows, measured)
         self._lines.append(rows)
         self._take()
 
@@ -200,26 +203,35 @@ def load(path: str | Path) -> pandas.DataFrame:
 
 def curves(path: str | Path) -> pandas.DataFrame:
     """The learning curves of a sweep: columns key (of `load`'s rows), step, loss, grad_norm."""
+    return _read_columns(Path(path) / CURVES, "learning curves", ["key", "step"])
+
+
+def measured(path: str | Path) -> pandas.DataFrame:
+    """What a sweep has measured (sweep.measure): columns key (of `load`'s rows), step, quantity, layer, value."""
+    return _read_columns(Path(path) / MEASURED, "measurements", ["key", "step", "quantity", "layer"])
+
+
+def _read_columns(folder: Path, what: str, unique: list[str]) -> pandas.DataFrame:
     import pandas
 
-    files = sorted((Path(path) / CURVES).glob("*.parquet"))
+    files = sorted(folder.glob("*.parquet"))
     if not files:
-        raise WorkdirError(f"{Path(path) / CURVES} holds no learning curves: give the --workdir of main.py sweep")
+        raise WorkdirError(f"{folder} holds no {what}: give the --workdir of main.py sweep")
     parts = []
     for file in files:
         try:
             parts.append(pandas.read_parquet(file).astype({"key": "str"}))
         except OSError as error:  # cut off by a power cut
             print(f"{file}: cannot be read and is left out ({error})")
-    return pandas.concat(parts, ignore_index=True).drop_duplicates(["key", "step"], ignore_index=True)
+    return pandas.concat(parts, ignore_index=True).drop_duplicates(unique, ignore_index=True)
 
 
-def _write_curves(path: Path, rows: Sequence[Row], curves: Curves) -> None:
+def _write_columns(path: Path, rows: Sequence[Row], columns: Columns) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    keys = pa.DictionaryArray.from_arrays(pa.array(curves["trial"]), pa.array([row["key"] for row in rows]))
-    table = pa.table({"key": keys, **{name: pa.array(values) for name, values in curves.items() if name != "trial"}})
+    keys = pa.DictionaryArray.from_arrays(pa.array(columns["trial"]), pa.array([row["key"] for row in rows]))
+    table = pa.table({"key": keys, **{name: pa.array(values) for name, values in columns.items() if name != "trial"}})
     path.parent.mkdir(exist_ok=True)
     content = io.BytesIO()
     parquet.write_table(table, content, compression="zstd")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.data import Batches, load
-from depthmup.models import MODELS, Model, model_specs
+from depthmup.models import MODELS, Model, model_specs, states
 from depthmup.models.specs import UNIT
 from depthmup.optim import family_of
 from depthmup.parameterization import ForwardFactors, unknown
@@ -151,6 +151,13 @@ def _trainer(model: Model, input_shape: tuple[int, ...], optimizer: str, recipe:
             return model.apply(variables, inputs, forward), statistics  # type: ignore[return-value]
         return model.apply(variables, inputs, forward, train=True, mutable=list(statistics), rngs={"dropout": key})
 
+    def stream(params: PyTree, statistics: PyTree, inputs: jax.Array, forward: ForwardFactors) -> list[jax.Array]:
+        # As in training: batch norm by the batch's statistics (those of the first steps say little), one dropout mask.
+        variables, rngs = {"params": params, **statistics}, {"dropout": jax.random.key(0)}
+        mutable = ["stream", *statistics]
+        _, sown = model.apply(variables, inputs, forward, train=True, mutable=mutable, rngs=rngs)
+        return states(sown["stream"])
+
     layout = trial_layout(model.convolutional)
     groups = jax.tree.map(group, _specs(model, input_shape), is_leaf=is_spec) if recipe.log_updates else None
-    return make_trainer(init_model, apply, optimizer, recipe, groups, layout)
+    return make_trainer(init_model, apply, optimizer, recipe, groups, layout, stream)

@@ -12,7 +12,7 @@ import numpy as np
 from depthmup.data import Batches
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.parallel import TrialMap
-from depthmup.train.programs import Programs
+from depthmup.train.programs import Measurement, Programs
 from depthmup.train.saved import METRIC
 from depthmup.train.step import Hyper, Trainer
 from depthmup.train.stop import Stop, Stopped
@@ -33,7 +33,8 @@ class Diverged(Exception):
 class TrialLoop:
     """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups as you like.
 
-    split, wrapper, devices, layout: of train.parallel.TrialMap. Raises ValueError if a batch cannot be split evenly.
+    split, wrapper, devices, layout: of train.parallel.TrialMap. measurement: of `Programs`.
+    Raises ValueError if a batch cannot be split evenly.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class TrialLoop:
         devices: Sequence[jax.Device] | None = None,
         split: str = "trials",
         wrapper: str = "pmap",
+        measurement: Measurement | None = None,
     ) -> None:
         self.map = TrialMap(trials, layout or trainer.layout, devices, split, wrapper)
-        self.programs = Programs(trainer, batches, self.map)
+        self.programs = Programs(trainer, batches, self.map, measurement)
 
     def run(
         self,
@@ -61,6 +63,8 @@ class TrialLoop:
         checkpoints: Checkpoints | None = None,
         stop: Stop | None = None,
         alone: bool = False,
+        measure_at: Sequence[int] = (),
+        measured: Callable[[int, dict[str, np.ndarray]], None] = lambda step, values: None,
     ) -> dict[str, np.ndarray]:
         """Train all trials for `steps` steps; metrics at the end, each (trials,), as `Programs.metrics`.
 
@@ -75,11 +79,13 @@ class TrialLoop:
           stop: a request that is met after a report: the state is saved and Stopped raised.
           alone: one trial that is a run of its own: its best state and its last are saved as well, and if it diverges
             Diverged is raised. In a sweep a trial that diverges is frozen and the rest go on.
+          measure_at: numbers of steps after which the loop's measurement is taken; measured: takes it.
 
         Raises WorkdirError as `Checkpoints.restore`.
         """
         try:
-            return self._run(hypers, steps, log_every or steps, progress, evaluate_every, checkpoints, stop, alone)
+            options = (evaluate_every, checkpoints, stop, alone, sorted(measure_at), measured)
+            return self._run(hypers, steps, log_every or steps, progress, *options)
         finally:
             self.programs.close()
 
@@ -93,6 +99,8 @@ class TrialLoop:
         checkpoints: Checkpoints | None,
         stop: Stop | None,
         alone: bool,
+        measure_at: Sequence[int],
+        measured: Callable[[int, dict[str, np.ndarray]], None],
     ) -> dict[str, np.ndarray]:
         programs, several = self.programs, jax.process_count() > 1
         state, hyper = programs.start(hypers)
@@ -138,11 +146,17 @@ class TrialLoop:
             if checkpoints and not (alone and programs.halted(state)[0] >= 0):
                 checkpoints.save(step, self.map.join(state), metrics)
 
+        if step == 0 and 0 in measure_at:
+            measured(0, programs.measure(state, hyper))
         while step < steps and (agree or not idle.all()):
-            until = min((step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every)
-            state, parts = programs.advance(state, hyper, step, min(until, steps), settle, idle)
-            step = min(until, steps)
+            ends = [(step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every]
+            until = min([steps, *ends, *(at for at in measure_at if at > step)])
+            state, parts = programs.advance(state, hyper, step, until, settle, idle)
+            step = until
             waiting.append((step, parts))
+            if step in measure_at:
+                settle()
+                measured(step, programs.measure(state, hyper))
             answer = asked()
             validation = None
             if evaluate_every and step % evaluate_every == 0 and step < steps:

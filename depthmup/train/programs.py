@@ -18,6 +18,7 @@ from depthmup.train.parallel import TrialMap
 from depthmup.train.step import NEVER, Hyper, Trainer, TrainState, diverged, going
 
 PyTree = Any
+Measurement = tuple[Callable[..., dict[str, jax.Array]], Any]
 CHUNK = 64  # steps that one program can take at most
 AHEAD = 2  # steps that the host may be ahead of the devices: the next batches travel while a step is computed
 
@@ -29,10 +30,13 @@ class Programs:
     and trains: the host does nothing per step. In the layout "turn", and for data on disk, a step is one program, and
     the host hands it the batch.
 
+    measurement: (state, hyper, batch) -> arrays, and the batch that they are measured on.
     waited: seconds so far that were spent on getting a batch while the devices had nothing left to do, at most.
     """
 
-    def __init__(self, trainer: Trainer, batches: Batches, trial_map: TrialMap) -> None:
+    def __init__(
+        self, trainer: Trainer, batches: Batches, trial_map: TrialMap, measurement: Measurement | None = None
+    ) -> None:
         self.batches, self.map = batches, trial_map
         self.stepwise = trial_map.layout == "turn" or not batches.dataset.in_memory
         self.waited = 0.0
@@ -95,6 +99,9 @@ class Programs:
 
         self._init = trial_map.over(trainer.init, trial=1)
         self._evaluate = trial_map.over(evaluate, trial=2, batch=1)
+        if measurement:
+            self._measure = trial_map.over(measurement[0], trial=2, batch=1)
+            self._examples = trial_map.spread(measurement[1])
         if self.stepwise:
             self._step = trial_map.over(step, trial=2, batch=1, shared=1, donate=True)
         else:
@@ -201,6 +208,12 @@ class Programs:
             result |= {prefix + name: value for name, value in values.items()}
         first = self._field(state, "first_loss")
         return {**result, "diverged": diverged(result["loss"], first)}
+
+    def measure(self, state: Any, hyper: Any) -> dict[str, np.ndarray]:
+        """The measurement of every trial, (trials, ...) each; NaN of one that has diverged."""
+        values = self.map.join(self._measure(state, hyper, self._examples))
+        good = self.halted(state) == NEVER
+        return {k: np.where(good.reshape(-1, *[1] * (v.ndim - 1)), v, np.nan) for k, v in values.items()}
 
     def halted(self, state: Any) -> np.ndarray:
         """`TrainState.halted` of every trial."""

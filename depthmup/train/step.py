@@ -67,11 +67,17 @@ class Trainer(NamedTuple):
     train_step: (state, batch, hyper) -> (state, {"loss", "grad_norm", "learning_rate"}), loss and norm before the step.
       Inside an axis of devices named "batch" (models.layers.BATCH_AXIS), gradients are averaged over it.
     evaluate: (state, batch, hyper) -> Evaluation, over examples of labels >= 0; over the axis as well
+    objective: (params, state, batch, hyper) -> the loss of a training step at other parameters
+    direction: (state, batch, hyper) -> the updates of a step with learning rate 1
+    states: (params, state, batch, hyper) -> the model's h^0 .. h^L, None if `make_trainer` was not told how
     """
 
     init: Callable[[Hyper], TrainState]
     train_step: Callable[[TrainState, Batch, Hyper], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState, Batch, Hyper], Evaluation]
+    objective: Callable[[PyTree, TrainState, Batch, Hyper], jax.Array]
+    direction: Callable[[TrainState, Batch, Hyper], PyTree]
+    states: Callable[[PyTree, TrainState, Batch, Hyper], Any] | None = None
     layout: str | None = None  # of train.parallel; None: that of dense models
 
 
@@ -87,6 +93,7 @@ def make_trainer(
     recipe: Recipe,
     groups: PyTree = None,
     layout: str | None = None,
+    stream: Callable[[PyTree, PyTree, jax.Array, ForwardFactors], Any] | None = None,
 ) -> Trainer:
     """The training functions of a model.
 
@@ -99,6 +106,7 @@ def make_trainer(
       recipe: all else.
       groups: tree of names, one per parameter, for `recipe.log_updates`: "update_rms/NAME" among the metrics.
       layout: how trials share a device (train.parallel).
+      stream: (parameters, statistics, inputs, forward factors) -> h^0 .. h^L, for measurements.
 
     A trial whose loss or gradient is not finite is frozen as it was before that step, one whose `Hyper.steps` are done
     as it is then; its metrics are NaN from the next step on.
@@ -108,9 +116,8 @@ def make_trainer(
     def rate(hyper: Hyper, step: jax.Array) -> jax.Array:
         return hyper.learning_rate * recipe.multiplier(step, hyper.steps, hyper.warmup)
 
-    def transformation(hyper: Hyper, step: jax.Array) -> optax.GradientTransformation:
+    def transformation(hyper: Hyper, learning_rate: Any) -> optax.GradientTransformation:
         """Built inside the step, from traced hyperparameters: a grid over them is one program."""
-        learning_rate = rate(hyper, step)
         options = {key: getattr(hyper, key) for key in OPTIONS[optimizer] if key in hyper._fields}
         chain = from_factors(hyper.factors, optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
         return optax.chain(optax.clip_by_global_norm(recipe.clip), chain) if recipe.clip else chain
@@ -119,7 +126,7 @@ def make_trainer(
         params, statistics = init_model(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
         step, first_loss = jnp.int32(0), jnp.full_like(hyper.learning_rate, jnp.inf)
-        opt_state = transformation(hyper, step).init(params)
+        opt_state = transformation(hyper, rate(hyper, step)).init(params)
         average, initial = (params if wanted else None for wanted in (recipe.ema, centered))
         return TrainState(step, params, opt_state, statistics, first_loss, jnp.int32(NEVER), average, initial)
 
@@ -131,17 +138,22 @@ def make_trainer(
             logits -= apply(state.initial, statistics, inputs, hyper.forward, key)[0]
         return logits, statistics
 
+    def loss_of(
+        params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        logits, statistics = outputs(params, state, statistics, batch[0], hyper, key)
+        labels = batch[1]
+        if recipe.label_noise:
+            labels = _noisy(jax.random.fold_in(key, NOISE), labels, hyper.label_noise, logits.shape[-1])
+        return recipe.example_losses(logits, labels, train=True).mean(), statistics
+
     def gradient(state: TrainState, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[jax.Array, PyTree, PyTree]:
         """(loss, gradient, new statistics) of this device's part of the batch."""
 
-        def objective(params: PyTree, statistics: PyTree, part: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
-            logits, statistics = outputs(params, state, statistics, part[0], hyper, key)
-            labels = part[1]
-            if recipe.label_noise:
-                labels = _noisy(jax.random.fold_in(key, NOISE), labels, hyper.label_noise, logits.shape[-1])
-            return recipe.example_losses(logits, labels, train=True).mean(), statistics
+        def of_params(params: PyTree, statistics: PyTree, part: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+            return loss_of(params, state, statistics, part, hyper, key)
 
-        of_part = jax.value_and_grad(objective, has_aux=True)
+        of_part = jax.value_and_grad(of_params, has_aux=True)
         if recipe.accumulate == 1:
             (value, statistics), grads = of_part(state.params, state.statistics, batch, key)
             return value, grads, statistics
@@ -162,8 +174,22 @@ def make_trainer(
         value, grads = jax.tree.map(lambda leaf: leaf / count, (value, grads))
         return value, grads, statistics
 
+    def step_key(state: TrainState, hyper: Hyper) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(hyper.seed), state.step)
+
+    def objective(params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+        return loss_of(params, state, state.statistics, batch, hyper, step_key(state, hyper))[0]
+
+    def direction(state: TrainState, batch: Batch, hyper: Hyper) -> PyTree:
+        grads = jax.grad(objective)(state.params, state, batch, hyper)
+        return transformation(hyper, 1.0).update(grads, state.opt_state, state.params)[0]
+
+    def states(params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Any:
+        assert stream is not None
+        return stream(params, state.statistics, batch[0], hyper.forward)
+
     def train_step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(hyper.seed), state.step)
+        key = step_key(state, hyper)
         axis = batch_axis()
         if axis:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis))
@@ -171,7 +197,8 @@ def make_trainer(
         if axis:
             value, grads, statistics = jax.lax.pmean((value, grads, statistics), axis)
         norm = optax.tree.norm(grads)
-        updates, opt_state = transformation(hyper, state.step).update(grads, state.opt_state, state.params)
+        learning_rate = rate(hyper, state.step)
+        updates, opt_state = transformation(hyper, learning_rate).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         average = state.average
         if recipe.ema:
@@ -184,7 +211,7 @@ def make_trainer(
         new = TrainState(state.step, params, opt_state, statistics, first, halted, average, state.initial)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
         kept = kept._replace(step=state.step + 1, first_loss=first, halted=halted)
-        metrics = {"loss": value, "grad_norm": norm, "learning_rate": rate(hyper, state.step)}
+        metrics = {"loss": value, "grad_norm": norm, "learning_rate": learning_rate}
         metrics |= _update_rms(updates, groups) if recipe.log_updates else {}
         return kept, {name: jnp.where(running, metric, jnp.nan) for name, metric in metrics.items()}
 
@@ -197,7 +224,7 @@ def make_trainer(
         sums = {name: Average.from_model_output(value, labels >= 0) for name, value in values.items()}
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
-    return Trainer(init, train_step, evaluate, layout)
+    return Trainer(init, train_step, evaluate, objective, direction, states if stream else None, layout)
 
 
 def going(state: TrainState, hyper: Hyper) -> jax.Array:

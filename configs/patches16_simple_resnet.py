@@ -1,0 +1,30 @@
+"""Which learning rate at which depth: SimpleResNets (paper A, A.1) on photo patches of 16x16 pixels, SGD; no download.
+
+    python main.py sweep --config=configs/patches16_simple_resnet.py --workdir=runs/patches16_simple_resnet
+
+Cost: TODO
+Expect: TODO
+"""
+
+from ml_collections import config_dict
+
+from configs import default
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = default.get_config("simple_resnet")
+    config.model.width = 64  # 8 channels in the first stage
+    config.model.depth = 3
+    config.parameterization.base_width = 32
+    config.parameterization.base_depth = 3
+    config.optimizer.learning_rate = 2.0**-3.5
+    config.data.name = "patches"
+    config.data.image_size = 16
+    config.epochs = 0.25  # 78 steps
+    config.sweep.depths = (3, 4, 6, 8, 12, 24)
+    config.sweep.widths = ()
+    config.sweep.optimizers = ("sgd",)
+    config.sweep.log2_learning_rates.sgd = (-11.0, -1.0)
+    config.sweep.per_octave = 1
+    config.sweep.seeds = 5
+    return config

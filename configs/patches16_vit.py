@@ -1,0 +1,35 @@
+"""Which learning rate at which depth: small Vision Transformers (paper A, A.3) on photo patches of 16x16 pixels, Adam,
+with LayerNorm and without; no download.
+
+    python main.py sweep --config=configs/patches16_vit.py --workdir=runs/patches16_vit
+
+Cost: TODO
+Expect: TODO
+"""
+
+from ml_collections import config_dict
+
+from configs import default
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = default.get_config("vit")
+    config.model.width = 32
+    config.model.depth = 2
+    config.model.patch = 4
+    config.parameterization.base_width = 16
+    config.parameterization.base_depth = 2
+    config.parameterization.base_head_dim = 4
+    config.data.name = "patches"
+    config.data.image_size = 16
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 2.0**-6.5
+    config.epochs = 0.25  # 78 steps
+    config.sweep.depths = (2, 4, 8, 16)
+    config.sweep.widths = ()
+    config.sweep.optimizers = ("adam",)
+    config.sweep.log2_learning_rates.adam = (-13.0, -4.0)
+    config.sweep.per_octave = 1
+    config.sweep.seeds = 4
+    config.sweep.axes = "model.norm = layer, none"
+    return config

@@ -1,0 +1,84 @@
+"""From rows of trials to one curve per size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ACCURACY = "validation_accuracy"
+Row = Mapping[str, Any]
+
+
+class Curve(NamedTuple):
+    """The trials of one size. rates: (points,), rising; the others (points, seeds).
+
+    accuracy: on the validation split, NaN where a row has none; None if a row of the table lacks the column.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    diverged: np.ndarray
+    accuracy: np.ndarray | None
+
+
+def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, Curve]:
+    """The curve of each size, sizes rising; the arguments and errors are those of `transfer`."""
+    rows = list(table)
+    if not rows:
+        raise ValueError("the table is empty: there is no trial to judge")
+    for key in (axis, hyperparameter, "seed", measure):
+        if any(key not in row for row in rows):
+            raise ValueError(f"a row of the table has no {key!r}")
+    for key in (axis, hyperparameter):
+        smallest = min(row[key] for row in rows)
+        if smallest <= 0:
+            raise ValueError(f"{key} must be positive, got {smallest}")
+    sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
+    if len(sizes) < 2:
+        raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
+    known = all(ACCURACY in row for row in rows)
+    result = dict[Any, Curve]()
+    for size in sizes:
+        lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
+        losses = _losses(lines, measure)
+        flags = np.array([[bool(row.get("diverged", False)) for row in line] for line in lines])
+        result[size] = Curve(
+            rates=np.array([line[0][hyperparameter] for line in lines]),
+            losses=losses,
+            diverged=flags | ~np.isfinite(losses),
+            accuracy=_column(lines, ACCURACY) if known else None,
+        )
+    return result
+
+
+def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row]]:
+    """Of each value of the hyperparameter, rising, the rows of all seeds."""
+    found: dict[tuple[float, Any], Row] = {}
+    for row in rows:
+        at = row[hyperparameter], row["seed"]
+        if at in found:
+            raise ValueError(f"two rows for {size}, {hyperparameter}={at[0]}, seed={at[1]}")
+        found[at] = row
+    rates = sorted({rate for rate, _ in found})
+    for rate, seed in itertools.product(rates, seeds):
+        if (rate, seed) not in found:
+            raise ValueError(f"no row for {size}, {hyperparameter}={rate}, seed={seed}: it needs all seeds")
+    return [[found[rate, seed] for seed in seeds] for rate in rates]
+
+
+def _losses(lines: list[list[Row]], measure: str) -> np.ndarray:
+    values = _column(lines, measure)
+    if not measure.endswith("accuracy"):
+        return values
+    if (values > 1).any() or (values < 0).any():
+        raise ValueError(f"{measure} must lie between 0 and 1: what is minimized is the error, 1 - {measure}")
+    return 1 - values
+
+
+def _column(lines: list[list[Row]], key: str) -> np.ndarray:
+    values = [[row[key] for row in line] for line in lines]
+    return np.array([[math.nan if value is None else value for value in line] for line in values], np.float64)

@@ -1,0 +1,178 @@
+"""The maximal-update learning rate: how far one step of unit learning rate moves every layer (AM-muP)."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from depthmup.parameterization import at_least_one, unknown
+
+PyTree = Any
+AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of (..., layers)
+    "arithmetic": lambda s: s.mean(axis=-1),
+    "geometric": lambda s: np.exp(np.log(s).mean(axis=-1)),
+    "harmonic": lambda s: 1 / (1 / s).mean(axis=-1),
+    "sum": lambda s: s.sum(axis=-1),
+}
+SHOWN = 9  # layers, at most, in str()
+DEEP = 0.05  # depth over width above which finite width disturbs the result (docs/theory.md section 6a)
+
+
+class MaximalUpdate(NamedTuple):
+    """S_l = eta^2 s_l, the mean square change of layer l in one step of learning rate eta, to first order in eta.
+
+    per_seed: s_l, (seeds, layers). sizes: the mean square of the layers themselves, likewise. average: over layers, a
+    name in AVERAGES.
+    """
+
+    per_seed: np.ndarray
+    sizes: np.ndarray
+    average: str = "arithmetic"
+
+    @property
+    def per_layer(self) -> np.ndarray:
+        """s_l, (layers,): the median over seeds."""
+        return np.median(self.per_seed, axis=0)
+
+    @property
+    def mean(self) -> float:
+        """s, the average over layers: the median over seeds, since a few seeds of deep narrow networks are far off."""
+        return float(np.median(self._means))
+
+    @property
+    def learning_rate(self) -> float:
+        """eta* = s^(-1/2), at which the average of S_l is 1."""
+        return self.mean**-0.5
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of log2 eta*, in octaves, from the scatter of seeds; NaN for one seed."""
+        rates = -0.5 * np.log2(self._means)
+        if len(rates) == 1:
+            return float("nan")
+        return float(np.sqrt(np.pi / 2) * rates.std(ddof=1) / np.sqrt(len(rates)))  # of a median
+
+    @property
+    def relative(self) -> MaximalUpdate:
+        """The same for changes relative to each layer's own size, s_l / <(z^l)^2>: the better guide where features grow
+        with depth (docs/laws.md; ours, not the paper's)."""
+        return self._replace(per_seed=self.per_seed / self.sizes, sizes=np.ones_like(self.sizes))
+
+    def merged(self, sizes: Sequence[int]) -> MaximalUpdate:
+        """Consecutive layers as one: the sum of their s_l, and of their sizes (paper B, A6, block energy).
+
+        sizes: layers of each block. Raises ValueError if they are not all layers.
+        """
+        if sum(sizes) != self.per_seed.shape[1] or min(sizes) < 1:
+            raise ValueError(f"blocks of {list(sizes)} layers: there are {self.per_seed.shape[1]} layers")
+        starts = np.cumsum([0, *sizes[:-1]])
+        per_seed, own = (np.add.reduceat(of, starts, axis=1) for of in (self.per_seed, self.sizes))
+        return self._replace(per_seed=per_seed, sizes=own)
+
+    def split(self, parts: Sequence[int]) -> MaximalUpdate:
+        """Each layer as so many, with an equal share of its s_l each; `merged(parts)` undoes it."""
+        if len(parts) != self.per_seed.shape[1] or min(parts) < 1:
+            raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
+        per_seed, own = (np.repeat(of / np.asarray(parts), parts, axis=1) for of in (self.per_seed, self.sizes))
+        return self._replace(per_seed=per_seed, sizes=own)
+
+    @property
+    def _means(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return AVERAGES[self.average](self.per_seed)
+
+    def __str__(self) -> str:
+        error = "" if np.isnan(self.stderr) else f" +- {self.stderr:.2f}"
+        chosen = np.unique(np.linspace(0, len(self.per_layer) - 1, SHOWN).round().astype(int))
+        profile = ", ".join(f"{layer}: {self.per_layer[layer]:.3g}" for layer in chosen)
+        rate = f"{self.learning_rate:.4g} (log2 {np.log2(self.learning_rate):.2f}{error})"
+        return f"maximal-update learning rate {rate}\ns_l at layer {profile}"
+
+
+def maximal_update(
+    activations: Callable[[PyTree, PyTree], Any],
+    loss: Callable[[PyTree, PyTree], jax.Array],
+    init: Callable[[jax.Array], PyTree],
+    batch: PyTree,
+    *,
+    probe: PyTree = None,
+    optimizer: optax.GradientTransformation | None = None,
+    layers: Sequence[int] | None = None,
+    average: str = "arithmetic",
+    seeds: int = 8,
+) -> MaximalUpdate:
+    """The learning rate at which one step moves the layers by 1 on average, from a gradient and a jvp for each seed.
+
+    v = the optimizer's first step on `loss` with learning rate 1;  dz = d/d eta z(theta + eta v) at eta = 0;
+    s_l = <(dz^l)^2> over examples and units;  eta* = (average_l s_l)^(-1/2).  docs/theory.md section 6 (paper B, 3.1).
+    Linearised: at eta* itself the true average is .3 to .85, since a step of that size is no longer small.
+
+    Args:
+      activations: (parameters, batch) -> the z^l in the order of depth, a list or another pytree; count the read-in's
+        output and every block's. z^l: (examples, ..., units).
+      loss: (parameters, batch) -> scalar.
+      init: PRNG key -> parameters, with the init that is trained with.
+      batch: of the step; probe: where the change is looked at, the same if None.
+      optimizer: with a learning rate of 1, such as `dm.optimizer(p, specs, "adam", learning_rate=1.0)`; None: SGD.
+      layers: which z^l count; None: all.
+      average: "arithmetic" (AM-muP), "geometric", "harmonic" or "sum".
+      seeds: of `init`.
+
+    Warns where the depth (activations but one) is above .05 of the width: one seed then says little. Raises ValueError
+    for an unknown average, or if nothing moves or a change is not finite.
+    """
+    if average not in AVERAGES:
+        raise unknown("average", average, AVERAGES)
+    at_least_one("seeds", seeds)
+    chosen = optax.sgd(1.0) if optimizer is None else optimizer
+
+    @jax.jit
+    def of_seed(seed: Any, batch: PyTree, probe: PyTree) -> jax.Array:
+        params = init(jax.random.key(seed))
+        direction, _ = chosen.update(jax.grad(loss)(params, batch), chosen.init(params), params)
+        return update_sizes(functools.partial(_swapped, activations, probe), params, direction)
+
+    probe = batch if probe is None else probe
+    shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
+    warn_if_deep(len(shapes) - 1, min(shape.shape[-1] for shape in shapes))
+    found = np.stack([np.asarray(of_seed(np.uint32(seed), batch, probe)) for seed in range(seeds)], axis=1)
+    per_seed, sizes = found if layers is None else found[..., list(layers)]
+    return checked(MaximalUpdate(per_seed, sizes, average))
+
+
+def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction: PyTree) -> jax.Array:
+    """(2, layers): s_l, the mean square of the change of each activation for a step along `direction`, linearised; and
+    that of the activation itself."""
+    values, changes = jax.jvp(activations, (params,), (direction,))
+    return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(of)]) for of in (changes, values)])
+
+
+def checked(found: MaximalUpdate) -> MaximalUpdate:
+    """Raises ValueError if there is no learning rate to be had."""
+    if not 0 < found.mean < np.inf:
+        what = "does not move the activations" if found.mean == 0 else "is not finite"
+        raise ValueError(
+            f"the first step {what} (average {found.mean:g}): behind a readout that starts at 0 there is no gradient, "
+            "and a parameterization that explodes has no update to measure"
+        )
+    return found
+
+
+def warn_if_deep(depth: int, width: int) -> None:
+    if depth > DEEP * width:
+        warnings.warn(
+            f"depth {depth} over width {width} is {depth / width:.2f}, above {DEEP}: the maximal-update learning rate "
+            "scatters between seeds there and leaves its law; take a wider network or more seeds",
+            stacklevel=3,
+        )
+
+
+def _swapped(activations: Callable[[PyTree, PyTree], Any], probe: PyTree, params: PyTree) -> Any:
+    return activations(params, probe)

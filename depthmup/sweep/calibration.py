@@ -1,0 +1,89 @@
+"""The maximal-update learning rate of our models: a gradient and a jvp at the start of training (AM-muP)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from depthmup.fit import chain_path_sum
+from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
+from depthmup.settings import Settings
+from depthmup.sweep.plan import SCHEMA, Trial, trials_of
+from depthmup.sweep.runner import hyper_of
+from depthmup.train.assemble import problem_of
+from depthmup.train.quantities import update_profile
+from depthmup.train.workdir import digest, write_atomically
+
+FILE = "calibration.json"  # of every curve of a sweep that was calibrated: {key: (s_l and sizes, seeds, layers)}
+
+
+def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
+    """`measure.maximal_update` of a config: the learning rate is one at the parameterization's base shape.
+
+    A gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, not augmented.
+    Warns where depth is above .05 of the width; raises ValueError where nothing moves, SettingsError as `problem_of`.
+    """
+    per_seed, sizes = _profiles([settings])[0]
+    found = MaximalUpdate(per_seed, sizes, average)
+    warn_if_deep(settings.model.depth, settings.model.width)
+    return checked(found)
+
+
+def calibrations(curves: Iterable[Settings], workdir: Path) -> dict[str, MaximalUpdate]:
+    """`calibrate` of many curves of a sweep, by `key`; what the workdir has is not computed again.
+
+    A curve whose network has no update to measure is left out.
+    """
+    path = workdir / FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    wanted = {key(curve): curve for curve in curves}
+    missing = {name: curve for name, curve in wanted.items() if name not in known}
+    if missing:
+        profiles = _profiles(list(missing.values()))
+        known |= {name: profile.tolist() for name, profile in zip(missing, profiles, strict=True)}
+        write_atomically(path, json.dumps(known))
+    found = {name: MaximalUpdate(*np.array(known[name])) for name in wanted}
+    return {name: update for name, update in found.items() if 0 < update.mean < np.inf}
+
+
+def key(curve: Settings) -> str:
+    """Of the settings that a calibration depends on: not the learning rate."""
+    trial = _start(curve)[0]
+    return digest({"schema": SCHEMA, "seeds": curve.sweep.seeds, **trial.leaves})
+
+
+def path_sum(settings: Settings) -> int:
+    """PathSum of the config's model: sum over paths of (layers on the path)^3."""
+    return chain_path_sum(problem_of(settings).model(settings.model).ways)
+
+
+def _start(curve: Settings) -> list[Trial]:
+    """All seeds, at a learning rate that is never used."""
+    return list(trials_of(curve, [1.0]))
+
+
+def _profiles(curves: list[Settings]) -> list[np.ndarray]:
+    """s_l and sizes of each, (2, seeds, layers). Curves of one program next to each other share it."""
+    result, program, function = [], None, None
+    for curve in curves:
+        trials = _start(curve)
+        problem = problem_of(curve)
+        if program != trials[0].program or function is None:
+            program, function = trials[0].program, _function(curve)
+        batch = problem.examples(curve.data.batch_size)
+        result.append(np.stack([function(hyper_of(problem, trial).arrays(), batch) for trial in trials], axis=1))
+    return result
+
+
+def _function(curve: Settings) -> Any:
+    problem = problem_of(curve)
+    problem = problem._replace(recipe=dataclasses.replace(problem.recipe.plain, label_smoothing=curve.label_smoothing))
+    trainer = problem.trainer(curve.model, curve.optimizer.name)
+    profile = update_profile(trainer)
+    return jax.jit(lambda hyper, batch: profile(trainer.init(hyper), batch, hyper))
