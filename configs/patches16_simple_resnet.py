@@ -26,5 +26,5 @@ def get_config() -> config_dict.ConfigDict:
     config.sweep.optimizers = ("sgd",)
     config.sweep.log2_learning_rates.sgd = (-11.0, -1.0)
     config.sweep.per_octave = 1
-    config.sweep.seeds = 5
+    config.sweep.seeds = 4
     return config

@@ -24,7 +24,8 @@ def get_config() -> config_dict.ConfigDict:
     config.data.image_size = 16
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 2.0**-6.5
-    config.epochs = 0.25  # 78 steps
+    config.data.batch_size = 32
+    config.epochs = 0.125  # 78 steps
     config.sweep.depths = (2, 4, 8, 16)
     config.sweep.widths = ()
     config.sweep.optimizers = ("adam",)

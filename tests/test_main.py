@@ -61,6 +61,23 @@ def test_explain():
     ]
 
 
+def test_calibrate():
+    """The numbers are those of the functions it stands on; a rule for every line."""
+    done = main("calibrate", *SMALL, "--config.model.depth=8", "--config.sweep.seeds=2", "--average=sum")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert "residual_mlp, width 16, sgd, depth_mup; 2 seeds" in text
+    assert "depth 8: maximal-update learning rate" in text
+    assert "note: depth 8 over width 16 is 0.50, above 0.05" in text
+    rates = {line.split()[0]: float(line.split()[1]) for line in text.split("by each rule:")[1].strip().splitlines()}
+    assert rates["constant"] == 0.5  # the config's, tuned at the base depth 2
+    assert (rates["L^-1"], rates["L^-3/2"]) == (0.125, 0.0625)
+    assert rates["PathSum"] == pytest.approx(0.5 * (10 / (64 * 11 * 2**5)) ** 0.5, rel=1e-3)
+    found = [float(line.split("learning rate ")[1].split()[0]) for line in text.splitlines() if "maximal-u" in line]
+    assert rates["calibrated"] == pytest.approx(0.5 * found[1] / found[0], rel=2e-3)
+    assert set(rates) == {"constant", "L^-1", "L^-3/2", "PathSum", "calibrated", "relative"}
+
+
 def test_check_exit_status(tmp_path):
     good = main("check", *CHECK, "--config.check.seeds=16", "--config.check.tolerance=0.3", f"--workdir={tmp_path}")
     assert good.returncode == 0, good.stdout + good.stderr
@@ -77,7 +94,9 @@ def test_check_exit_status(tmp_path):
         (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
         (["explain", "--config=configs/nope.py"], "configs/nope.py"),
         (["train", "--workdir=main.py/x"], "is, or is inside, a file"),
-        (["swep"], "verb 'swep': give one of train, sweep, check, explain"),
+        (["calibrate", "--average=mean"], "unknown --average 'mean'"),
+        (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
+        (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain"),
         (["sweep"], "sweep needs --workdir=DIR"),
         (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
         (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),

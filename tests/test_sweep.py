@@ -326,7 +326,12 @@ def test_report_without_any_optimum(tmp_path):
     """Learning rates that are all too small: verdicts, pictures and files come out all the same."""
     settings = tiny.settings(sweep__optimizers=("sgd",))
     rows = [
-        {**{column(k): v for k, v in t.leaves.items()}, "loss": 2.0 - t.learning_rate / 10, "diverged": False}
+        {
+            **{column(k): v for k, v in t.leaves.items()},
+            "key": t.key,
+            "loss": 2.0 - t.learning_rate / 10,
+            "diverged": False,
+        }
         for t in trials(settings)
     ]
     curves = verdicts.judge(rows, settings)

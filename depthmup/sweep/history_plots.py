@@ -22,15 +22,14 @@ QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # lab
 def learning_curves(curves: Sequence[Curve], histories: Histories, axis: str) -> Figure | None:
     """Training loss over steps with the smallest size's best learning rate, all sizes in one panel."""
 
-    def draw(panel: Any, c: Curve, size: float, color: Any) -> bool:
+    def draw(panel: Any, c: Curve, size: float, color: Any) -> None:
         found = histories.loss(c.carried.get(size, ()))
         if found is None:
-            return False
+            return
         steps, losses = found
         width = max(1, len(steps) // 50)  # a running mean: batches scatter more than sizes differ
         smooth = np.convolve(losses, np.full(width, 1 / width), "valid")
         panel.plot(steps[width - 1 :], smooth, color=color, label=f"{axis} {size:g}", lw=1.3)
-        return True
 
     title = f"Training loss at every {axis} with the smallest {axis}'s best learning rate (missing: diverged)"
     return _panels([c for c in curves if c.axis == axis], draw, title, "step", "training loss")
@@ -39,13 +38,12 @@ def learning_curves(curves: Sequence[Curve], histories: Histories, axis: str) ->
 def update_profiles(curves: Sequence[Curve]) -> Figure | None:
     """S_l at the best learning rate of each depth, over layer time."""
 
-    def draw(panel: Any, c: Curve, size: float, color: Any) -> bool:
+    def draw(panel: Any, c: Curve, size: float, color: Any) -> None:
         best = dict(zip(c.result.values, c.result.optimal_lr, strict=True))[size]
         if best is None or size not in c.updates:
-            return False
+            return
         profile = c.updates[size].per_layer * best**2
         panel.plot(np.linspace(0, 1, len(profile)), profile, "-o", ms=3, color=color, label=f"depth {size:g}", lw=1.3)
-        return True
 
     title = (
         "Mean square change S_l of each layer in the first step, linearised, at the depth's best learning rate\n"
@@ -58,16 +56,17 @@ def over_training(curves: Sequence[Curve], histories: Histories, axis: str, quan
     """What was measured of the trials with the smallest size's best learning rate, over steps."""
     label, of = QUANTITIES[quantity]
 
-    def draw(panel: Any, c: Curve, size: float, color: Any) -> bool:
+    def draw(panel: Any, c: Curve, size: float, color: Any) -> None:
         found = histories.measured(quantity, c.carried.get(size, ()))
         if found is None:
-            return False
+            return
         steps, values = found
         with np.errstate(divide="ignore"):
-            panel.plot(steps, of(values), "-o", ms=3, color=color, label=f"{axis} {size:g}", lw=1.3)
+            series = of(values)
+        positive = series > 0  # kernels have not moved at the start
+        panel.plot(steps[positive], series[positive], "-o", ms=3, color=color, label=f"{axis} {size:g}", lw=1.3)
         if quantity == "sharpness" and c.optimizer == "sgd" and c.hyperparameter == "learning_rate":
             panel.axhline(2 / c.result.optimal_lr[0], color="gray", lw=0.8, ls=":")  # type: ignore[operator]
-        return True
 
     title = f"{label[0].upper()}{label[1:]} at every {axis}, with the smallest {axis}'s best learning rate"
     if quantity == "sharpness":
@@ -76,7 +75,7 @@ def over_training(curves: Sequence[Curve], histories: Histories, axis: str, quan
 
 
 def _panels(
-    curves: Sequence[Curve], draw: Callable[[Any, Curve, float, Any], bool], title: str, x: str, y: str
+    curves: Sequence[Curve], draw: Callable[[Any, Curve, float, Any], None], title: str, x: str, y: str
 ) -> Figure | None:
     """A row per optimizer and variant, a column per parameterization, a line per size; None if nothing was drawn."""
     curves = [c for c in curves if c.hyperparameter == "learning_rate"]

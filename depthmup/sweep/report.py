@@ -29,10 +29,12 @@ def write(curves: Sequence[Curve], rows: Sequence[Row], settings: Settings, work
     pictures, settles = {}, []
     if curves:
         histories = Histories(workdir, rows)
-        pictures = {name: (title, plots.png(figure)) for name, title, figure in _figures(curves, histories) if figure}
         settles = [histories.settles(c) for c in curves]
-    for name, (_, content) in pictures.items():
-        write_atomically(workdir / f"{name}.png", content)
+        for name, title, figure in _figures(curves, histories):
+            if figure:
+                content = plots.png(figure)
+                write_atomically(workdir / f"{name}.png", content)
+                pictures[name] = title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}"
     template = resources.files("depthmup.sweep").joinpath("report.html.jinja").read_text()
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
     html = page.render(
@@ -42,7 +44,7 @@ def write(curves: Sequence[Curve], rows: Sequence[Row], settings: Settings, work
         settles=settles,
         log2=log2,
         colors=plots.VERDICT_COLORS,
-        pictures={name: (title, base64.b64encode(content).decode()) for name, (title, content) in pictures.items()},
+        pictures=pictures,
         settings=json.dumps(found["settings"], indent=1),
         versions={name: metadata.version(name) for name in VERSIONS},
         command=command,

@@ -1,0 +1,91 @@
+"""What a calibration costs, in training steps, for each family; and the report of a sweep of 10,000 trials.
+
+    python -m benchmarks.laws
+
+A training step is one of the family's compiled program with SGD, batch 64 (32x32 images; the digits for MLPs); both are
+medians of repeated calls, once compiled.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs import default
+from depthmup.settings import from_config
+from depthmup.sweep import report, verdicts
+from depthmup.sweep.axes import column, put
+from depthmup.sweep.engine import identity
+from depthmup.sweep.plan import SCHEMA, trials
+from depthmup.sweep.store import Store
+from depthmup.train.assemble import problem_of
+from depthmup.train.quantities import update_profile
+
+REPEATS = 15
+STEPS = 100  # of a learning curve
+
+
+def seconds(function: Callable[..., Any], *arguments: Any) -> tuple[float, float]:
+    """(of the first call, median of the next)."""
+    times = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - start)
+    return times[0], float(np.median(times[1:]))
+
+
+def calibration() -> None:
+    print(f"{'family':16}{'step, ms':>10}{'gradient + jvp, ms':>20}{'in steps':>10}{'compiling, s':>14}")
+    for family in default.FAMILIES:
+        config = default.get_config(family)
+        config.optimizer.name = "sgd"
+        if "mlp" not in family:
+            config.data.name = "patches"
+        settings = from_config(config)
+        problem = problem_of(settings)
+        trainer = problem.trainer(settings.model, "sgd")
+        hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0).arrays()
+        state, batch = jax.jit(trainer.init)(hyper), problem.examples(64)
+        _, step = seconds(jax.jit(trainer.train_step), state, batch, hyper)
+        compiling, update = seconds(jax.jit(update_profile(trainer)), state, batch, hyper)
+        print(f"{family:16}{1e3 * step:10.2f}{1e3 * update:20.2f}{update / step:10.2f}{compiling - update:14.1f}")
+
+
+def reporting() -> None:
+    """Planted rows: the losses are made up, their number is not."""
+    config = default.get_config()
+    config.sweep.update(seeds=10, depths=(2, 4, 8, 16, 32, 64))
+    settings = put(from_config(config), {"model.width": 128, "model.depth": 2})
+    plan, rng, rows = trials(settings), np.random.default_rng(0), []
+    for trial in plan:
+        x = np.log2(trial.learning_rate) + 4
+        losses = {"loss": float(np.exp(0.05 * x * x + 0.02 * rng.normal()) / 10), "diverged": False}
+        columns = {column(key): value for key, value in trial.leaves.items()}
+        rows.append({"key": trial.key, "schema": SCHEMA, **columns, "steps": STEPS, **losses})
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder), identity(settings))
+        count = len(rows) * STEPS
+        number = np.repeat(np.arange(len(rows), dtype=np.int32), STEPS)
+        step = np.tile(np.arange(1, STEPS + 1, dtype=np.int32), len(rows))
+        values = rng.uniform(0.1, 1, count).astype(np.float32)
+        store.append(rows, {"trial": number, "step": step, "loss": values, "grad_norm": values})
+        store.close()
+        start = time.perf_counter()
+        curves = verdicts.judge(rows, settings)
+        judged = time.perf_counter()
+        page = report.write(curves, rows, settings, Path(folder), "")
+        written = time.perf_counter()
+        print(f"{len(rows):,} trials, {len(curves)} curves: verdicts and laws {judged - start:.1f} s, "
+              f"pictures and page {written - judged:.1f} s, {page.stat().st_size / 1e6:.2f} MB")  # fmt: skip
+
+
+if __name__ == "__main__":
+    calibration()
+    reporting()

@@ -1,0 +1,176 @@
+"""What a sweep measures while it trains, and the calibration of its models."""
+
+import dataclasses
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from depthmup import sweep
+from depthmup.fit import chain_path_sum
+from depthmup.models import MODELS
+from depthmup.settings import SettingsError, from_config
+from depthmup.sweep.axes import put
+from depthmup.sweep.calibration import FILE, calibrations, key
+from depthmup.sweep.history import History
+from depthmup.train.assemble import problem_of
+from depthmup.train.quantities import measurement
+from depthmup.train.stop import Stopped
+from tests import tiny
+
+GRID = {
+    "sweep__optimizers": ("sgd",),
+    "sweep__widths": (),
+    "sweep__parameterizations": ("mup", "depth_mup"),
+    "sweep__log2_learning_rates": {"sgd": (-4.0, 4.0)},
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(settings, rows by key, measurements) of a sweep that measures everything; its largest rates diverge."""
+    workdir = tmp_path_factory.mktemp("sweep")
+    settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness", "kernels"), sweep__measure_points=3)
+    rows = {row["key"]: row for row in sweep.train(settings, workdir, progress=False)}
+    return settings, rows, sweep.measured(workdir)
+
+
+def test_what_is_measured(measured):
+    _, rows, table = measured
+    assert set(table["key"]) == set(rows)
+    assert any(row["diverged"] for row in rows.values())
+    good = {key for key, row in rows.items() if row["learning_rate"] <= 1}  # others get as large as no float holds
+    assert not any(rows[key]["diverged"] for key in good)
+    for key_, part in table.groupby("key"):
+        if key_ in good:
+            layers = rows[key_]["depth"] + 1
+            assert sorted(set(part["step"])) == [0, 6, 11]
+            counts = part.groupby("quantity").size().to_dict()
+            assert counts == {"updates": 3 * layers, "kernels": 3 * layers, "sharpness": 3}
+    assert np.isfinite(table["value"]).all()
+    kernels = table[(table["quantity"] == "kernels") & table["key"].isin(good)]
+    assert kernels[kernels["step"] == 0]["value"].max() < 1e-6
+    assert kernels[(kernels["step"] == 11) & (kernels["layer"] > 0)]["value"].min() > 0
+
+
+def test_the_start_is_what_calibrate_says(measured):
+    """In every trial, whatever its learning rate: s_l is per squared learning rate."""
+    settings, rows, table = measured
+    own = put(settings, {"model.depth": 4, "parameterization.name": "mup", "optimizer.name": "sgd"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = sweep.calibrate(own)
+    start = table[(table["quantity"] == "updates") & (table["step"] == 0)]
+    for key_, part in start.groupby("key"):
+        row = rows[key_]
+        if (row["parameterization"], row["depth"]) == ("mup", 4):
+            profile = part.sort_values("layer")["value"].to_numpy()
+            np.testing.assert_allclose(profile, found.per_seed[row["seed"]], rtol=1e-5)
+
+
+def test_updates_are_those_of_the_next_step():
+    """Against a true step of the trainer with a tiny learning rate; velocity and moments are in it."""
+    for name in ("momentum", "adamw"):
+        s = tiny.settings(optimizer__name=name, optimizer__weight_decay=0.1, schedule="constant")
+        problem = problem_of(s)
+        trainer = problem.trainer(s.model, name)
+        hyper = problem.hyper(s.model, s.parameterization, s.optimizer, 0)._replace(learning_rate=2.0**-8).arrays()
+        batch = problem.examples(32)
+        state, step = jax.jit(trainer.init)(hyper), jax.jit(trainer.train_step)
+        for _ in range(3):
+            state, _ = step(state, batch, hyper)
+        profile = jax.jit(measurement(trainer, name, ["updates"]))(state, hyper, batch)["updates"]
+        small = hyper._replace(learning_rate=np.float32(2.0**-14))
+        after, _ = step(state, batch, small)
+        pairs = [trainer.states(of.params, state, batch, hyper) for of in (after, state)]
+        true = [float(np.mean(np.square((a - b) * 2.0**14))) for a, b in zip(*pairs, strict=True)]
+        np.testing.assert_allclose(profile, true, rtol=0.05)
+
+
+def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
+    """What was measured before a stop in the middle of a group is kept with its checkpoint."""
+    settings, _, table = measured
+    settings, stopped = (
+        dataclasses.replace(settings, checkpoint=tiny.settings(checkpoint__every="4 steps").checkpoint),
+        [],
+    )
+    monkeypatch.setattr("depthmup.sweep.runner.LOG_EVERY", 4)
+    original = History.measure
+
+    def stop_after_the_second(self, step, quantities):
+        original(self, step, quantities)
+        if step == 11 and not stopped:
+            stopped.append(True)
+            raise Stopped(None, "here")
+
+    monkeypatch.setattr(History, "measure", stop_after_the_second)
+    with pytest.raises(Stopped):
+        sweep.train(settings, tmp_path, progress=False)
+    assert list((tmp_path / "unfinished").glob("*/history-8.npz"))
+    sweep.train(settings, tmp_path, progress=False)
+    order = ["key", "quantity", "step", "layer"]
+    again, whole = (t.sort_values(order, ignore_index=True) for t in (sweep.measured(tmp_path), table))
+    assert again.equals(whole)
+
+
+def test_a_history_leaves_out_what_is_after_the_end_of_a_trial():
+    history = History(2, 10)
+    history.measure(0, {"updates": np.ones((2, 3))})
+    history.measure(10, {"updates": np.array([[1.0, 2.0, 3.0], [np.nan] * 3, [9.0] * 3])})
+    found = history.measurements([10, 5])
+    assert found["trial"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+    assert found["value"].tolist() == [1, 1, 1, 1, 1, 1, 1, 2, 3]
+    assert found["step"].tolist() == [0] * 6 + [10] * 3
+
+
+def test_losses_of_a_history():
+    history = History(1, 20)
+    history.add(0, {name: np.arange(20, dtype=np.float32)[None] for name in ("loss", "grad_norm")})
+    assert history.losses(0, 20) == {"last_loss": 18.5, "mean_loss": 9.5}
+    assert history.losses(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
+
+
+def test_calibrations_are_kept(tmp_path, monkeypatch):
+    curves = [put(tiny.settings(), {"model.depth": depth}) for depth in (2, 4)]
+    first = calibrations(curves, tmp_path)
+    assert [len(first[key(curve)].per_layer) for curve in curves] == [3, 5]
+    assert (tmp_path / FILE).exists()
+    monkeypatch.setattr("depthmup.sweep.calibration._function", None)  # not called
+    again = calibrations(curves, tmp_path)
+    assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
+    other = put(curves[0], {"optimizer.learning_rate": 1.0})
+    assert key(other) == key(curves[0]) != key(put(curves[0], {"parameterization.gamma0": 2.0}))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "paths"),
+    [
+        ("mlp", {}, 3**3),
+        ("residual_mlp", {}, 3 * 1 + 3 * 8 + 27),
+        ("residual_cnn", {"kernels": (3, 3)}, 3 * 8 + 3 * 64 + 216),
+        ("simple_resnet", {}, 27 + 3 * 64 + 3 * 125 + 216),
+        ("resnet", {"stages": (1, 1), "depth": 1}, 1 + 8 + 27 + 64),
+        ("vit", {"depth": 1}, 2 * 8 + 64),
+    ],
+)
+def test_path_sum_of_the_families(family, options, paths):
+    """By hand. ResNet: one block with an identity skip (0 or 2 layers), then one with a projection (1 or 2)."""
+    model = MODELS[family](**{"width": 16, "depth": 3, **options})
+    assert chain_path_sum(model.ways) == paths
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"sweep__measure": ("update",)}, "unknown sweep.measure 'update'; did you mean 'updates'"),
+        (
+            {"sweep__judge_by": "validation_los"},
+            "unknown sweep.judge_by 'validation_los'; did you mean 'validation_loss'",
+        ),
+        ({"sweep__measure_points": 0}, "sweep.measure_points must be at least 1"),
+    ],
+)
+def test_errors(overrides, says):
+    with pytest.raises(SettingsError, match=says):
+        from_config(tiny.config(**overrides))

@@ -1,0 +1,204 @@
+"""Verdicts, laws, rules and report of planted rows: nothing is trained."""
+
+import html
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from depthmup.measure import MaximalUpdate
+from depthmup.sweep import calibration, report, tables, verdicts
+from depthmup.sweep.axes import column
+from depthmup.sweep.histories import Histories
+from depthmup.sweep.plan import trials
+from depthmup.sweep.store import Store
+from tests import tiny
+
+GRID = {
+    "sweep__optimizers": ("sgd",),
+    "sweep__parameterizations": ("mup", "depth_mup"),
+    "sweep__depths": (3, 4, 6, 8, 24),
+    "sweep__widths": (),
+    "sweep__log2_learning_rates": {"sgd": (-12.0, 2.0)},
+    "sweep__seeds": 3,
+}
+SLOPES = {"mup": -1.5, "depth_mup": 0.0}
+
+
+def planted(settings, optimum=None, noise=0.01):
+    """A row of every trial: a bowl in log learning rate about an optimum that goes as depth^SLOPES."""
+
+    def at(s):
+        return -1.0 + SLOPES[s.parameterization.name] * math.log2(s.model.depth / 3)
+
+    rng, rows = np.random.default_rng(0), []
+    for trial in trials(settings):
+        x = math.log2(trial.learning_rate) - (optimum or at)(trial.settings)
+        loss = 0.1 * math.exp(0.1 * x * x + noise * rng.normal())
+        columns = {column(key): value for key, value in trial.leaves.items()}
+        rows.append(
+            {
+                **columns,
+                "key": trial.key,
+                "schema": 2,
+                "steps": 40,
+                "loss": None if x > 2.5 else loss,
+                "diverged": x > 2.5,
+                "validation_accuracy": 1 / (1 + loss),
+            }
+        )
+    return rows
+
+
+def updates(settings, slope):
+    """Calibrations whose learning rate goes as depth^slope; relative to the layers as depth^(slope / 2)."""
+    found = {}
+    for curve in verdicts.curves_to_calibrate(settings):
+        depth = curve.model.depth
+        s = np.full((3, depth + 1), float(depth) ** (-2 * slope))
+        found[calibration.key(curve)] = MaximalUpdate(s, np.sqrt(s))
+    return found
+
+
+@pytest.fixture(scope="module")
+def judged():
+    settings = tiny.settings(**GRID)
+    rows = planted(settings)
+    return settings, rows, verdicts.judge(rows, settings, updates(settings, -1.0))
+
+
+def test_laws_and_rules(judged):
+    _, _, curves = judged
+    mup, depth_mup = curves
+    assert (mup.result.verdict, depth_mup.result.verdict) == ("does not transfer", "transfers")
+    for curve in curves:
+        slope = SLOPES[curve.parameterization]
+        assert curve.law.exponent == pytest.approx(slope, abs=0.05)
+        worst = {rule.name: rule.worst for rule in curve.rules}
+        assert worst["constant"] == pytest.approx(-3 * slope, abs=0.15)
+        assert worst["L^-3/2"] == pytest.approx(3 * (1.5 + slope), abs=0.15)
+        assert worst["calibrated"] == pytest.approx(3 * abs(-1 - slope), abs=0.15)
+        assert worst["relative"] == pytest.approx(3 * abs(-0.5 - slope), abs=0.15)
+        assert worst["fitted"] < 0.3
+        n = 24  # 24 branches of one layer: P = n^2 (n + 3) 2^(n - 3)
+        ratio = (9 * 6) / (n * n * (n + 3) * 2 ** (n - 3))
+        assert worst["PathSum"] == pytest.approx(abs(0.5 * math.log2(ratio) - 3 * slope), abs=0.15)
+        assert [(s.name, s.depths) for s in curve.segments] == [("A", [6, 8])]
+        assert max(map(abs, curve.segments[0].relative_error)) < 0.2
+
+
+def test_rule_table(judged):
+    _, _, curves = judged
+    first, head, *lines = tables.rule_table(curves).splitlines()
+    assert "octaves" in first
+    assert head.split() == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted", "calibrated", "relative"]
+    rule = next(rule for rule in curves[0].rules if rule.name == "L^-1")
+    assert lines[0].startswith("sgd       mup")
+    assert f"{rule.mean:.2f}, {rule.worst:.2f}" in lines[0]
+
+
+def test_without_calibration_there_is_no_such_rule(judged):
+    settings, rows, _ = judged
+    names = [rule.name for rule in verdicts.judge(rows, settings)[0].rules]
+    assert names == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted"]
+
+
+def test_by_accuracy(judged):
+    """The same optimum by another measure; the cap is that of guessing."""
+    _, rows, curves = judged
+    settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
+    found = verdicts.judge(rows, settings)
+    for one, other in zip(found, curves, strict=True):
+        assert one.chance == 0.9
+        assert np.log2(one.result.optimal_lr) == pytest.approx(np.log2(other.result.optimal_lr), abs=0.2)
+        assert one.result.optimal_lr != other.result.optimal_lr
+    settings = tiny.settings(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
+    own = [row for row in rows if row["depth"] == 3]
+    best = max(r["validation_accuracy"] for r in own if r["parameterization"] == "mup" and not r["diverged"])
+    shown = float(re.search(r"sgd mup.*  (\S+)$", tables.best_table(own, settings), re.M)[1])
+    assert shown == pytest.approx(best, abs=0.01)
+
+
+def test_another_hyperparameter_has_a_verdict_of_its_own():
+    """At the learning rate that is best at the smallest size; momentum as the inverse of its number of steps."""
+    axes = "parameterization.gamma0 = log(0.125, 8, 7); optimizer.momentum = 0.5, 0.75, 0.875, 0.9375, 0.96875, 0.98438"
+    settings = tiny.settings(**{**GRID, "sweep__optimizers": ("momentum",), "sweep__depths": (2, 4, 8),
+                                "sweep__log2_learning_rates": {"momentum": (-4.0, 1.0)}, "sweep__per_octave": 1},
+                             sweep__axes=axes)  # fmt: skip
+    rng, rows = np.random.default_rng(0), []
+    for trial in trials(settings):
+        s, depth = trial.settings, math.log2(trial.settings.model.depth / 2)
+        x = math.log2(trial.learning_rate) + 1.5
+        gamma = math.log2(s.parameterization.gamma0) - depth  # its optimum doubles with depth
+        time = math.log2(1 - s.optimizer.momentum) + 3  # stays at 7/8
+        loss = 0.1 * math.exp(0.1 * (x * x + gamma * gamma + time * time) + 0.01 * rng.normal())
+        columns = {column(key): value for key, value in trial.leaves.items()}
+        rows.append({**columns, "key": trial.key, "loss": loss, "diverged": False})
+    found = verdicts.judge(rows, settings)
+    of_gamma = [c for c in found if c.hyperparameter == "gamma0"]
+    of_momentum = [c for c in found if c.hyperparameter == "1 - momentum"]
+    assert {len(c.result.losses[0]) for c in of_gamma} == {7}
+    assert {c.result.verdict for c in of_gamma} == {"does not transfer"}
+    assert all(c.result.drift.octaves_per_doubling == pytest.approx(1, abs=0.1) for c in of_gamma)
+    assert {c.result.verdict for c in of_momentum} == {"transfers"}
+    assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
+    assert not any(c.rules for c in of_gamma)
+    assert "log2 of the best gamma0 at depth" in tables.verdict_table(found)
+
+
+def test_the_page(judged, tmp_path):
+    """Every picture once, every verdict and rule; strange names are text; learning curves, where there are some."""
+    settings, rows, curves = judged
+    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
+    step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
+    ends = np.array([2.0 if row["loss"] is None else row["loss"] for row in rows])
+    loss = (ends[trial] + np.exp(-step / 8)).astype(np.float32)
+    store.append(rows, {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
+    store.close()
+    curves = [c._replace(variant="<script>alert(1)</script>") for c in curves]
+    page = report.write(curves, rows, settings, tmp_path, "main.py sweep --config='<b>'")
+    text = page.read_text()
+    names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == names
+    assert text.count("data:image/png;base64,") == len(names)
+    assert "<script>" not in text
+    assert "<b>'" not in text
+    assert "http" not in text  # opens offline
+    words = html.unescape(re.sub(r"<[^>]*>", " ", text))
+    for curve in curves:
+        assert curve.result.verdict in words
+        for rule in curve.rules:
+            assert rule.name in words
+            assert all(f"{off:+.2f}" in words for off in rule.octaves_off[1:] if off is not None)
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert summary["sweeps"][0]["power_law"]["exponent"] == curves[0].law.exponent
+    assert summary["sweeps"][0]["rules"]["L^-1"]["octaves_off"] == curves[0].rules[1].octaves_off
+
+
+def test_when_the_optimum_settles(judged, tmp_path):
+    """Planted: in the first half of training small rates are best, then the optimum is where it stays."""
+    _, rows, curves = judged
+    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
+    step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
+    rates = np.log2([row["learning_rate"] for row in rows])
+    late = np.array([5.0 if row["loss"] is None else row["loss"] for row in rows])
+    early = 0.1 * np.exp(0.1 * (rates + 9) ** 2)
+    loss = np.where(step <= 20, early[trial], late[trial]).astype(np.float32)
+    store.append(rows, {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
+    store.close()
+    assert Histories(tmp_path, rows).settles(curves[1]) == [0.6] * 5
+    steps, mean = Histories(tmp_path, rows).loss(curves[1].carried[3])
+    assert steps.tolist() == list(range(1, 41))
+    keys = set(curves[1].carried[3])
+    assert mean[-1] == pytest.approx(np.mean([row["loss"] for row in rows if row["key"] in keys]), rel=1e-5)
+    assert len(keys) == 3
+
+
+def test_rows_alone_make_a_report(judged, tmp_path):
+    settings, rows, curves = judged
+    assert report.write(curves, rows, settings, tmp_path, "").exists()
+    assert not (tmp_path / "curves_over_depth.png").exists()
