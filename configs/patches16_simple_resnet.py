@@ -21,7 +21,7 @@ def get_config() -> config_dict.ConfigDict:
     config.data.name = "patches"
     config.data.image_size = 16
     config.epochs = 0.25  # 78 steps
-    config.sweep.depths = (3, 4, 6, 8, 12, 24)
+    config.sweep.depths = (3, 4, 6, 12, 24)
     config.sweep.widths = ()
     config.sweep.optimizers = ("sgd",)
     config.sweep.log2_learning_rates.sgd = (-11.0, -1.0)

@@ -2,7 +2,7 @@
 
     python -m experiments.learning_rate_rules 8 runs/digits_transfer runs/patches16_simple_resnet runs/patches16_vit
 
-Reads the summary.json of finished sweeps. In brackets the regret: the loss with the rule's learning rate minus the best.
+Reads the summary.json of finished sweeps. In brackets the regret: loss at the rule's learning rate minus the best.
 """
 
 from __future__ import annotations

@@ -245,3 +245,16 @@ def test_a_bad_tiny_imagenet_is_refused(name, tmp_path):
         prepare(builder, tmp_path / "manual")
     assert "\n" not in str(raised.value)
     assert not builder.is_prepared()
+
+
+def test_smaller_images_are_means_of_squares():
+    whole, half = patches.load(), patches.load(16)
+    assert half.shape == (16, 16, 3)
+    assert half.train.inputs.dtype == np.uint8
+    squares = whole.validation.inputs[:5].astype(float).reshape(5, 16, 2, 16, 2, 3).mean(axis=(2, 4))
+    assert np.abs(half.validation.inputs[:5] - squares).max() <= 0.5
+    np.testing.assert_array_equal(half.train.labels, whole.train.labels)
+    np.testing.assert_allclose(half.mean, whole.mean, atol=0.5)
+    assert (half.std < whole.std).all()
+    with pytest.raises(ValueError, match="patches are 32x32, of which 12 is no divisor"):
+        patches.load(12)
