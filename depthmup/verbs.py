@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
+from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import explain
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
@@ -183,18 +184,20 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
     if tuned == target:
         print("the base depth is the model's: set model.depth to one that was not tuned")
         return 0
-    start, ratio = s.optimizer.learning_rate, target / tuned
-    paths = [sweeps.path_sum(of_depth[depth]) for depth in (tuned, target)]
-    rules = {
-        "constant": start,
-        "L^-1": start / ratio,
-        "L^-3/2": start * ratio**-1.5,
-        "PathSum": start * math.sqrt(paths[0] / paths[1]),
-        "calibrated": start * found[target].learning_rate / found[tuned].learning_rate,
-        "relative": start * found[target].relative.learning_rate / found[tuned].relative.learning_rate,
-    }
+    start = s.optimizer.learning_rate
+    rules = fit.predictions(
+        tuned,
+        start,
+        target,
+        path_sums={depth: sweeps.path_sum(own) for depth, own in of_depth.items()},
+        calibrated={
+            "calibrated": {depth: update.learning_rate for depth, update in found.items()},
+            "relative": {depth: update.relative.learning_rate for depth, update in found.items()},
+        },
+    )
     print(f"if {start:g} (optimizer.learning_rate) was best at depth {tuned}, then at depth {target}, by each rule:")
     for name, rate in rules.items():
+        assert rate is not None
         print(f"  {name:12}{rate:12.4g}  (log2 {math.log2(rate):.2f})")
     return 0
 

@@ -21,7 +21,7 @@ def main(ratio: float, workdirs: Sequence[Path]) -> None:
         names = list(dict.fromkeys(name for curve in curves for name in curve["rules"]))
         print(f"\n{model}, {workdir}\n{'':34}{'depths':9}" + "".join(f"{name:>16}" for name in names))
         for curve in curves:
-            first, depths = curve["values"][0], curve["values"]
+            first, depths = next(iter(curve["rules"].values()))["tuned"], curve["values"]
             if ratio * first not in depths:
                 sys.exit(f"{workdir}: depth {ratio * first:g} was not swept, only {depths}")
             at, cells = depths.index(ratio * first), []
@@ -32,7 +32,7 @@ def main(ratio: float, workdirs: Sequence[Path]) -> None:
                 cells.append("none" if off is None else f"{off:+.2f} ({loss})")
             label = f"{curve['optimizer']} {curve['parameterization']} {curve['variant']}"
             print(f"{label:34}{f'{first:g}, {depths[at]:g}':9}" + "".join(f"{cell:>16}" for cell in cells))
-    print("\nx: it diverges or lies outside the grid; none: no optimum inside the grid at that depth")
+    print("\nx: it diverges or lies outside the grid; none: no prediction, or no optimum inside the grid at that depth")
 
 
 if __name__ == "__main__":

@@ -313,3 +313,22 @@ def test_optimum_errors():
         fit.optimum(LRS, -np.ones(len(LRS)))
     with pytest.raises(ValueError, match="must be positive"):
         fit.optimum([-1, 1, 2, 3, 4], np.ones(5))
+
+
+def test_regret_in_a_gap_of_the_grid():
+    """An adaptive sweep has a window of rates and one far from it: between them nothing is known."""
+    grid = {2: range(-8, -1), 4: [-7, -6.5, -6, -5.5, -5, -1]}
+    rows = [
+        {"depth": d, "learning_rate": 2.0**x, "seed": s, "loss": math.exp(0.1 * (x + 5) ** 2 - 2), "diverged": False}
+        for d, xs in grid.items() for x in xs for s in range(2)
+    ]  # fmt: skip
+    found = fit.transfer(rows)
+    assert fit.regret_at(found, 1, 2**-5.2) == pytest.approx(0, abs=1e-9)
+    assert fit.regret_at(found, 1, 2**-1.0) > 0.1
+    for x in (-7.3, -4.6, -3, -1.3, -0.7):
+        assert fit.regret_at(found, 1, 2**x) is None
+
+
+def test_log_losses():
+    found = fit.log_losses(np.array([[0.0, 0.5], [0.2, np.nan]]), 0.9)
+    np.testing.assert_allclose(np.exp(found), [[0.1, 0.5], [0.2, 0.9]])

@@ -25,7 +25,7 @@ ALLOWED = {
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
     "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings", "measure"},
     "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "measure", "train"},
-    "verbs": {"parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
+    "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs"},
 }
 

@@ -208,7 +208,7 @@ class TestErrors:
             self.update(average="mean")
 
     def test_nothing_moves(self):
-        with pytest.raises(ValueError, match="does not move the activations"):
+        with pytest.raises(ValueError, match="does not move layer 0, 1"):
             self.update(scale=0.0)
         with pytest.raises(ValueError, match="is not finite"):
             self.update(scale=jnp.nan)

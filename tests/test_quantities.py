@@ -1,6 +1,7 @@
 """What a sweep measures while it trains, and the calibration of its models."""
 
 import dataclasses
+import shutil
 import warnings
 
 import jax
@@ -11,10 +12,15 @@ from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
+from depthmup.sweep import report, verdicts
 from depthmup.sweep.axes import put
 from depthmup.sweep.calibration import FILE, calibrations, key
+from depthmup.sweep.histories import Histories
 from depthmup.sweep.history import History
+from depthmup.sweep.plan import grouped, trials
+from depthmup.sweep.runner import Runner, hypers_of
 from depthmup.train.assemble import problem_of
+from depthmup.train.loop import TrialLoop
 from depthmup.train.quantities import measurement
 from depthmup.train.stop import Stopped
 from tests import tiny
@@ -33,7 +39,9 @@ def measured(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("sweep")
     settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness", "kernels"), sweep__measure_points=3)
     rows = {row["key"]: row for row in sweep.train(settings, workdir, progress=False)}
-    return settings, rows, sweep.measured(workdir)
+    table = sweep.measured(workdir)
+    table.attrs["workdir"] = workdir
+    return settings, rows, table
 
 
 def test_what_is_measured(measured):
@@ -62,11 +70,12 @@ def test_the_start_is_what_calibrate_says(measured):
         warnings.simplefilter("ignore", UserWarning)
         found = sweep.calibrate(own)
     start = table[(table["quantity"] == "updates") & (table["step"] == 0)]
-    for key_, part in start.groupby("key"):
-        row = rows[key_]
-        if (row["parameterization"], row["depth"]) == ("mup", 4):
-            profile = part.sort_values("layer")["value"].to_numpy()
-            np.testing.assert_allclose(profile, found.per_seed[row["seed"]], rtol=1e-5)
+    chosen = {name for name, row in rows.items() if (row["parameterization"], row["depth"]) == ("mup", 4)}
+    for key_, part in start[start["key"].isin(chosen)].groupby("key"):
+        profile = part.sort_values("layer")["value"].to_numpy()
+        np.testing.assert_allclose(profile, found.per_seed[rows[key_]["seed"]], rtol=1e-5)
+        chosen.remove(key_)
+    assert not chosen
 
 
 def test_updates_are_those_of_the_next_step():
@@ -90,7 +99,7 @@ def test_updates_are_those_of_the_next_step():
 
 def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
     """What was measured before a stop in the middle of a group is kept with its checkpoint."""
-    settings, _, table = measured
+    settings, rows, table = measured
     settings, stopped = (
         dataclasses.replace(settings, checkpoint=tiny.settings(checkpoint__every="4 steps").checkpoint),
         [],
@@ -112,16 +121,86 @@ def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
     order = ["key", "quantity", "step", "layer"]
     again, whole = (t.sort_values(order, ignore_index=True) for t in (sweep.measured(tmp_path), table))
     assert again.equals(whole)
+    assert [row["mean_loss"] for row in sweep.load(tmp_path).sort_values("key").to_dict("records")] == pytest.approx(
+        [row["mean_loss"] for _, row in sorted(rows.items())], nan_ok=True, abs=0
+    )
 
 
 def test_a_history_leaves_out_what_is_after_the_end_of_a_trial():
     history = History(2, 10)
     history.measure(0, {"updates": np.ones((2, 3))})
+    history.measure(5, {"updates": np.array([[5.0] * 3, [np.inf] * 3])})
     history.measure(10, {"updates": np.array([[1.0, 2.0, 3.0], [np.nan] * 3, [9.0] * 3])})
-    found = history.measurements([10, 5])
+    found = history.measurements([10, 5], 2)
     assert found["trial"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
     assert found["value"].tolist() == [1, 1, 1, 1, 1, 1, 1, 2, 3]
     assert found["step"].tolist() == [0] * 6 + [10] * 3
+
+
+def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
+    """Whatever others train beside it."""
+    grid = {**GRID, "sweep__parameterizations": ("mup",), "sweep__depths": (2,), "model__width": 8, "sweep__seeds": 1}
+    settings = tiny.settings(**grid, sweep__measure=("kernels",), sweep__measure_points=3,
+                             sweep__axes="epochs = 0.25, 0.5")  # fmt: skip
+    rows = {row["key"]: row for row in sweep.train(settings, tmp_path, progress=False)}
+    steps = sweep.measured(tmp_path).groupby("key")["step"].agg(lambda at: sorted(set(at)))
+    for key_, at in steps.items():
+        if not rows[key_]["diverged"]:
+            assert at == {6: [0, 3, 6], 11: [0, 6, 11]}[rows[key_]["steps"]]
+    assert {rows[key_]["steps"] for key_ in steps.index} == {6, 11}
+
+
+@pytest.mark.parametrize("layout", ["vmap", "turn"])
+def test_in_every_layout(layout):
+    """Four trials on two devices, as one after another; what was compiled without a measurement has none."""
+    settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness"))
+    own = grouped(trials(settings), lambda program: 4)[0]
+    problem = problem_of(settings)
+    hypers = hypers_of(problem, own)
+    trainer = problem.trainer(own.settings.model, "sgd")
+    quantities = measurement(trainer, "sgd", settings.sweep.measure), problem.examples(32)
+    found = {}
+    for name in ("map", layout):
+        loop = TrialLoop(trainer, problem.batches, trials=4, layout=name, measurement=quantities)
+        loop.run(
+            hypers,
+            4,
+            measure_at=[0, 4],
+            measured=lambda step, values, name=name: found.setdefault((name, step), values),
+        )
+    for step in (0, 4):
+        for quantity, values in found["map", step].items():
+            np.testing.assert_allclose(found[layout, step][quantity], values, rtol=2e-3)
+    with pytest.raises(ValueError, match="cannot be split over the devices by batch"):
+        TrialLoop(trainer, problem.batches, trials=1, split="batch", measurement=quantities)
+
+
+def test_a_kept_program_knows_what_it_measures():
+    settings = tiny.settings(**GRID)
+    runner = Runner()
+    first = runner.loop(grouped(trials(settings), lambda program: 2)[0])[1]
+    again = runner.loop(grouped(trials(settings), lambda program: 2)[0])[1]
+    other = runner.loop(grouped(trials(tiny.settings(**GRID, sweep__measure=("updates",))), lambda program: 2)[0])[1]
+    assert first is again is not other
+
+
+def test_pictures_over_training(measured, tmp_path):
+    settings, rows, table = measured
+    workdir = tmp_path / "copy"
+    shutil.copytree(table.attrs["workdir"], workdir)
+    curves = verdicts.judge(list(rows.values()), settings)
+    report.write(curves, list(rows.values()), settings, workdir, "")
+    names = {f"{quantity}_over_depth" for quantity in ("updates", "sharpness", "kernels")}
+    assert names <= {path.stem for path in workdir.glob("*.png")}
+    histories = Histories(workdir, list(rows.values()))
+    keys = curves[0].carried[2]
+    steps, values = histories.measured("updates", keys)
+    assert values.shape == (len(keys), len(steps), 3)
+    one = table[(table["key"] == keys[1]) & (table["quantity"] == "updates") & (table["step"] == steps[-1])]
+    np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
+    with open(next((workdir / "curves").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
+        file.truncate(100)
+    assert report.write(curves, list(rows.values()), settings, workdir, "").exists()
 
 
 def test_losses_of_a_history():

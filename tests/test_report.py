@@ -10,6 +10,7 @@ import pytest
 
 from depthmup.measure import MaximalUpdate
 from depthmup.sweep import calibration, report, tables, verdicts
+from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import column
 from depthmup.sweep.histories import Histories
 from depthmup.sweep.plan import trials
@@ -202,3 +203,42 @@ def test_rows_alone_make_a_report(judged, tmp_path):
     settings, rows, curves = judged
     assert report.write(curves, rows, settings, tmp_path, "").exists()
     assert not (tmp_path / "curves_over_depth.png").exists()
+
+
+def test_when_it_settles_by_accuracy(judged, tmp_path):
+    """Training losses are capped as losses, whatever is minimized."""
+    _, rows, _ = judged
+    settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
+    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
+    ends = np.array([np.nan if row["loss"] is None else 1.2 + row["loss"] for row in rows], np.float32)
+    store.append(rows, {"trial": trial, "step": step, "loss": ends, "grad_norm": ends})
+    store.close()
+    assert None not in Histories(tmp_path, rows).settles(verdicts.judge(rows, settings)[1])
+
+
+def test_an_axis_that_some_parameterizations_do_not_have():
+    axes = "parameterization.alpha = 0.5, 0.6, 0.7, 0.8, 0.9"
+    settings = tiny.settings(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes)
+    found = verdicts.judge(planted(settings), settings)
+    assert {c.parameterization for c in found if c.hyperparameter == "alpha"} == {"depth_mup"}
+    assert len([c for c in found if c.parameterization == "mup"]) == 1
+
+
+def test_an_adaptive_sweep_with_another_axis():
+    """The best rate of the smallest size need not be there at all values of it: then it has no verdict of its own."""
+    axes = "parameterization.gamma0 = 0.25, 0.5, 1.0, 2.0, 4.0"
+    grid = {**GRID, "sweep__depths": (2, 4, 8), "sweep__parameterizations": ("mup",), "sweep__adaptive": True}
+    settings = tiny.settings(**grid, sweep__axes=axes)
+    full = {row["key"]: row for row in planted(settings, lambda s: -2 - 1.5 * math.log2(
+        s.model.depth / 2) + 2 * math.log2(s.parameterization.gamma0))}  # fmt: skip
+    rows, search = {}, Search(settings)
+    while more := search.next_trials(rows):
+        rows |= {
+            t.key: full.get(t.key)
+            or {**{column(k): v for k, v in t.leaves.items()}, "key": t.key, "loss": None, "diverged": True}
+            for t in more
+        }
+    found = verdicts.judge([rows[t.key] for t in search.evaluated(rows)], settings)
+    assert len([c for c in found if c.hyperparameter == "learning_rate"]) == 5
+    assert not [c for c in found if c.hyperparameter == "gamma0"]

@@ -1,10 +1,10 @@
 """Optima, drifts, verdicts, power laws and rules for the learning rate; needs numpy and scipy only."""
 
 from depthmup.fit.drift import Drift
-from depthmup.fit.optimum import Optimum, capped, optimum
+from depthmup.fit.optimum import Optimum, capped, log_losses, optimum
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
-from depthmup.fit.rules import Rule, learning_rate_rules
+from depthmup.fit.rules import Rule, learning_rate_rules, predictions
 from depthmup.fit.settle import settled
 from depthmup.fit.transfer import Transfer, regret_at, transfer
 
@@ -19,9 +19,11 @@ __all__ = [
     "capped",
     "chain_path_sum",
     "learning_rate_rules",
+    "log_losses",
     "optimum",
     "path_sum",
     "power_law",
+    "predictions",
     "regret_at",
     "segmented",
     "settled",

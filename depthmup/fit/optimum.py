@@ -78,8 +78,7 @@ def optimum(lrs: np.ndarray, losses: np.ndarray, cap: float | None = None) -> Op
         raise ValueError("learning rates must be positive and different from each other")
     order = np.argsort(lrs)
     x, losses = np.log2(lrs[order]), losses[order]
-    cut = capped(losses, cap)
-    log_loss = _log(cut)
+    cut, log_loss = capped(losses, cap), log_losses(losses, cap)
     mean = log_loss.mean(axis=1)
     best = int(np.argmin(mean))
     loss = float(cut.mean(axis=1).min())
@@ -98,7 +97,9 @@ def _none(reason: str, loss: float) -> Optimum:
     return Optimum(None, math.nan, reason, loss, math.nan, math.nan, None)
 
 
-def _log(cut: np.ndarray) -> np.ndarray:
+def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
+    """Natural logarithm of `capped` losses; 0, as an error may be, counts as half of the smallest other one."""
+    cut = capped(losses, cap)
     positive = cut[cut > FLOOR]
     return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))
 

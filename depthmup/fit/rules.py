@@ -10,8 +10,6 @@ import numpy as np
 
 from depthmup.fit.transfer import Transfer, regret_at
 
-Octaves = list[float | None]  # log2 of a learning rate at each size
-
 
 class Rule(NamedTuple):
     """One rule against the optima that were found; lists have one entry per size.
@@ -43,6 +41,32 @@ class Rule(NamedTuple):
         return [abs(off) for off in self.octaves_off[self.tuned + 1 :] if off is not None]
 
 
+def predictions(
+    depth: float,
+    learning_rate: float,
+    target: float,
+    *,
+    path_sums: Mapping[float, int] | None = None,
+    calibrated: Mapping[str, Mapping[float, float | None]] | None = None,
+) -> dict[str, float | None]:
+    """{rule: learning rate at depth `target`}, if `learning_rate` is the best one at `depth`.
+
+    Rules and arguments are those of `learning_rate_rules`, but for "fitted", which needs two tuned depths; None where
+    path_sums or calibrated lack a depth. Raises ValueError for values that are not positive.
+    """
+    ratio = target / depth
+    result: dict[str, float | None] = {
+        "constant": learning_rate,
+        "L^-1": learning_rate / ratio,
+        "L^-3/2": learning_rate * ratio**-1.5,
+    }
+    if path_sums is not None:
+        result["PathSum"] = _times(learning_rate, "path_sums", path_sums, -0.5, depth, target)
+    for name, rates in (calibrated or {}).items():
+        result[name] = _times(learning_rate, name, rates, 1.0, depth, target)
+    return result
+
+
 def learning_rate_rules(
     result: Transfer,
     *,
@@ -64,49 +88,46 @@ def learning_rate_rules(
     tuned = next((i for i, lr in enumerate(result.optimal_lr) if lr is not None), None)
     if tuned is None:
         return []
-    x = np.log2(result.values)
-    optima = [None if lr is None else math.log2(lr) for lr in result.optimal_lr]
-    start = optima[tuned]
+    first, start = result.values[tuned], result.optimal_lr[tuned]
     assert start is not None
-    rules: dict[str, Octaves] = {
-        "constant": [start] * len(x),
-        "L^-1": [float(start - own) for own in x - x[tuned]],
-        "L^-3/2": [float(start - 1.5 * own) for own in x - x[tuned]],
-    }
-    if path_sums is not None:
-        rules["PathSum"] = _scaled("path_sums", path_sums, -0.5, result.values, tuned, start)
-    rules["fitted"] = [_extrapolated(x, optima, i) for i in range(len(x))]
-    for name, rates in (calibrated or {}).items():
-        rules[name] = _scaled(name, rates, 1.0, result.values, tuned, start)
-    return [_rule(name, predicted, optima, result, tuned) for name, predicted in rules.items()]
+    for name, given in {"path_sums": path_sums, **(calibrated or {})}.items():
+        if given is not None and _value(name, given, first) is None:
+            raise ValueError(f"{name} has no value at {first:g}, the size that the prediction starts from")
+    of_size = [predictions(first, start, size, path_sums=path_sums, calibrated=calibrated) for size in result.values]
+    rules = {name: [one[name] for one in of_size] for name in of_size[0]}
+    fitted = [_extrapolated(result, i) for i in range(len(result.values))]
+    names = [*(n for n in rules if n not in (calibrated or {})), "fitted", *(calibrated or {})]
+    return [_rule(name, {**rules, "fitted": fitted}[name], result, tuned) for name in names]
 
 
-def _scaled(
-    name: str, given: Mapping[float, float | None], power: float, sizes: list[float], tuned: int, start: float
-) -> Octaves:
-    """log2 of lr0 (given(L) / given(L0))^power. `math.log2` takes integers that no float holds."""
-    found = [given.get(size) for size in sizes]
-    if not all(value is None or value > 0 for value in found):
-        raise ValueError(f"{name} must be positive or None, got {dict(given)}")
-    octaves = [None if value is None else math.log2(value) for value in found]
-    base = octaves[tuned]
-    if base is None:
-        raise ValueError(f"{name} has no value at {sizes[tuned]:g}, the size that the prediction starts from")
-    return [None if own is None else start + power * (own - base) for own in octaves]
+def _times(
+    learning_rate: float, name: str, given: Mapping[float, float | None], power: float, depth: float, target: float
+) -> float | None:
+    """learning_rate (given(target) / given(depth))^power. `math.log2` takes integers that no float holds."""
+    here, there = (_value(name, given, at) for at in (depth, target))
+    if here is None or there is None:
+        return None
+    return learning_rate * 2 ** (power * (math.log2(there) - math.log2(here)))
 
 
-def _extrapolated(x: np.ndarray, optima: Octaves, i: int) -> float | None:
-    """The line through the optima before size `i`, at size `i`."""
-    y = np.array(optima[:i], np.float64)  # NaN for None
+def _value(name: str, given: Mapping[float, float | None], size: float) -> float | None:
+    value = given.get(size)
+    if value is not None and value <= 0:
+        raise ValueError(f"{name} must be positive, got {dict(given)}")
+    return None if value is None or value != value else value  # NaN; an integer may be too large for math.isnan
+
+
+def _extrapolated(result: Transfer, i: int) -> float | None:
+    """The line in log-log through the optima before size `i`, at size `i`."""
+    x, y = np.log2(result.values), np.log2(np.array(result.optimal_lr[:i], np.float64))  # NaN for None
     found = ~np.isnan(y)
     if found.sum() < 2:
         return None
-    return float(np.polyval(np.polyfit(x[:i][found], y[found], 1), x[i]))
+    return float(2 ** np.polyval(np.polyfit(x[:i][found], y[found], 1), x[i]))
 
 
-def _rule(name: str, predicted: Octaves, optima: Octaves, result: Transfer, tuned: int) -> Rule:
-    rates = [None if octaves is None else 2**octaves for octaves in predicted]
-    pairs = zip(predicted, optima, strict=True)
-    off = [None if own is None or best is None else own - best for own, best in pairs]
-    regret = [None if rate is None else regret_at(result, i, rate) for i, rate in enumerate(rates)]
-    return Rule(name, rates, off, regret, tuned)
+def _rule(name: str, predicted: list[float | None], result: Transfer, tuned: int) -> Rule:
+    pairs = zip(predicted, result.optimal_lr, strict=True)
+    off = [None if own is None or best is None else math.log2(own / best) for own, best in pairs]
+    regret = [None if rate is None else regret_at(result, i, rate) for i, rate in enumerate(predicted)]
+    return Rule(name, predicted, off, regret, tuned)

@@ -94,11 +94,12 @@ def transfer(
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     """Loss at the grid point nearest to a learning rate minus the best loss, at size `i` (an index into values).
 
-    None if a seed diverges there, or if the learning rate lies more than half a grid step outside the grid.
+    None if a seed diverges there, or if that point is more than half a grid step away: outside the grid, or in a gap of
+    one that an adaptive sweep has made.
     """
     rates = result.learning_rates[i]
     chosen = _nearest(rates, learning_rate)
-    if not _within(rates, learning_rate) or result.diverged[i][chosen].any():
+    if not _on_grid(rates, learning_rate) or result.diverged[i][chosen].any():
         return None
     mean = capped(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap).mean(axis=1)
     return float(mean[chosen] - mean.min())
@@ -110,7 +111,7 @@ def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
         return None
     mean = np.where(curve.diverged, np.nan, curve.accuracy).mean(axis=1)
     chosen = mean[_nearest(curve.rates, learning_rate)]
-    if not _within(curve.rates, learning_rate) or math.isnan(chosen):
+    if not _on_grid(curve.rates, learning_rate) or math.isnan(chosen):
         return None
     return float(np.nanmax(mean) - chosen)
 
@@ -119,10 +120,10 @@ def _nearest(rates: np.ndarray, rate: float) -> int:
     return int(np.argmin(np.abs(np.log2(rates) - math.log2(rate))))
 
 
-def _within(rates: np.ndarray, rate: float) -> bool:
-    """Whether a rate lies at most half a step outside the grid, which is (points,), rising."""
+def _on_grid(rates: np.ndarray, rate: float) -> bool:
+    """Whether a rate is at most half of the smallest step of the grid, (points,), rising, away from it."""
     x = np.log2(rates)
-    return bool(1.5 * x[0] - 0.5 * x[1] <= math.log2(rate) <= 1.5 * x[-1] - 0.5 * x[-2])
+    return bool(np.abs(x - math.log2(rate)).min() <= 0.5 * np.diff(x).min() + 1e-9)
 
 
 def _verdict(

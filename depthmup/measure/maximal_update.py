@@ -28,12 +28,12 @@ DEEP = 0.05  # depth over width above which finite width disturbs the result (do
 class MaximalUpdate(NamedTuple):
     """S_l = eta^2 s_l, the mean square change of layer l in one step of learning rate eta, to first order in eta.
 
-    per_seed: s_l, (seeds, layers). sizes: the mean square of the layers themselves, likewise. average: over layers, a
-    name in AVERAGES.
+    per_seed: s_l, (seeds, layers). mean_squares: of the layers themselves, likewise. average: over layers, a name in
+    AVERAGES.
     """
 
     per_seed: np.ndarray
-    sizes: np.ndarray
+    mean_squares: np.ndarray
     average: str = "arithmetic"
 
     @property
@@ -63,25 +63,25 @@ class MaximalUpdate(NamedTuple):
     def relative(self) -> MaximalUpdate:
         """The same for changes relative to each layer's own size, s_l / <(z^l)^2>: the better guide where features grow
         with depth (docs/laws.md; ours, not the paper's)."""
-        return self._replace(per_seed=self.per_seed / self.sizes, sizes=np.ones_like(self.sizes))
+        return self._replace(per_seed=self.per_seed / self.mean_squares, mean_squares=np.ones_like(self.mean_squares))
 
-    def merged(self, sizes: Sequence[int]) -> MaximalUpdate:
-        """Consecutive layers as one: the sum of their s_l, and of their sizes (paper B, A6, block energy).
+    def merged(self, blocks: Sequence[int]) -> MaximalUpdate:
+        """Consecutive layers as one: the sum of their s_l, and of their mean squares (paper B, A6, block energy).
 
-        sizes: layers of each block. Raises ValueError if they are not all layers.
+        blocks: how many layers each has. Raises ValueError if they are not all layers.
         """
-        if sum(sizes) != self.per_seed.shape[1] or min(sizes) < 1:
-            raise ValueError(f"blocks of {list(sizes)} layers: there are {self.per_seed.shape[1]} layers")
-        starts = np.cumsum([0, *sizes[:-1]])
-        per_seed, own = (np.add.reduceat(of, starts, axis=1) for of in (self.per_seed, self.sizes))
-        return self._replace(per_seed=per_seed, sizes=own)
+        if sum(blocks) != self.per_seed.shape[1] or min(blocks) < 1:
+            raise ValueError(f"blocks of {list(blocks)} layers: there are {self.per_seed.shape[1]} layers")
+        starts = np.cumsum([0, *blocks[:-1]])
+        per_seed, own = (np.add.reduceat(of, starts, axis=1) for of in (self.per_seed, self.mean_squares))
+        return self._replace(per_seed=per_seed, mean_squares=own)
 
     def split(self, parts: Sequence[int]) -> MaximalUpdate:
         """Each layer as so many, with an equal share of its s_l each; `merged(parts)` undoes it."""
         if len(parts) != self.per_seed.shape[1] or min(parts) < 1:
             raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
-        per_seed, own = (np.repeat(of / np.asarray(parts), parts, axis=1) for of in (self.per_seed, self.sizes))
-        return self._replace(per_seed=per_seed, sizes=own)
+        per_seed, own = (np.repeat(of / np.asarray(parts), parts, axis=1) for of in (self.per_seed, self.mean_squares))
+        return self._replace(per_seed=per_seed, mean_squares=own)
 
     @property
     def _means(self) -> np.ndarray:
@@ -115,8 +115,8 @@ def maximal_update(
     Linearised: at eta* itself the true average is .3 to .85, since a step of that size is no longer small.
 
     Args:
-      activations: (parameters, batch) -> the z^l in the order of depth, a list or another pytree; count the read-in's
-        output and every block's. z^l: (examples, ..., units).
+      activations: (parameters, batch) -> the z^l in the order of depth, as a list or tuple (JAX sorts a dict by its
+        keys); count the read-in's output and every block's. z^l: (examples, ..., units).
       loss: (parameters, batch) -> scalar.
       init: PRNG key -> parameters, with the init that is trained with.
       batch: of the step; probe: where the change is looked at, the same if None.
@@ -143,8 +143,8 @@ def maximal_update(
     shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
     warn_if_deep(len(shapes) - 1, min(shape.shape[-1] for shape in shapes))
     found = np.stack([np.asarray(of_seed(np.uint32(seed), batch, probe)) for seed in range(seeds)], axis=1)
-    per_seed, sizes = found if layers is None else found[..., list(layers)]
-    return checked(MaximalUpdate(per_seed, sizes, average))
+    per_seed, mean_squares = found if layers is None else found[..., list(layers)]
+    return checked(MaximalUpdate(per_seed, mean_squares, average))
 
 
 def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction: PyTree) -> jax.Array:
@@ -157,10 +157,11 @@ def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction
 def checked(found: MaximalUpdate) -> MaximalUpdate:
     """Raises ValueError if there is no learning rate to be had."""
     if not 0 < found.mean < np.inf:
-        what = "does not move the activations" if found.mean == 0 else "is not finite"
+        still = np.flatnonzero(found.per_layer == 0).tolist()
+        what = f"does not move layer {', '.join(map(str, still))}" if still else "is not finite"
         raise ValueError(
-            f"the first step {what} (average {found.mean:g}): behind a readout that starts at 0 there is no gradient, "
-            "and a parameterization that explodes has no update to measure"
+            f"the first step {what}: the {found.average} average is {found.mean:g}. Behind a readout that starts at 0 "
+            "there is no gradient, and a parameterization that explodes has no update to measure"
         )
     return found
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+from tqdm import tqdm
+
 from depthmup.measure import MaximalUpdate
 from depthmup.settings import Settings, from_config
 from depthmup.sweep import report, tables, verdicts
@@ -48,5 +51,9 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
 def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
     if not settings.sweep.calibrate:
         return {}
-    with compiled_in(workdir / CACHE if settings.sweep.cache else None):
-        return calibrations(verdicts.curves_to_calibrate(settings), workdir)
+    with compiled_in(workdir / CACHE if settings.sweep.cache else None), tqdm(bar_format="{desc}", leave=False) as bar:
+        try:
+            return calibrations(verdicts.curves_to_calibrate(settings), workdir, bar.set_description_str)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
+            print(f"the report comes without calibrated rules: {error}")
+            return {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.fit import capped, optimum
+from depthmup.fit import log_losses, optimum
 from depthmup.fit.optimum import WINDOW
 from depthmup.settings import Settings
 from depthmup.sweep.judged import cap, score
@@ -46,7 +46,7 @@ class Curve:
             for number in range(-WIDER * per_octave, len(rates) + WIDER * per_octave)
         }
         self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in self._rates.items()}
-        self._settings, self._cap = settings, cap(settings)
+        self._settings, self._cap = settings, cap(settings, settings.sweep.judge_by)
 
     def window(self, centre: int) -> set[int]:
         """As many numbers around this one as an optimum is fitted to."""
@@ -66,7 +66,7 @@ class Curve:
                 return missing, None
             numbers = sorted(asked)
             losses = self._losses(rows, numbers)
-            log = np.log(capped(losses, self._cap)).mean(axis=1)
+            log = log_losses(losses, self._cap).mean(axis=1)
             best = numbers[int(np.argmin(log))]
             trains = log.min() < math.log(self._cap) - TRAINS
             more = (self.window(best) if trains else set(self.grid)) - asked

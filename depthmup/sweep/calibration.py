@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,36 @@ import numpy as np
 from depthmup.fit import chain_path_sum
 from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
 from depthmup.settings import Settings
+from depthmup.sweep.axes import LEARNING_RATE
 from depthmup.sweep.plan import SCHEMA, Trial, trials_of
 from depthmup.sweep.runner import hyper_of
 from depthmup.train.assemble import problem_of
 from depthmup.train.quantities import update_profile
 from depthmup.train.workdir import digest, write_atomically
 
-FILE = "calibration.json"  # of every curve of a sweep that was calibrated: {key: (s_l and sizes, seeds, layers)}
+NOT_AT_THE_START = (  # nor in the direction of a first step
+    *(LEARNING_RATE, "optimizer.momentum", "epochs", "schedule", "warmup_epochs"),
+    *("label_noise", "clip", "accumulate", "ema", "data.seed"),
+)
+FILE = "calibration.json"  # of every curve of a sweep that was calibrated: {key: (s_l and mean squares, seeds, layers)}
 
 
 def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
     """`measure.maximal_update` of a config: the learning rate is one at the parameterization's base shape.
 
-    A gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, not augmented.
+    A gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, not augmented,
+    without clipping and label noise.
     Warns where depth is above .05 of the width; raises ValueError where nothing moves, SettingsError as `problem_of`.
     """
-    per_seed, sizes = _profiles([settings])[0]
-    found = MaximalUpdate(per_seed, sizes, average)
+    per_seed, mean_squares = next(_profiles([settings]))
+    found = MaximalUpdate(per_seed, mean_squares, average)
     warn_if_deep(settings.model.depth, settings.model.width)
     return checked(found)
 
 
-def calibrations(curves: Iterable[Settings], workdir: Path) -> dict[str, MaximalUpdate]:
+def calibrations(
+    curves: Iterable[Settings], workdir: Path, say: Callable[[str], None] = lambda text: None
+) -> dict[str, MaximalUpdate]:
     """`calibrate` of many curves of a sweep, by `key`; what the workdir has is not computed again.
 
     A curve whose network has no update to measure is left out.
@@ -44,18 +52,19 @@ def calibrations(curves: Iterable[Settings], workdir: Path) -> dict[str, Maximal
     known = json.loads(path.read_text()) if path.exists() else {}
     wanted = {key(curve): curve for curve in curves}
     missing = {name: curve for name, curve in wanted.items() if name not in known}
-    if missing:
-        profiles = _profiles(list(missing.values()))
-        known |= {name: profile.tolist() for name, profile in zip(missing, profiles, strict=True)}
+    for number, (name, profile) in enumerate(zip(missing, _profiles(missing.values()), strict=True)):
+        # JSON has no infinity.
+        known[name] = np.where(np.isfinite(profile), profile.astype(object), None).tolist()  # type: ignore[call-overload]
+        say(f"maximal updates: {number + 1} of {len(missing)}")
         write_atomically(path, json.dumps(known))
-    found = {name: MaximalUpdate(*np.array(known[name])) for name in wanted}
+    found = {name: MaximalUpdate(*np.array(known[name], np.float64)) for name in wanted}
     return {name: update for name, update in found.items() if 0 < update.mean < np.inf}
 
 
 def key(curve: Settings) -> str:
-    """Of the settings that a calibration depends on: not the learning rate."""
-    trial = _start(curve)[0]
-    return digest({"schema": SCHEMA, "seeds": curve.sweep.seeds, **trial.leaves})
+    """A hash of the settings that a calibration depends on."""
+    leaves = {name: value for name, value in _start(curve)[0].leaves.items() if name not in NOT_AT_THE_START}
+    return digest({"schema": SCHEMA, "seeds": curve.sweep.seeds, **leaves})
 
 
 def path_sum(settings: Settings) -> int:
@@ -68,17 +77,16 @@ def _start(curve: Settings) -> list[Trial]:
     return list(trials_of(curve, [1.0]))
 
 
-def _profiles(curves: list[Settings]) -> list[np.ndarray]:
-    """s_l and sizes of each, (2, seeds, layers). Curves of one program next to each other share it."""
-    result, program, function = [], None, None
+def _profiles(curves: Iterable[Settings]) -> Iterator[np.ndarray]:
+    """s_l and mean squares of each, (2, seeds, layers). Curves of one program next to each other share it."""
+    program, function = None, None
     for curve in curves:
         trials = _start(curve)
         problem = problem_of(curve)
         if program != trials[0].program or function is None:
             program, function = trials[0].program, _function(curve)
         batch = problem.examples(curve.data.batch_size)
-        result.append(np.stack([function(hyper_of(problem, trial).arrays(), batch) for trial in trials], axis=1))
-    return result
+        yield np.stack([function(hyper_of(problem, trial).arrays(), batch) for trial in trials], axis=1)
 
 
 def _function(curve: Settings) -> Any:

@@ -93,11 +93,11 @@ class Cluster:
             self._ray.cancel(task, force=True)
 
 
-def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, Any]:
+def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, ...]:
     """In a worker."""
     runner = _runner(devices, group.settings.parallel.wrapper)
     with compiled_in(Path(cache) if cache else None):
-        return tuple(runner.train(group))  # type: ignore[return-value]
+        return tuple(runner.train(group))
 
 
 @functools.cache

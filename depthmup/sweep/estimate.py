@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from depthmup.data.pipeline import TRAIN_EVALUATED
+from depthmup.measure.sharpness import ITERATIONS
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Group, Trial
 from depthmup.sweep.runner import Runner, hyper_of, hypers_of
@@ -23,6 +24,7 @@ from depthmup.train.step import Hyper, Trainer
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
 TURNS = 4  # of a group, where trials run in turn: nothing is gained by more
 SHARE = 0.6  # of the memory that is free
+MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # steps that a measurement counts as
 NOMINAL = 1e-10  # seconds that an operation counts where none is measured
 MEASURED = 2, 60  # steps whose time is taken: so many, and then more of them, as many as take half a second
 
@@ -65,16 +67,19 @@ def at_once(trial: Trial, devices: int | None = None) -> int:
     layout = trainer.layout or trial_layout()
     most = TURNS * devices if layout == "turn" else AT_ONCE
     free = SHARE * _free(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
-    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout)) * devices
+    sharpness = "sharpness" in settings.sweep.measure
+    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout, sharpness)) * devices
     return max(1, min(most, fit))
 
 
-def memory(trainer: Trainer, problem: Problem, hyper: Hyper, layout: str) -> float:
+def memory(trainer: Trainer, problem: Problem, hyper: Hyper, layout: str, sharpness: bool = False) -> float:
     """Bytes that each trial of a group takes on its device: its state, which a checkpoint holds twice more, and, where
-    all trials are computed at the same time, what the compiled step works with."""
+    all trials are computed at the same time, what the compiled step works with. sharpness: it is measured too."""
     arrays = hyper.arrays()
     state = jax.eval_shape(trainer.init, arrays)
     held = 3.0 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if sharpness:  # its basis
+        held += ITERATIONS * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     if layout != "vmap":
         return held
     size = problem.batches.batch_size
@@ -125,13 +130,16 @@ class Estimator:
         return Estimate(trials, programs, operations, compiling + sum(map(self.seconds, groups)), compiling)
 
     def _steps(self, group: Group) -> float:
-        """Of all its trials; the evaluation at the end as many as take as long: forwards only, a third of a step."""
+        """Of all its trials; the evaluation at the end as many as take as long (forwards only, a third of a step), and
+        measurements likewise."""
+        sweep = group.settings.sweep
+        measuring = sweep.measure_points * sum(MEASURING[name] for name in sweep.measure)
         problem, per_step = problem_of(group.settings), 3 * group.settings.data.batch_size
         dataset = problem.batches.dataset
         train = min(dataset.train.examples, TRAIN_EVALUATED)
         evaluated = (train + dataset.validation.examples + dataset.test.examples) / per_step
         of_epochs = (recipe_of(t.settings, problem.batches.steps_per_epoch).steps for t in group.trials)
-        return sum(of_epochs) + evaluated * len(group.trials)
+        return sum(of_epochs) + (evaluated + measuring) * len(group.trials)
 
 
 def _measure(runner: Runner, group: Group) -> tuple[float, float]:

@@ -13,6 +13,11 @@ LAST = 0.1  # share of the steps that the last loss is a mean over
 Columns = dict[str, np.ndarray]
 
 
+def measured_after(steps: int, points: int) -> list[int]:
+    """Numbers of steps after which a training of so many is measured: from its start to its end."""
+    return sorted(set(np.linspace(0, steps, points).round().astype(int).tolist()))
+
+
 class History:
     """values: (metrics, trials, steps), NaN where there is none. measured: step -> {quantity: (trials, layers)}."""
 
@@ -25,12 +30,11 @@ class History:
         """What `restore` takes, up to this step."""
         named = {f"{at}/{name}": array for at, arrays in self.measured.items() for name, array in arrays.items()}
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, values=self.values[:, :, :step], **named)
+        np.savez(buffer, values=self.values[:, :, :step], **named)  # type: ignore[arg-type]
         return buffer.getvalue()
 
-    def restore(self, content: bytes | None, step: int) -> None:
-        if content is None:
-            return
+    def restore(self, content: bytes, step: int) -> None:
+        """Raises what `np.load` does, or KeyError, for bytes that are not whole."""
         with np.load(io.BytesIO(content)) as arrays:
             self.values[:, :, :step] = arrays["values"]
             for name in set(arrays.files) - {"values"}:
@@ -67,12 +71,14 @@ class History:
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return dict(zip(("trial", "step", *METRICS), columns, strict=True))
 
-    def measurements(self, steps: Sequence[int]) -> Columns:
-        """Columns trial, step, quantity, layer, value; nothing of a trial that has diverged or is done."""
+    def measurements(self, steps: Sequence[int], points: int) -> Columns:
+        """Columns trial, step, quantity, layer, value. steps, points: of each trial, at whose `measured_after` it was
+        measured; nothing of a trial that has diverged."""
+        own = [set(measured_after(count, points)) for count in steps]
         parts = []
         for at, quantities in sorted(self.measured.items()):
             for name, values in quantities.items():
-                there = np.isfinite(values) & (at <= np.asarray(steps))[:, None]
+                there = np.isfinite(values) & np.array([at in ats for ats in own])[:, None]
                 trial, layer = np.nonzero(there)
                 same = np.full(len(trial), at, np.int32), np.full(len(trial), name)
                 parts.append((trial.astype(np.int32), *same, layer.astype(np.int32), values[there].astype(np.float32)))

@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from depthmup.sweep.histories import Histories
 from depthmup.sweep.verdicts import Curve
 
-QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # label; of (steps, layers) -> (steps,)
-    "updates": ("maximal-update learning rate", lambda values: values.mean(axis=-1) ** -0.5),
-    "sharpness": ("sharpness", lambda values: values[:, 0]),
-    "kernels": ("movement of the last feature kernel", lambda values: values[:, -1]),
+# Label; of values (trials, steps, layers) -> (steps,).
+QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "updates": ("maximal-update learning rate", lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5),
+    "sharpness": ("sharpness", lambda values: values[:, :, 0].mean(axis=0)),
+    "kernels": ("movement of the last feature kernel", lambda values: values[:, :, -1].mean(axis=0)),
 }
 
 
@@ -65,12 +66,13 @@ def over_training(curves: Sequence[Curve], histories: Histories, axis: str, quan
             series = of(values)
         positive = series > 0  # kernels have not moved at the start
         panel.plot(steps[positive], series[positive], "-o", ms=3, color=color, label=f"{axis} {size:g}", lw=1.3)
-        if quantity == "sharpness" and c.optimizer == "sgd" and c.hyperparameter == "learning_rate":
-            panel.axhline(2 / c.result.optimal_lr[0], color="gray", lw=0.8, ls=":")  # type: ignore[operator]
+        trial = histories.rows[c.carried[size][0]]
+        if quantity == "sharpness" and c.optimizer == "sgd" and trial["schedule"] == "constant":
+            panel.axhline(2 / trial["learning_rate"], color="gray", lw=0.8, ls=":")
 
     title = f"{label[0].upper()}{label[1:]} at every {axis}, with the smallest {axis}'s best learning rate"
     if quantity == "sharpness":
-        title += "\n(dotted: 2 / learning rate, SGD)"
+        title += "\n(dotted: 2 / learning rate, of SGD without a schedule)"
     return _panels([c for c in curves if c.axis == axis], draw, title, "step", label)
 
 

@@ -18,7 +18,7 @@ def score(row: Row, settings: Settings) -> float:
     return 1 - row[measure] if measure.endswith("accuracy") else row[measure]
 
 
-def cap(settings: Settings) -> float:
+def cap(settings: Settings, measure: str) -> float:
     """The score of knowing nothing."""
     classes = problem_of(settings).batches.dataset.classes
-    return 1 - 1 / classes if settings.sweep.judge_by.endswith("accuracy") else chance(settings.loss, classes)
+    return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

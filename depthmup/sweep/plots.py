@@ -10,10 +10,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from depthmup.fit import capped
+from depthmup.fit import log_losses
 
 if TYPE_CHECKING:
-    from depthmup.sweep.report import Curve
+    from depthmup.sweep.verdicts import Curve
 
 VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "inconclusive": "#8a6d00"}
 
@@ -31,7 +31,7 @@ def loss_curves(curves: Sequence[Curve]) -> Figure:
         colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values)))
         of_sizes = zip(c.result.values, c.result.learning_rates, c.result.losses, c.result.optima, colors, strict=True)
         for size, rates, losses, optimum, color in of_sizes:
-            log = np.log(capped(losses, c.chance))
+            log = log_losses(losses, c.chance)
             mean, spread = log.mean(axis=1), log.std(axis=1)
             panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
             panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)

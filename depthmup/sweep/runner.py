@@ -6,6 +6,7 @@ import contextlib
 import gc
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup.settings import SettingsError
 from depthmup.sweep.axes import column
-from depthmup.sweep.history import Columns, History
+from depthmup.sweep.history import Columns, History, measured_after
 from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
 from depthmup.train.assemble import Problem, problem_of, recipe_of
 from depthmup.train.checkpoint import Checkpoints, Every
@@ -51,7 +52,8 @@ class Runner:
     def loop(self, group: Group) -> tuple[Problem, TrialLoop]:
         """Data and programs of a group."""
         problem = problem_of(group.settings)
-        if self._loop is None or self._program != (group.program, group.size):
+        program = group.program, group.size, group.settings.sweep.measure
+        if self._loop is None or self._program != program:
             self._loop = None
             gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
             settings = group.settings
@@ -63,7 +65,7 @@ class Runner:
             self._loop = TrialLoop(
                 trainer, problem.batches, trials=group.size, wrapper=self._wrapper, measurement=measure
             )
-            self._program = group.program, group.size
+            self._program = program
         return problem, self._loop
 
     def train(
@@ -79,13 +81,11 @@ class Runner:
         steps = max(int(hyper.steps) for hyper in hypers)
         history = History(len(group.trials), steps)
         sweep = group.settings.sweep
-        at = np.linspace(0, steps, sweep.measure_points).round().astype(int).tolist() if sweep.measure else ()
+        points = sweep.measure_points if sweep.measure else 0
+        at = {step for hyper in hypers for step in measured_after(int(hyper.steps), points)}
 
         def report(step: int, metrics: Mapping[str, np.ndarray]) -> None:
-            first = step - metrics["loss"].shape[1]
-            if checkpoints and first and not history.done:
-                history.restore(checkpoints.history(first), first)
-            history.add(first, metrics)
+            history.add(step - metrics["loss"].shape[1], metrics)
             progress(step / steps)
 
         if checkpoints:
@@ -98,7 +98,7 @@ class Runner:
                 report,
                 checkpoints=checkpoints,
                 stop=stop,
-                measure_at=at,
+                measure_at=sorted(at),
                 measured=history.measure,
             )
         except jax.errors.JaxRuntimeError as error:
@@ -111,7 +111,7 @@ class Runner:
             losses = history.losses(i, row["steps"])
             rows.append(row | {name: value[i].item() for name, value in result.items()} | losses)
         counts = [row["steps"] for row in rows]
-        return Outcome(rows, history.curves(counts), history.measurements(counts))
+        return Outcome(rows, history.curves(counts), history.measurements(counts, points))
 
 
 def hypers_of(problem: Problem, group: Group) -> list[Hyper]:
@@ -140,12 +140,16 @@ class GroupCheckpoints(Checkpoints):
         super().__init__(self._dir, trials, every=every, keep=1, best=0, say=say)
 
     def restore(self, like: Any) -> tuple[int, Any] | None:
-        """As of `Checkpoints`, but what is of another program is removed: the group starts anew."""
+        """As of `Checkpoints`, but what is of another program or has no history is removed: the group starts anew."""
         try:
-            return super().restore(like)
-        except WorkdirError as error:
+            found = super().restore(like)
+            if found:
+                self.of.restore((self._dir / f"history-{found[0]}.npz").read_bytes(), found[0])
+            return found
+        except (WorkdirError, OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             self._say(f"a group of trials starts anew: {error}")
             self.remove()
+            self.of.measured.clear()
             return None
 
     def remove(self) -> None:
@@ -154,20 +158,18 @@ class GroupCheckpoints(Checkpoints):
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
-        self._dir.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # a full disk: `Checkpoints.save` says so, and a curve is no result
-            write_atomically(self._dir / f"history-{step}.npz", self.of.content(step))
+        try:
+            self._dir.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._dir / f"history-{step}.npz", self.of.content(step), sync=True)
+        except OSError as error:  # a full disk: a checkpoint without its history would be of no use
+            self._say(f"a group of trials could not be checkpointed, and goes on: {error}")
+            return
         super().save(step, state, metrics)
         # By what is on the disk: the checkpoint before stays until this one is whole, though Orbax no longer counts it.
         for path in self._dir.glob("history-*.npz"):
             number = path.stem.removeprefix("history-")
             if int(number) != step and not (self.path / number).exists():
                 path.unlink()
-
-    def history(self, step: int) -> bytes | None:
-        """What `save` kept at this step."""
-        path = self._dir / f"history-{step}.npz"
-        return path.read_bytes() if path.exists() else None
 
 
 @contextlib.contextmanager

@@ -221,8 +221,10 @@ def _read_columns(folder: Path, what: str, unique: list[str]) -> pandas.DataFram
     for file in files:
         try:
             parts.append(pandas.read_parquet(file).astype({"key": "str"}))
-        except OSError as error:  # cut off by a power cut
+        except (OSError, ValueError) as error:  # cut off by a power cut
             print(f"{file}: cannot be read and is left out ({error})")
+    if not parts:
+        raise WorkdirError(f"{folder} holds no {what} that can be read")
     return pandas.concat(parts, ignore_index=True).drop_duplicates(unique, ignore_index=True)
 
 

@@ -112,7 +112,12 @@ def _of_curve(c: Curve) -> dict[str, Any]:
             "weighted": law.weighted,
         }
     result["rules"] = {
-        rule.name: {"predicted": rule.predicted, "octaves_off": rule.octaves_off, "regret": rule.regret}
+        rule.name: {
+            "tuned": c.result.values[rule.tuned],
+            "predicted": rule.predicted,
+            "octaves_off": rule.octaves_off,
+            "regret": rule.regret,
+        }
         for rule in c.rules
     }
     result["segments"] = [segment._asdict() for segment in c.segments]

@@ -24,8 +24,9 @@ Calibrations = Mapping[str, MaximalUpdate]  # as of `calibration.calibrations`
 class Curve(NamedTuple):
     """All trials of one optimizer and parameterization along one axis, and what they say.
 
-    chance: the loss, or the error, of knowing nothing. variant: the values of the axes that the config adds, in words.
-    hyperparameter: whose optimum it is about. measure: what is minimized, a column of the rows.
+    chance: the loss, or the error, of knowing nothing; chance_loss: the loss, whatever is minimized.
+    variant: the values of the axes that the config adds, in words. hyperparameter: whose optimum it is about.
+    measure: what is minimized, a column of the rows.
     law, rules, segments: of the learning rate along depth, as far as the optima allow.
     updates: {size: maximal update at the start}, of the sizes that were calibrated.
     keys: of each size and value, those of its trials, in the order of the result's learning rates and seeds.
@@ -36,6 +37,7 @@ class Curve(NamedTuple):
     axis: str
     result: Transfer
     chance: float
+    chance_loss: float
     variant: str = ""
     hyperparameter: str = "learning_rate"
     measure: str = "loss"
@@ -72,24 +74,18 @@ def judge(rows: Sequence[Row], settings: Settings, calibrated: Calibrations | No
         for hyperparameter, groups in _questions(rows, settings):
             for (optimizer, name, variant), table in groups.items():
                 table = [row for row in table if row[other] == fixed and row[axis] in values]
-                if hyperparameter != LEARNING_RATE:
-                    table = _at_best_rate(table, axis, settings)
-                    key = column(hyperparameter)
-                    if hyperparameter in COMPLEMENTS:
-                        key = f"1 - {key}"
-                        table = [{**row, key: 1 - row[column(hyperparameter)]} for row in table]
-                    table = [row for row in table if row[key] > 0]
-                    if len({row[key] for row in table}) < WINDOW:
-                        continue
-                else:
-                    key = "learning_rate"
-                limit = _cap(table[0], settings)
-                found = transfer(table, axis, limit, hyperparameter=key, measure=settings.sweep.judge_by)
-                curve = Curve(optimizer, name, axis, found, limit, variant, key, settings.sweep.judge_by)
+                key, table = _about(hyperparameter, table, axis, settings)
+                counts = [len({row[key] for row in table if row[axis] == size}) for size in values]
+                if hyperparameter != LEARNING_RATE and min(counts) < WINDOW:
+                    continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
+                measure, own = settings.sweep.judge_by, _settings_of(table[0], settings)
+                found = transfer(table, axis, cap(own, measure), hyperparameter=key, measure=measure)
+                caps = cap(own, measure), cap(own, "loss")
+                curve = Curve(optimizer, name, axis, found, *caps, variant, key, measure)
                 curve = curve._replace(keys=_keys(table, axis, key, found))
                 if axis == "depth" and key == "learning_rate":
-                    own = {size: shapes[optimizer, name, variant, size] for size in found.values}
-                    curve = _with_laws(curve, own, calibrated or {})
+                    of_size = {size: shapes[optimizer, name, variant, size] for size in found.values}
+                    curve = _with_laws(curve, of_size, calibrated or {})
                 result.append(curve)
     return result
 
@@ -104,7 +100,7 @@ def _curves_of(settings: Settings) -> dict[tuple[str, str, str, float], Settings
     added = _added(settings, LEARNING_RATE)
     result = {}
     for curve, _ in combinations(settings):
-        if curve.model.width == settings.model.width:
+        if curve.model.width == settings.model.width and curve.model.depth in settings.sweep.depths:
             leaves = flat(curve)
             variant = ", ".join(f"{column(key)} {_short(leaves[key])}" for key in added)
             result[curve.optimizer.name, curve.parameterization.name, variant, float(curve.model.depth)] = curve
@@ -157,6 +153,17 @@ def _added(settings: Settings, but: str) -> list[str]:
     return [key for key in parse(settings) if key not in (LEARNING_RATE, but)]
 
 
+def _about(hyperparameter: str, table: list[Row], axis: str, settings: Settings) -> tuple[str, list[Row]]:
+    """The column that has the hyperparameter, and the rows that are about it."""
+    if hyperparameter == LEARNING_RATE:
+        return "learning_rate", table
+    table, key = _at_best_rate(table, axis, settings), column(hyperparameter)
+    table = [row for row in table if row[key] is not None]  # some parameterizations do not have it
+    if hyperparameter in COMPLEMENTS:
+        table, key = [{**row, f"1 - {key}": 1 - row[key]} for row in table], f"1 - {key}"
+    return key, [row for row in table if row[key] > 0]
+
+
 def _at_best_rate(table: Sequence[Row], axis: str, settings: Settings) -> list[Row]:
     """The rows with the learning rate of the smallest size's best trial, over seeds."""
     smallest = min(row[axis] for row in table)
@@ -177,9 +184,9 @@ def _keys(table: Sequence[Row], axis: str, key: str, found: Transfer) -> list[li
     return [[of_trial[size, rate] for rate in rates.tolist()] for size, rates in pairs]
 
 
-def _cap(row: Row, settings: Settings) -> float:
-    """Of the loss and the data set of a row, which may be axes."""
-    return cap(put(settings, {key: row[column(key)] for key in ("loss", "data.name") if key in parse(settings)}))
+def _settings_of(row: Row, settings: Settings) -> Settings:
+    """With the loss and the data set of a row, which may be axes."""
+    return put(settings, {key: row[column(key)] for key in ("loss", "data.name") if key in parse(settings)})
 
 
 def _short(value: Any) -> str:

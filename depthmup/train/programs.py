@@ -100,8 +100,21 @@ class Programs:
         self._init = trial_map.over(trainer.init, trial=1)
         self._evaluate = trial_map.over(evaluate, trial=2, batch=1)
         if measurement:
-            self._measure = trial_map.over(measurement[0], trial=2, batch=1)
-            self._examples = trial_map.spread(measurement[1])
+            if trial_map.by_batch:
+                raise ValueError("a measurement is of whole trials: it cannot be split over the devices by batch")
+            quantities, self._examples = measurement
+
+            def measure(state: TrainState, hyper: Hyper, batch: Any) -> Any:
+                if trial_map.layout != "map":  # what is in a branch of the program is slow for convolutions on a CPU
+                    return quantities(state, hyper, batch)
+                nothing = jax.tree.map(
+                    lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype),
+                    jax.eval_shape(quantities, state, hyper, batch),
+                )
+                there = (state.halted == NEVER) & (hyper.steps > 0)
+                return jax.lax.cond(there, lambda: quantities(state, hyper, batch), lambda: nothing)
+
+            self._measure = trial_map.over(measure, trial=2, batch=1)
         if self.stepwise:
             self._step = trial_map.over(step, trial=2, batch=1, shared=1, donate=True)
         else:
