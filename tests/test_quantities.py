@@ -121,9 +121,9 @@ def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
     order = ["key", "quantity", "step", "layer"]
     again, whole = (t.sort_values(order, ignore_index=True) for t in (sweep.measured(tmp_path), table))
     assert again.equals(whole)
-    assert [row["mean_loss"] for row in sweep.load(tmp_path).sort_values("key").to_dict("records")] == pytest.approx(
-        [row["mean_loss"] for _, row in sorted(rows.items())], nan_ok=True, abs=0
-    )
+    for name in ("mean_loss", "last_loss"):
+        resumed = {row["key"]: row[name] for row in sweep.train(settings, tmp_path, progress=False)}
+        assert resumed == {key_: row[name] for key_, row in rows.items()}
 
 
 def test_a_history_leaves_out_what_is_after_the_end_of_a_trial():
