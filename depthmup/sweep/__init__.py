@@ -51,7 +51,10 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
 def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
     if not settings.sweep.calibrate:
         return {}
-    with compiled_in(workdir / CACHE if settings.sweep.cache else None), tqdm(bar_format="{desc}", leave=False) as bar:
+    with (
+        compiled_in(workdir / CACHE if settings.sweep.cache else None),
+        tqdm(bar_format="{desc}", leave=False, disable=None) as bar,
+    ):
         try:
             return calibrations(verdicts.curves_to_calibrate(settings), workdir, bar.set_description_str)
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
