@@ -131,8 +131,9 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     rng, rows = np.random.default_rng(0), []
     for trial in trials(settings):
         s, depth = trial.settings, math.log2(trial.settings.model.depth / 2)
-        x = math.log2(trial.learning_rate) + 1.5
-        gamma = math.log2(s.parameterization.gamma0) - depth  # its optimum doubles with depth
+        x = math.log2(trial.learning_rate) + 1 + depth  # best at 1/2 at the smallest size
+        # Its optimum doubles with depth, and is 1 at that learning rate and size.
+        gamma = math.log2(s.parameterization.gamma0) - depth - (math.log2(trial.learning_rate) + 1)
         time = math.log2(1 - s.optimizer.momentum) + 3  # stays at 7/8
         loss = 0.1 * math.exp(0.1 * (x * x + gamma * gamma + time * time) + 0.01 * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
@@ -143,6 +144,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert {len(c.result.losses[0]) for c in of_gamma} == {7}
     assert {c.result.verdict for c in of_gamma} == {"does not transfer"}
     assert all(c.result.drift.octaves_per_doubling == pytest.approx(1, abs=0.1) for c in of_gamma)
+    assert all(np.log2(c.result.optimal_lr[0]) == pytest.approx(0, abs=0.2) for c in of_gamma)
     assert {c.result.verdict for c in of_momentum} == {"transfers"}
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
     assert not any(c.rules for c in of_gamma)
