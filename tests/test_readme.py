@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,9 +18,10 @@ def run(path, count):
 
 
 def test_readme(capsys):
-    names = run("README.md", 2)
+    names = run("README.md", 3)
     assert names["logits"].shape == (32, 10)
     assert names["report"].ok, str(names["report"])
+    assert names["deep"].learning_rate == pytest.approx(names["shallow"].learning_rate, rel=0.25)  # depth-muP: the same
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
 
 
