@@ -169,6 +169,12 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
     of_depth = {depth: sweeps.put(settings, {"model.depth": depth}) for depth in sorted({tuned, target})}
     if average not in AVERAGES:
         raise SettingsError(str(unknown("--average", average, AVERAGES)))
+    try:
+        problem_of(of_depth[tuned])
+    except SettingsError as error:
+        raise SettingsError(
+            f"parameterization.base_depth = {tuned}, where the learning rate was tuned, is no depth of {error}"
+        ) from error
     s = settings
     print(
         f"{s.model.name}, width {s.model.width}, {s.optimizer.name}, {s.parameterization.name}; {s.sweep.seeds} seeds"

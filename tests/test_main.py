@@ -94,6 +94,10 @@ def test_check_exit_status(tmp_path):
         (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
         (["explain", "--config=configs/nope.py"], "configs/nope.py"),
         (["train", "--workdir=main.py/x"], "is, or is inside, a file"),
+        (
+            ["calibrate", "--config=configs/default.py:simple_resnet", "--config.data.name=patches"],
+            "parameterization.base_depth = 2, where the learning rate was tuned, is no depth of model: SimpleResNet",
+        ),
         (["calibrate", "--average=mean"], "unknown --average 'mean'"),
         (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
         (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain"),

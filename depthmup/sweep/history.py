@@ -24,7 +24,6 @@ class History:
     def __init__(self, trials: int, steps: int) -> None:
         self.values = np.full((len(METRICS), trials, steps), np.nan, np.float32)
         self.measured: dict[int, dict[str, np.ndarray]] = {}
-        self.done = 0
 
     def content(self, step: int) -> bytes:
         """What `restore` takes, up to this step."""
@@ -43,9 +42,9 @@ class History:
 
     def add(self, first: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Metrics of the steps from `first` on, (trials, steps) each; there may be more trials."""
-        self.done = first + metrics["loss"].shape[1]
+        last = first + metrics["loss"].shape[1]
         for i, name in enumerate(METRICS):
-            self.values[i, :, first : self.done] = metrics[name][: self.values.shape[1]]
+            self.values[i, :, first:last] = metrics[name][: self.values.shape[1]]
 
     def measure(self, step: int, quantities: Mapping[str, np.ndarray]) -> None:
         """Quantities after `step` steps, (trials, layers) each; there may be more trials."""
