@@ -73,7 +73,9 @@ def test_calibrate():
     assert rates["constant"] == 0.5  # the config's, tuned at the base depth 2
     assert (rates["L^-1"], rates["L^-3/2"]) == (0.125, 0.0625)
     assert rates["PathSum"] == pytest.approx(0.5 * (10 / (64 * 11 * 2**5)) ** 0.5, rel=1e-3)
-    found = [float(line.split("learning rate ")[1].split()[0]) for line in text.splitlines() if "maximal-u" in line]
+    found = [
+        float(line.split("learning rate ")[1].split()[0]) for line in text.splitlines() if line.startswith("depth ")
+    ]
     assert rates["calibrated"] == pytest.approx(0.5 * found[1] / found[0], rel=2e-3)
     assert set(rates) == {"constant", "L^-1", "L^-3/2", "PathSum", "calibrated", "relative"}
 
