@@ -210,8 +210,10 @@ def storing(folder: Path) -> dict[str, str]:
         rows = [
             {**template, "key": t.key, "seed": t.settings.seed, "learning_rate": t.learning_rate} for t in group.trials
         ]
-        curves = {name: rng.random((len(rows), 100), np.float32) for name in ("loss", "grad_norm")}
-        store.append(rows, {"step": np.arange(1, 101, dtype=np.int32), **curves})
+        curves = {name: rng.random(len(rows) * 100, np.float32) for name in ("loss", "grad_norm")}
+        number = np.repeat(np.arange(len(rows), dtype=np.int32), 100)
+        step = np.tile(np.arange(1, 101, dtype=np.int32), len(rows))
+        store.append(rows, {"trial": number, "step": step, **curves})
     seconds[f"append, in {len(groups)} groups"] = time.perf_counter() - start
     store.close()
     seconds["open again"] = timed(lambda: Store(folder, identity(chosen)).close())

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.sweep.histories import Histories
+from depthmup.sweep.plots import title_of
 from depthmup.sweep.verdicts import Curve
 
 # Label; of values (trials, steps, layers) -> (steps,).
@@ -32,7 +33,7 @@ def learning_curves(curves: Sequence[Curve], histories: Histories, axis: str) ->
         smooth = np.convolve(losses, np.full(width, 1 / width), "valid")
         panel.plot(steps[width - 1 :], smooth, color=color, label=f"{axis} {size:g}", lw=1.3)
 
-    title = f"Training loss at every {axis} with the smallest {axis}'s best learning rate (missing: diverged)"
+    title = f"Training loss at every {axis} with the smallest {axis}'s best learning rate (missing: none, or diverged)"
     return _panels([c for c in curves if c.axis == axis], draw, title, "step", "training loss")
 
 
@@ -106,5 +107,5 @@ def _panels(
         panel.set_xlabel(x)
     order = sorted(handles, key=lambda label: float(label.split()[1]))
     figure.legend([handles[label] for label in order], order, loc="outside right upper", fontsize=9)
-    figure.suptitle(title, fontsize=11)
+    title_of(figure, title)
     return figure

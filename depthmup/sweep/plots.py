@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,7 @@ def loss_curves(curves: Sequence[Curve]) -> Figure:
         panel.set_xlabel(f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9)
-    break_ = "\n" if len(columns) < 3 else " "
-    title = f"Loss against {hyperparameter} over {axis}{break_}(star: optimum; band: seeds; dotted: chance)"
-    figure.suptitle(title, fontsize=11)
+    title_of(figure, f"Loss against {hyperparameter} over {axis} (star: optimum; band: seeds; dotted: chance)")
     return figure
 
 
@@ -101,10 +100,15 @@ def optima(curves: Sequence[Curve]) -> Figure:
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
     for row in grid:
         row[0].set_ylabel(f"log2 optimal {hyperparameter}")
-    break_ = "\n" if len(optimizers) < 2 else " "
-    title = f"Optimal {hyperparameter} against {axis},{break_}drift in octaves per doubling [95%] "
-    figure.suptitle(title + "(band: 95% of the fit; x: no optimum)", fontsize=11)
+    title = f"Optimal {hyperparameter} against {axis}, drift in octaves per doubling [95%]"
+    title_of(figure, f"{title} (band: 95% of the fit; x: no optimum)")
     return figure
+
+
+def title_of(figure: Figure, title: str) -> None:
+    """In as many lines as it takes, clear of the legend at the right."""
+    width = round(9.5 * figure.get_figwidth() - 16)  # letters
+    figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=11)
 
 
 def png(figure: Figure) -> bytes:
