@@ -34,6 +34,7 @@ from depthmup.train.workdir import WorkdirError, digest, first_difference
 
 PyTree = Any
 UNUSABLE = "unusable_checkpoints"  # where those that cannot be read are moved to
+ATTEMPTS, PAUSE = 20, 0.05  # to remove what is half written, and seconds after each
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -224,12 +225,16 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
-        for folder in self.path.glob(f"{step}.*"):  # what is half written takes up room that the next one needs
-            shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(Exception):  # the error again
             if self._manager is not None:
                 self._manager.close()
         self._manager = None
+        for _ in range(ATTEMPTS):  # Orbax's other threads may still write into it
+            for folder in self.path.glob(f"{step}.*"):  # what is half written takes up room that the next one needs
+                shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(PAUSE)
+            if not any(self.path.glob(f"{step}.*")):
+                break
         with contextlib.suppress(OSError):  # else the next one tries again
             self._open()
         newest = self.steps()
