@@ -71,7 +71,7 @@ def transfer(
     best = optima[0].learning_rate
     seeds = found[0].losses.shape[1]
     drift = fitted_drift(sizes, optima, seeds)
-    diverges_at = [] if best is None else [s for s, c in of_size.items() if c.diverged[_nearest(c.rates, best)].any()]
+    diverges_at = [] if best is None else [s for s, c in of_size.items() if c.diverged[nearest(c.rates, best)].any()]
     name = "LR" if hyperparameter == "learning_rate" else hyperparameter
     verdict, reason = _verdict(axis, name, sizes, seeds, optima, drift, diverges_at)
     result = Transfer(
@@ -98,7 +98,7 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     one that an adaptive sweep has made.
     """
     rates = result.learning_rates[i]
-    chosen = _nearest(rates, learning_rate)
+    chosen = nearest(rates, learning_rate)
     if not _on_grid(rates, learning_rate) or result.diverged[i][chosen].any():
         return None
     mean = capped(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap).mean(axis=1)
@@ -110,13 +110,14 @@ def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
     if curve.accuracy is None:
         return None
     mean = np.where(curve.diverged, np.nan, curve.accuracy).mean(axis=1)
-    chosen = mean[_nearest(curve.rates, learning_rate)]
+    chosen = mean[nearest(curve.rates, learning_rate)]
     if not _on_grid(curve.rates, learning_rate) or math.isnan(chosen):
         return None
     return float(np.nanmax(mean) - chosen)
 
 
-def _nearest(rates: np.ndarray, rate: float) -> int:
+def nearest(rates: np.ndarray, rate: float) -> int:
+    """The number of the grid point, (points,), that is nearest to a rate in octaves."""
     return int(np.argmin(np.abs(np.log2(rates) - math.log2(rate))))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -137,7 +136,7 @@ def maximal_update(
     def of_seed(seed: Any, batch: PyTree, probe: PyTree) -> jax.Array:
         params = init(jax.random.key(seed))
         direction, _ = chosen.update(jax.grad(loss)(params, batch), chosen.init(params), params)
-        return update_sizes(functools.partial(_swapped, activations, probe), params, direction)
+        return update_sizes(lambda params: activations(params, probe), params, direction)
 
     probe = batch if probe is None else probe
     shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
@@ -173,7 +172,3 @@ def warn_if_deep(depth: int, width: int) -> None:
             "scatters between seeds there and leaves its law; take a wider network or more seeds",
             stacklevel=3,
         )
-
-
-def _swapped(activations: Callable[[PyTree, PyTree], Any], probe: PyTree, params: PyTree) -> Any:
-    return activations(params, probe)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented, transfer
 from depthmup.fit.optimum import WINDOW
+from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.settings import Settings
 from depthmup.sweep import calibration
@@ -54,11 +53,11 @@ class Curve(NamedTuple):
     @property
     def carried(self) -> dict[float, Sequence[str]]:
         """{size: keys of the trials with the smallest size's best value}; {} if that size has none."""
-        best, sizes = self.result.optimal_lr[0], zip(self.result.values, self.result.learning_rates, strict=True)
+        best = self.result.optimal_lr[0]
         if best is None:
             return {}
-        nearest = {size: int(np.argmin(np.abs(np.log(rates / best)))) for size, rates in sizes}
-        return {size: keys[nearest[size]] for size, keys in zip(nearest, self.keys, strict=True)}
+        sizes = zip(self.result.values, self.result.learning_rates, self.keys, strict=True)
+        return {size: keys[nearest(rates, best)] for size, rates, keys in sizes}
 
 
 def judge(rows: Sequence[Row], settings: Settings, calibrated: Calibrations | None = None) -> list[Curve]:
