@@ -3,7 +3,7 @@
 The public names (docs/design.md). Importing this needs jax, flax, optax and numpy only.
 """
 
-from depthmup import fit
+from depthmup import fit, theory
 from depthmup.explain import explain
 from depthmup.infer import infer_specs
 from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, maximal_update, probe, sharpness
@@ -46,4 +46,5 @@ __all__ = [
     "sharpness",
     "specs_from_json",
     "specs_to_json",
+    "theory",
 ]

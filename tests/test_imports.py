@@ -20,13 +20,14 @@ ALLOWED = {
     "models": {"parameterization", "specs", "infer"},
     "data": set(),
     "fit": set(),
+    "theory": {"parameterization"},
     "measure": {"parameterization", "specs", "optim"},
     "convert": {"parameterization"},
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
     "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings", "measure"},
     "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "measure", "train"},
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
-    "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs"},
+    "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs", "theory"},
 }
 
 

@@ -1,0 +1,21 @@
+"""The limit of infinite width and depth: kernels, NTK and training dynamics; docs/theory.md."""
+
+from depthmup.theory.lazy import LazyKernels, lazy_kernels
+from depthmup.theory.linear import linear_dmft
+from depthmup.theory.montecarlo import dmft
+from depthmup.theory.one_step import OneStep, one_step_linear
+from depthmup.theory.predictor import LazyPrediction, lazy_predictor
+from depthmup.theory.problem import Dynamics, minibatches
+
+__all__ = [
+    "Dynamics",
+    "LazyKernels",
+    "LazyPrediction",
+    "OneStep",
+    "dmft",
+    "lazy_kernels",
+    "lazy_predictor",
+    "linear_dmft",
+    "minibatches",
+    "one_step_linear",
+]

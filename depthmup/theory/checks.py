@@ -1,0 +1,56 @@
+"""What all of the theory's arguments must satisfy, and the errors that say so."""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from depthmup.parameterization import at_least_one, unknown
+from depthmup.theory.precision import concrete
+
+READOUTS = ("phi", "linear")
+GROUPS = ("readin", "branch", "readout")
+
+
+def check_depth(depth: int | None, alpha: float) -> None:
+    """Raises ValueError for a number of branches below 1 or an exponent outside of [1/2, 1]."""
+    if depth is not None:
+        at_least_one("depth", depth)
+        if int(depth) != depth:
+            raise ValueError(f"depth is a whole number of branches, or None for infinitely many; got {depth}")
+    if not 0.5 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 1/2 and 1, got {alpha}")
+
+
+def check_readout(readout: str) -> None:
+    if readout not in READOUTS:
+        raise unknown("readout", readout, READOUTS)
+
+
+def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
+    """Raises ValueError unless the matrix is square and, where its values are known, symmetric and not negative."""
+    shape = np.shape(Kx)
+    if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
+        raise ValueError(f"{name} must be a square kernel (samples, samples), got shape {shape}")
+    if not concrete(Kx):
+        return
+    K = np.asarray(Kx, np.float64)
+    if not np.isfinite(K).all():
+        raise ValueError(f"{name} has entries that are not finite")
+    size = max(float(np.abs(np.diag(K)).max()), 1e-300)
+    if np.abs(K - K.T).max() > 1e-8 * size:
+        i, j = np.unravel_index(np.abs(K - K.T).argmax(), shape)
+        raise ValueError(f"{name} must be symmetric: entry ({i}, {j}) is {K[i, j]:g}, entry ({j}, {i}) {K[j, i]:g}")
+    try:  # much faster than the eigenvalues
+        np.linalg.cholesky(K + 1e-8 * size * np.eye(len(K)))
+    except np.linalg.LinAlgError:
+        least = float(np.linalg.eigvalsh(K)[0])
+        raise ValueError(f"{name} must be positive semi-definite: its smallest eigenvalue is {least:.3g}") from None
+
+
+def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
+    """Raises ValueError if an estimate in bytes is above a limit in GiB."""
+    if needed > limit * 2**30:
+        raise ValueError(
+            f"{what} would need about {needed / 2**30:.1f} GiB, above memory_limit={limit:g}: raise it, or {way_out}"
+        )

@@ -1,0 +1,110 @@
+"""Training of residual networks with any activation at infinite width: Monte Carlo, by one causal sweep over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from depthmup.parameterization import at_least_one
+from depthmup.theory.activations import Function, function_of
+from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.lazy_training import lazy_sweep
+from depthmup.theory.precision import concrete, float64
+from depthmup.theory.problem import Dynamics, dynamics, prepare
+from depthmup.theory.sampled import sweep
+
+DEPTHS = (2, 4, 8)  # that infinite depth is extrapolated from
+
+
+@float64
+def dmft(
+    Kx: ArrayLike,
+    y: ArrayLike,
+    *,
+    depth: int | None = None,
+    steps: int,
+    activation: str | Function = "tanh",
+    eta0: ArrayLike,
+    gamma0: float | jax.Array = 1.0,
+    beta: float | jax.Array = 1.0,
+    readout: str = "phi",
+    alpha: float = 0.5,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    sample_weights: ArrayLike | None = None,
+    trained: Sequence[str] = GROUPS,
+    branch_weights: int = 1,
+    samples: int = 16000,
+    replicates: int = 4,
+    seed: int = 0,
+    depths: Sequence[int] = DEPTHS,
+    memory_limit: float = 4.0,
+) -> Dynamics:
+    """Gradient descent on (1/2) sum_mu m_mu |F_mu - y_mu|^2; docs/theory.md section 4.2 (paper A, Proposition 1, K).
+
+    Samples of one neuron's fields, of which kernels and responses are averages. The draws are moment-matched and come
+    in sets of four of opposite signs: for a linear activation the result is exact.
+
+    Args:
+      Kx, y, steps, eta0, gamma0, beta, alpha, momentum, weight_decay, sample_weights, trained: as `linear_dmft`.
+      depth: L, the number of residual branches; None for infinite depth, extrapolated from `depths`.
+      activation: a name, or any function of arrays; it need not be differentiable everywhere.
+      readout: "phi", the activation before the readout, or "linear", none.
+      branch_weights: 1, or 2 for branches W_2 phi(W_1 phi(h)); docs/theory.md section 4.5.
+      samples: S in each replicate, rounded up to a multiple of 4.
+      replicates: independent runs, the mean of which is returned, and its standard error as `stderr`. A further error
+        of order 1 / samples is common to all.
+      seed: of the draws; the same at every depth.
+      memory_limit: GiB that the fields of a replicate may take.
+
+    Time goes as S L (P T)^2 + L (P T)^3, memory as S L P T. gamma0 = 0 is the lazy limit, which has no noise.
+    Raises ValueError for a kernel that is none, labels or options that do not fit, fewer samples than matching the
+    moments takes, 8 (P + L P T), or too much memory.
+    """
+    options: dict[str, Any] = dict(
+        beta=beta, readout=readout, alpha=alpha, momentum=momentum, weight_decay=weight_decay
+    )
+    options |= dict(sample_weights=sample_weights, trained=trained)
+    problem, shape = prepare(Kx, y, depth=depth, steps=steps, eta0=eta0, gamma0=gamma0, **options)
+    function_of(activation)
+    lazy = concrete(gamma0) and float(gamma0) == 0
+    if branch_weights not in (1, 2):
+        raise ValueError(f"branch_weights must be 1 or 2, got {branch_weights}")
+    if branch_weights == 2 and (lazy or alpha != 0.5):
+        raise ValueError("branches of two weights are solved for alpha = 1/2 and gamma0 > 0 only")
+    outputs = jnp.shape(y)[1:]
+    if lazy:
+        return dynamics(lambda one: lazy_sweep(problem, one, activation), shape, depth, depths, outputs)
+    at_least_one("replicates", replicates)
+    P, C = problem.y.shape
+    deepest = shape.depth if depth is not None else max(depths)
+    weights = branch_weights * deepest
+    quarter = -(-samples // 4)
+    sources = max(P, C) + weights * steps * P * C
+    if quarter < 2 * sources:
+        raise ValueError(
+            f"samples={samples} are too few to match the moments of {sources} sources at depth {deepest}: take at "
+            f"least {8 * sources}"
+        )
+    needed = 32.0 * quarter * steps * P * ((deepest + 1) + 2 * weights * (1 + C))
+    check_memory(needed, memory_limit, "dmft", "take fewer samples, steps or a smaller depth")
+    runs = [
+        dynamics(
+            lambda one, key=key: sweep(problem, key, one, activation, branch_weights, quarter),  # type: ignore[misc]
+            shape,
+            depth,
+            depths,
+            outputs,
+        )
+        for key in jax.random.split(jax.random.key(seed), replicates)
+    ]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / replicates, *runs)
+    if replicates == 1:
+        return mean
+    spread = jnp.std(jnp.stack([run.predictions for run in runs]), axis=0, ddof=1)
+    return mean._replace(stderr=spread / np.sqrt(replicates))

@@ -1,0 +1,68 @@
+"""The feature kernel of a deep linear residual network after one step on one sample (paper A, Figure 7)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.theory.checks import check_depth
+from depthmup.theory.precision import Array, float64
+
+
+class OneStep(NamedTuple):
+    """times: layer times.  H0, H1: feature kernel before and after the step.  drift: a.  All (times,)."""
+
+    times: Array
+    H0: Array
+    H1: Array
+    drift: Array
+
+
+@float64
+def one_step_linear(
+    c: float | jax.Array,
+    depth: int | None = None,
+    *,
+    beta: float | jax.Array = 1.0,
+    train_readin: bool = True,
+    times: jax.Array | np.ndarray | None = None,
+) -> OneStep:
+    """H after one step of gradient descent, from the closed form or the recursion; docs/theory.md section 3.
+
+    One sample with |x|^2 / D = 1 and loss (F - y)^2 / 2. Training the readout or not makes no difference.
+
+    Args:
+      c: eta0 gamma0 y.
+      depth: L, for the exact recursion of that depth at layer times l / L; None for infinite depth.
+      beta: branch multiplier.
+      train_readin: whether the step also moves the read-in.
+      times: layer times at infinite depth, by default 101 from 0 to 1.
+
+    Raises ValueError for a depth below 1, or times at finite depth.
+    """
+    check_depth(depth, 0.5)
+    square, first = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)
+    if depth is None:
+        tau = jnp.linspace(0, 1, 101) if times is None else jnp.asarray(times, jnp.float64)
+        s, H0 = square * tau, jnp.exp(square * tau)
+        moved = s**2 + 2 / 3 * s**3 + first * (1 + 4 * s + 2 * s**2)
+        return OneStep(tau, H0, H0 * (1 + c**2 * jnp.exp(square) * moved), c * (first + s) * H0)
+    if times is not None:
+        raise ValueError("times are those of the layers at finite depth: leave them out")
+    step = square / depth
+    layers = jnp.arange(depth + 1)
+    H0, G0 = (1 + step) ** layers, (1 + step) ** (depth - layers)
+
+    def layer(carry: tuple[jax.Array, jax.Array], kernels: tuple[jax.Array, jax.Array]) -> tuple[tuple, tuple]:
+        a, H1 = carry
+        H, above = kernels
+        d = step * (c * H + a)
+        new = a + d, (1 + step) * H1 + (2 * d * a + d**2) * above
+        return new, new
+
+    start = jnp.asarray(first * c, jnp.float64), 1 + first * c**2 * G0[0]
+    _, (a, H1) = jax.lax.scan(layer, start, (H0[:-1], G0[1:]))
+    return OneStep(layers / depth, H0, jnp.append(start[1], H1), jnp.append(start[0], a))

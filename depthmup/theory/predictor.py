@@ -1,0 +1,87 @@
+"""Predictions of a network in the lazy limit: gradient flow and gradient descent with a constant kernel."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from depthmup.theory.checks import check_kernel
+from depthmup.theory.precision import Array, concrete, float64
+
+
+class LazyPrediction(NamedTuple):
+    """train: (times, P) or (times, P, C) as the labels. test: (times, Q[, C]), or None without a test kernel."""
+
+    train: Array
+    test: Array
+
+
+@float64
+def lazy_predictor(
+    ntk: ArrayLike,
+    y: ArrayLike,
+    eta0: float | jax.Array,
+    *,
+    steps: int | None = None,
+    times: ArrayLike | None = None,
+    test_ntk: ArrayLike | None = None,
+    initial: ArrayLike | None = None,
+    test_initial: ArrayLike | None = None,
+) -> LazyPrediction:
+    """Predictions in training on (1/2P) sum (F - y)^2 at a constant NTK; docs/theory.md section 2.1 (paper A, eq. 89).
+
+    dF/dt = (eta0 / P) Theta (y - F) at the given times, in units of which gradient descent takes one a step; or that
+    gradient descent, F_{t+1} = F_t + (eta0 / P) Theta (y - F_t), with the spectrum of Theta in place of a loop.
+
+    Args:
+      ntk: Theta, (P, P), such as `lazy_kernels(...).ntk`, of the training samples.
+      y: (P,) or (P, C).
+      eta0: learning rate; SGD's is eta0 gamma0^2 width in the canonical form.
+      steps: T of gradient descent: predictions at t = 0..T-1.   times: (T,) of gradient flow. One of the two.
+      test_ntk: (P, Q) between training and test samples, from `lazy_kernels(..., norms=...)`.
+      initial, test_initial: predictions at the start, in the shape of y and (Q[, C]); by default 0.
+
+    Warns if gradient descent is unstable, eta0 lambda_max(Theta) / P above 2, and says where it is not.
+    Raises ValueError for a kernel that is none, shapes that do not fit, or not exactly one of steps and times.
+    """
+    if (steps is None) == (times is None):
+        raise ValueError("give either steps, of gradient descent, or times, of gradient flow")
+    check_kernel(ntk, "ntk")
+    Theta, target = (jnp.asarray(of, jnp.float64) for of in (ntk, y))
+    P = len(Theta)
+    if target.ndim not in (1, 2) or len(target) != P:
+        raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
+    values, vectors = jnp.linalg.eigh(Theta)
+    rates = eta0 * values / P
+    if steps is not None and concrete(rates):
+        warn_unstable(float(eta0), float(values[-1]) / P)
+    t = jnp.arange(steps) if times is None else jnp.asarray(times, jnp.float64)
+    # Share of each mode that is not learnt yet, (T, P).
+    left = (1 - rates) ** t[:, None] if times is None else jnp.exp(-rates * t[:, None])
+    start = jnp.zeros_like(target) if initial is None else jnp.asarray(initial, jnp.float64)
+    modes = jnp.einsum("pk,p...->k...", vectors, target - start)
+    train = start + jnp.einsum("pk,tk,k...->tp...", vectors, 1 - left, modes)
+    if test_ntk is None:
+        return LazyPrediction(train, None)
+    across = jnp.asarray(test_ntk, jnp.float64)
+    if across.ndim != 2 or len(across) != P:
+        raise ValueError(f"test_ntk must be (training samples, test samples) = ({P}, ...), got {across.shape}")
+    # (1 - left) / rate, and its limit t where the kernel learns nothing
+    small = rates < 1e-12 * jnp.maximum(rates[-1], 1e-300)
+    learnt = jnp.where(small, t[:, None], (1 - left) / jnp.where(small, 1.0, rates)) * eta0 / P
+    test = jnp.einsum("pq,pk,tk,k...->tq...", across, vectors, learnt, modes)
+    return LazyPrediction(train, test if test_initial is None else test + jnp.asarray(test_initial, jnp.float64))
+
+
+def warn_unstable(eta0: float, largest: float) -> None:
+    """Warns with the bound if eta0 times the largest eigenvalue of Theta / P is above 2."""
+    if eta0 * largest > 2:
+        warnings.warn(
+            f"gradient descent diverges in the lazy limit: eta0 = {eta0:g} is above 2 P / lambda_max(NTK) = "
+            f"{2 / largest:.4g}",
+            stacklevel=4,
+        )
