@@ -6,7 +6,22 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 from depthmup import fit, theory
 from depthmup.explain import explain
 from depthmup.infer import infer_specs
-from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, maximal_update, probe, sharpness
+from depthmup.measure import (
+    CoordinateReport,
+    MaximalUpdate,
+    Probe,
+    alignment,
+    coordinate_check,
+    distance,
+    empirical_ntk,
+    feature_kernels,
+    linen_dense,
+    maximal_update,
+    network_fields,
+    network_kernels,
+    probe,
+    sharpness,
+)
 from depthmup.optim import optimizer, scale_by_eps_factors, scale_by_parameterization
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
 from depthmup.specs import (
@@ -30,13 +45,20 @@ __all__ = [
     "Parameterization",
     "Probe",
     "SpecError",
+    "alignment",
     "coordinate_check",
+    "distance",
+    "empirical_ntk",
     "explain",
     "factors",
+    "feature_kernels",
     "fit",
     "forward_params",
     "infer_specs",
+    "linen_dense",
     "maximal_update",
+    "network_fields",
+    "network_kernels",
     "optimizer",
     "parameterization",
     "probe",

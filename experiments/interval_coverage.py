@@ -1,10 +1,14 @@
-"""How often do the 95% intervals of optima, exponents, bands and drifts hold the truth?
+"""How often do the 95% intervals of optima, exponents, bands, drifts and errors of finite size hold the truth?
 
     python -m experiments.interval_coverage
 
 2,000 planted sweeps for each line: parabolas of log loss over log2 learning rate, noise between seeds, seven depths, 19
 rates; "cliff": above the optimum trials diverge, at a place that moves between seeds by so many octaves; "scatter": the
 optima themselves lie about the law by so many octaves. The truth of an optimum is what 4,000 seeds say.
+
+Then 1,000 planted sets of ensembles for each line, four widths N by three depths L: a network's outputs lie off their
+limit by m/N + d/L and Gaussian noise of variance .45/N. All terms from the squared errors, v from the variances, the
+others from the squared biases, and the variances' exponent in N.
 """
 
 from __future__ import annotations
@@ -29,6 +33,18 @@ CASES = {
     "exponent 0, 3 seeds, cliff at .5 +- .5": (0.0, 3, 0.0, (0.5, 0.5)),
     "exponent 0, 6 seeds, scatter .1": (0.0, 6, 0.1, (9.0, 0.0)),
     "exponent 0, 6 seeds, scatter .3": (0.0, 6, 0.3, (9.0, 0.0)),
+}
+ENSEMBLES = 1000
+WIDTHS, LAYERS = (grid.ravel() for grid in np.meshgrid([64, 128, 256, 512], [4, 8, 16]))
+NOISE = 0.45  # N times the variance between seeds
+# name: (seeds, outputs, m, d)
+FINITE_SIZES = {
+    "10 seeds": (10, 1, 1.1, 0.5),
+    "40 seeds": (40, 1, 1.1, 0.5),
+    "400 seeds": (400, 1, 1.1, 0.5),
+    "40 seeds, 10 outputs": (40, 10, 1.1, 0.5),
+    "40 seeds, no bias": (40, 1, 0.0, 0.0),
+    "40 seeds, biases that cancel at a depth of N/10": (40, 1, 5.0, -0.5),
 }
 
 
@@ -67,6 +83,26 @@ def planted(
     return hold | {"drift": drift.low <= exponent <= drift.high}
 
 
+def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: float, d: float) -> dict[str, bool]:
+    """Whether each interval of one set of ensembles holds its truth."""
+    ensembles = [
+        fit.ensemble_errors(
+            m / width + d / depth + math.sqrt(NOISE / width) * rng.normal(size=(seeds, outputs)), np.zeros(outputs)
+        )
+        for width, depth in zip(WIDTHS.tolist(), LAYERS.tolist(), strict=True)
+    ]
+    truth = {"v": NOISE, "m2": m**2, "k": d**2, "cross": 2 * m * d}
+    hold = dict[str, bool]()
+    for part, terms in (("squared_error", ()), ("variance", ("v",)), ("squared_bias", ("m2", "k", "cross"))):
+        errors, stderr = np.array([getattr(ensemble, part) for ensemble in ensembles]).T
+        for term, found in fit.finite_size(WIDTHS, LAYERS, errors, stderr, terms)._asdict().items():
+            if found is not None:
+                hold[f"{part} {term}"] = found.low <= truth[term] <= found.high
+    variances, stderr = np.array([ensemble.variance for ensemble in ensembles]).T
+    law = fit.power_law(WIDTHS, variances.tolist(), stderr / variances / math.log(2))
+    return hold | {"exponent": law.low <= -1 <= law.high}
+
+
 def main() -> None:
     names = ["weighted exponent", "weighted band", "ordinary exponent", "ordinary band", "drift"]
     print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in ("optimum", *names)))
@@ -79,6 +115,12 @@ def main() -> None:
         optimum = np.mean([hold for result in results for name, hold in result.items() if name.startswith("optimum")])
         shares = [optimum, *(np.mean([result[name] for result in results]) for name in names)]
         print(f"{label:46}" + "".join(f"{100 * share:19.1f}" for share in shares), flush=True)
+    rng = np.random.default_rng(0)
+    sets = {label: [planted_ensembles(rng, *case) for _ in range(ENSEMBLES)] for label, case in FINITE_SIZES.items()}
+    print(f"{'':48}" + "".join(f"{name.split()[0]:>14}" for name in sets["40 seeds"][0]))
+    print(f"{'':48}" + "".join(f"{name.split()[-1]:>14}" for name in sets["40 seeds"][0]))
+    for label, results in sets.items():
+        print(f"{label:48}" + "".join(f"{100 * np.mean([r[name] for r in results]):14.1f}" for name in results[0]))
 
 
 if __name__ == "__main__":

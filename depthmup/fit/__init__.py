@@ -1,6 +1,7 @@
-"""Optima, drifts, verdicts, power laws and rules for the learning rate; needs numpy and scipy only."""
+"""Optima, drifts, verdicts, power laws, rules for the learning rate, errors of finite size; numpy and scipy only."""
 
 from depthmup.fit.drift import Drift
+from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
 from depthmup.fit.optimum import Optimum, capped, log_losses, optimum
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
@@ -10,7 +11,11 @@ from depthmup.fit.transfer import Transfer, regret_at, transfer
 
 __all__ = [
     "SEGMENTS",
+    "Coefficient",
     "Drift",
+    "EnsembleErrors",
+    "Estimate",
+    "FiniteSize",
     "Optimum",
     "PowerLaw",
     "Rule",
@@ -18,6 +23,8 @@ __all__ = [
     "Transfer",
     "capped",
     "chain_path_sum",
+    "ensemble_errors",
+    "finite_size",
     "learning_rate_rules",
     "log_losses",
     "optimum",

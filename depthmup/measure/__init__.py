@@ -1,21 +1,40 @@
 """Measurements on networks; never imports `train`: it takes step functions."""
 
 from depthmup.measure.coordinate_check import CoordinateReport, Slope, coordinate_check
-from depthmup.measure.kernels import feature_kernels, kernel_movement
+from depthmup.measure.kernels import (
+    NetworkFields,
+    NetworkKernels,
+    alignment,
+    distance,
+    feature_kernels,
+    kernel_movement,
+    network_fields,
+    network_kernels,
+)
 from depthmup.measure.maximal_update import MaximalUpdate, maximal_update, update_sizes
+from depthmup.measure.ntk import Outer, empirical_ntk, linen_dense
 from depthmup.measure.probe import Probe, groups_of, probe, train_only
 from depthmup.measure.sharpness import sharpness
 
 __all__ = [
     "CoordinateReport",
     "MaximalUpdate",
+    "NetworkFields",
+    "NetworkKernels",
+    "Outer",
     "Probe",
     "Slope",
+    "alignment",
     "coordinate_check",
+    "distance",
+    "empirical_ntk",
     "feature_kernels",
     "groups_of",
     "kernel_movement",
+    "linen_dense",
     "maximal_update",
+    "network_fields",
+    "network_kernels",
     "probe",
     "sharpness",
     "train_only",

@@ -22,7 +22,7 @@ from depthmup.models.layers import (
     norm,
     stationary_gain,
 )
-from depthmup.models.stack import sow_hidden, sow_state, stack
+from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 
@@ -97,13 +97,13 @@ class CNN(Model):
             return ConvLayer(features, kernel, self.padding, self.activation if i else "linear", gain, dtype, name=name)
 
         z = layer(0, "read_in")(x)
-        sow_state(self, z)
+        z = state(self, z)
         if len(self.channels) == len(self.kernels) == 1:
             z = stack(self, lambda name: layer(1, name), lambda layer, z: layer(z), z, self.depth - 1, scan=self.scan)
         else:  # blocks that differ are not scanned
             for i in range(1, self.depth):
                 z = layer(i, f"block_{i - 1}")(z)
-                sow_state(self, z)
+                z = state(self, z)
         sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))
         return Readout(self.outputs, False, dtype, name="readout")(pooled, factors)
@@ -193,7 +193,7 @@ class ResidualCNN(Model):
         self.check(x.shape)
         dtype = DTYPES[self.dtype]
         z = conv(x, self.width, "read_in", padding=self.padding, dtype=dtype)
-        sow_state(self, z)
+        z = state(self, z)
         options = (self.activation, self.kernels, self.bottleneck, self.padding, self.norm, self.dropout)
         z = stack(
             self,

@@ -214,6 +214,21 @@ class Model(nn.Module):
         that PathSum sums over (`fit.chain_path_sum`). Readout, and read-in unless depth counts it, are left out."""
         raise NotImplementedError
 
+    @nn.nowrap
+    def forward(self, factors: ForwardFactors, **held: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
+        """(params, inputs, shifts) -> (logits, states), as `measure.network_kernels` takes it.
+
+        states: the sown h^0 .. h^L, {"h": tuple}; shifts: the same tree of arrays, of which each is added to its state
+        before what follows is computed, or None. held: other collections, such as batch_stats.
+        """
+
+        def run(params: Any, inputs: jax.Array, shifts: Any) -> tuple[jax.Array, Any]:
+            variables = {**held, "params": params, "shift": shifts or {}}
+            logits, sown = self.apply(variables, inputs, factors, mutable=["stream"])
+            return logits, sown["stream"]
+
+        return run
+
     @property
     def phi(self) -> Callable[[jax.Array], jax.Array]:
         return ACTIVATIONS[self.activation]

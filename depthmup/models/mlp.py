@@ -19,7 +19,7 @@ from depthmup.models.layers import (
     norm,
     stationary_gain,
 )
-from depthmup.models.stack import sow_hidden, sow_state, stack
+from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
 
 
@@ -62,7 +62,7 @@ class MLP(Model):
         init = fan_in_init(stationary_gain(self.activation))
         x = x.reshape(len(x), -1)
         z = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=init, dtype=dtype, name="read_in")(x)
-        sow_state(self, z)
+        z = state(self, z)
         z = stack(
             self,
             lambda name: PlainLayer(self.activation, self.use_bias, dtype, name=name),
@@ -128,7 +128,7 @@ class ResidualMLP(Model):
         dtype = DTYPES[self.dtype]
         x = x.reshape(len(x), -1)
         h = nn.Dense(self.width, use_bias=self.use_bias, kernel_init=fan_in_init(), dtype=dtype, name="read_in")(x)
-        sow_state(self, h)
+        h = state(self, h)
         init = fan_in_init(0 if self.zero_init_branch else 1)
         h = stack(
             self,

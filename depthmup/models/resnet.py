@@ -22,7 +22,7 @@ from depthmup.models.layers import (
     fan_in_init,
     norm,
 )
-from depthmup.models.stack import sow_hidden, sow_state, stack
+from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 STAGES = 4  # of SimpleResNet: three poolings between them
@@ -100,7 +100,7 @@ class SimpleResNet(Model):
         pool = nn.avg_pool if self.pool == "average" else nn.max_pool
         channels = self.width // 2 ** (STAGES - 1)
         h = conv(x, channels, "read_in", padding=self.padding, dtype=dtype)
-        sow_state(self, h)
+        h = state(self, h)
         bounds = [0, *(round(i * self.depth / STAGES) for i in range(1, STAGES)), self.depth]
         for stage in range(STAGES):
             if stage:
@@ -174,7 +174,7 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, h: jax.Array, branch_factor: jax.Array | float, train: bool) -> jax.Array:
         h = ResNetBlock(self.features, self.stride, *self.options, name="block_0")(h, branch_factor, train)
-        sow_state(self, h)
+        h = state(self, h)
         return stack(
             self,
             lambda name: ResNetBlock(self.features, 1, *self.options, name=name),
@@ -246,7 +246,7 @@ class ResNet(Model):
         h = self.phi(norm(h, plane(self.norm), "read_in_norm", train=train, dtype=dtype))
         if self.stem == "imagenet":
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-        sow_state(self, h)
+        h = state(self, h)
         for i, blocks in enumerate(self.stages):
             features = self.width * 2**i * (4 if self.bottleneck else 1)
             options = (self.bottleneck, self.activation, self.norm, self.zero_init_branch, dtype)

@@ -13,10 +13,20 @@ import jax.numpy as jnp
 PyTree = Any
 
 
-def sow_state(module: nn.Module, h: jax.Array) -> None:
-    """One of h^0 .. h^L, as "h" in the collection "stream"."""
+def state(module: nn.Module, h: jax.Array) -> jax.Array:
+    """One of h^0 .. h^L: h plus what the collection "shift" holds in the place where the collection "stream" (which
+    must then be mutable) gets the result, as one of "h". A model goes on from what this returns."""
+    for shift in next_shifts(module, 1):
+        h = h + shift
     if not module.is_initializing():
         module.sow("stream", "h", h)
+    return h
+
+
+def next_shifts(module: nn.Module, count: int) -> tuple[jax.Array, ...]:
+    """What is to be added to the next `count` states of this module; empty for nothing."""
+    sown = len(module.get_variable("stream", "h", ()))
+    return module.get_variable("shift", "h", ())[sown : sown + count]
 
 
 def sow_hidden(module: nn.Module, h: jax.Array) -> None:
@@ -38,28 +48,29 @@ def stack(
 ) -> jax.Array:
     """h <- call(make("block_i"), h) for i = first .. first + count - 1, or scanned over one make(`scanned`).
 
-    The blocks must be equal. `parent` sows each state.
+    The blocks must be equal. `parent` sows each state, as `state` does.
     """
     if scan and count:
         keep = parent.is_mutable_collection("stream") and not parent.is_initializing()
+        shifts = next_shifts(parent, count)
 
-        def body(module: nn.Module, h: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        def body(module: nn.Module, h: jax.Array, shift: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
             h = call(module, h)
+            h = h if shift is None else h + shift
             return h, h if keep else None
 
         blocks = nn.scan(
             body,
-            variable_axes={"params": 0, "batch_stats": 0},
+            variable_axes={True: 0},  # not only parameters and statistics: measurements write collections of their own
             split_rngs={"params": True, "dropout": True},
             length=count,
         )
-        h, states = blocks(make(scanned), h)
-        for state in states if states is not None else ():
-            sow_state(parent, state)
+        h, states = blocks(make(scanned), h, jnp.stack(shifts) if shifts else None)
+        for after in states if states is not None else ():
+            parent.sow("stream", "h", after)
         return h
     for i in range(first, first + count):
-        h = call(make(f"block_{i}"), h)
-        sow_state(parent, h)
+        h = state(parent, call(make(f"block_{i}"), h))
     return h
 
 

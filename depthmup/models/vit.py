@@ -19,7 +19,7 @@ from depthmup.models.layers import (
     fan_in_init,
     norm,
 )
-from depthmup.models.stack import sow_hidden, sow_state, stack
+from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors, at_least_one
 
 
@@ -147,7 +147,7 @@ class ViT(Model):
             token = self.param("class_token", constant, (1, 1, self.width)).astype(h.dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), h], axis=1)
         h = h + self.param("positions", constant, h.shape[1:]).astype(h.dtype)
-        sow_state(self, h)
+        h = state(self, h)
         options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
         h = stack(
             self,

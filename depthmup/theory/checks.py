@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -53,4 +55,20 @@ def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
     if needed > limit * 2**30:
         raise ValueError(
             f"{what} would need about {needed / 2**30:.1f} GiB, above memory_limit={limit:g}: raise it, or {way_out}"
+        )
+
+
+def warn_unstable(eta0: ArrayLike, largest: ArrayLike, momentum: ArrayLike = 0.0) -> None:
+    """Warns if gradient descent with a constant kernel diverges: eta0 largest above 2 (1 + momentum).
+
+    largest: eigenvalue of Theta times the samples' weights, such as Theta / P. Traced values pass.
+    """
+    if not concrete(eta0, largest, momentum):
+        return
+    rate, bound = float(np.max(eta0)), 2 * (1 + float(momentum)) / max(float(largest), 1e-300)
+    if rate > bound:
+        warnings.warn(
+            f"gradient descent diverges in the lazy limit: eta0 = {rate:.4g} is above {bound:.4g}, 2 (1 + momentum) "
+            "over the largest eigenvalue of the NTK times the samples' weights (1 / P)",
+            stacklevel=4,
         )

@@ -31,6 +31,8 @@ def solve(slope: Callable[[State], State], start: State, stops: tuple[float, ...
     """y' = slope(y) from tau = 0, at each of `stops`, the last of which is 1; leaves (..., ) -> (stops, ...)."""
     import diffrax  # needed at infinite depth only
 
+    times = jnp.array(stops)
+    adaptive = diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE)
     return diffrax.diffeqsolve(
         diffrax.ODETerm(lambda _, state, __: slope(state)),
         diffrax.Dopri8(),
@@ -38,8 +40,9 @@ def solve(slope: Callable[[State], State], start: State, stops: tuple[float, ...
         t1=1.0,
         dt0=None,
         y0=start,
-        saveat=diffrax.SaveAt(ts=jnp.array(stops)),
-        stepsize_controller=diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE),
+        saveat=diffrax.SaveAt(ts=times),
+        # Steps end at the stops: what lies between two is interpolated, to fewer digits.
+        stepsize_controller=diffrax.ClipStepSizeController(adaptive, step_ts=times),
     ).ys
 
 

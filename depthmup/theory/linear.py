@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.theory.checks import GROUPS, check_memory
 from depthmup.theory.lazy_training import lazy_sweep
 from depthmup.theory.precision import concrete, float64
-from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, dynamics, kept, prepare
+from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, dynamics, kept, prepare, warn_of_divergence
 
 DEPTHS = (8, 16, 32)  # that infinite depth is extrapolated from
 
@@ -55,20 +56,25 @@ def linear_dmft(
       memory_limit: GiB that the coefficients may take.
 
     Time goes as L^2 (P T)^3, memory as L^2 (P T)^2. F(0) = 0. Differentiable with respect to all arrays.
-    Raises ValueError for a kernel that is none, labels or options that do not fit, or too much memory.
+    Warns, with the bound, of a learning rate that is unstable at the start. Raises ValueError for a kernel that is
+    none, labels or options that do not fit, or too much memory.
     """
     options: dict[str, Any] = dict(
         beta=beta, readout="linear", alpha=alpha, momentum=momentum, weight_decay=weight_decay
     )
     options |= dict(sample_weights=sample_weights, trained=trained)
     problem, shape = prepare(Kx, y, depth=depth, steps=steps, eta0=eta0, gamma0=gamma0, **options)
+    b, drift = branch_scales(problem, shape)
+    grown = (1 + b**2) ** shape.depth  # H^L / Kx = G^0; the NTK is Kx times sums of these
+    parts = {"readin": grown, "branch": drift * shape.depth * grown / (1 + b**2), "readout": grown}
+    warn_of_divergence(problem, shape, {group: problem.Kx * part for group, part in parts.items()}, eta0, momentum)
     if concrete(gamma0) and float(gamma0) == 0:
-        return dynamics(lambda one: lazy_sweep(problem, one, "linear"), shape, depth, depths, jnp.shape(y)[1:])
+        return dynamics(lambda one: lazy_sweep(problem, one, "linear"), shape, depth, depths, np.shape(y)[1:])
     P, C = problem.y.shape
     deepest = shape.depth if depth is not None else max(depths)
     needed = 8.0 * deepest * steps * P * (1 + C) * (P + C + deepest * steps * P * (1 + C))
     check_memory(needed, memory_limit, "linear_dmft", "take fewer steps or samples, or a smaller depth")
-    return dynamics(lambda one: _sweep(problem, one), shape, depth, depths, jnp.shape(y)[1:])
+    return dynamics(lambda one: _sweep(problem, one), shape, depth, depths, np.shape(y)[1:])
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -13,9 +13,10 @@ from jax.typing import ArrayLike
 from depthmup.parameterization import at_least_one
 from depthmup.theory.activations import Function, function_of
 from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.lazy import lazy_kernels
 from depthmup.theory.lazy_training import lazy_sweep
 from depthmup.theory.precision import concrete, float64
-from depthmup.theory.problem import Dynamics, dynamics, prepare
+from depthmup.theory.problem import Dynamics, dynamics, prepare, warn_of_divergence
 from depthmup.theory.sampled import sweep
 
 DEPTHS = (2, 4, 8)  # that infinite depth is extrapolated from
@@ -63,8 +64,8 @@ def dmft(
       memory_limit: GiB that the fields of a replicate may take.
 
     Time goes as S L (P T)^2 + L (P T)^3, memory as S L P T. gamma0 = 0 is the lazy limit, which has no noise.
-    Raises ValueError for a kernel that is none, labels or options that do not fit, fewer samples than matching the
-    moments takes, 8 (P + L P T), or too much memory.
+    Warns, with the bound, of a learning rate that is unstable at the start. Raises ValueError for a kernel that is
+    none, labels or options that do not fit, fewer samples than matching the moments takes, or too much memory.
     """
     options: dict[str, Any] = dict(
         beta=beta, readout=readout, alpha=alpha, momentum=momentum, weight_decay=weight_decay
@@ -77,7 +78,11 @@ def dmft(
         raise ValueError(f"branch_weights must be 1 or 2, got {branch_weights}")
     if branch_weights == 2 and (lazy or alpha != 0.5):
         raise ValueError("branches of two weights are solved for alpha = 1/2 and gamma0 > 0 only")
-    outputs = jnp.shape(y)[1:]
+    outputs = np.shape(y)[1:]
+    if branch_weights == 1:
+        start = lazy_kernels(problem.Kx, depth, activation, problem.beta, readout, alpha=alpha, times=())
+        parts = {group: getattr(start, f"ntk_{group}") for group in GROUPS}
+        warn_of_divergence(problem, shape, parts, eta0, momentum)
     if lazy:
         return dynamics(lambda one: lazy_sweep(problem, one, activation), shape, depth, depths, outputs)
     at_least_one("replicates", replicates)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from depthmup.theory.checks import check_kernel
-from depthmup.theory.precision import Array, concrete, float64
+from depthmup.theory.checks import check_kernel, warn_unstable
+from depthmup.theory.precision import Array, float64
 
 
 class LazyPrediction(NamedTuple):
@@ -45,7 +44,7 @@ def lazy_predictor(
       test_ntk: (P, Q) between training and test samples, from `lazy_kernels(..., norms=...)`.
       initial, test_initial: predictions at the start, in the shape of y and (Q[, C]); by default 0.
 
-    Warns if gradient descent is unstable, eta0 lambda_max(Theta) / P above 2, and says where it is not.
+    Warns, with the bound, if gradient descent is unstable: eta0 lambda_max(Theta) / P above 2.
     Raises ValueError for a kernel that is none, shapes that do not fit, or not exactly one of steps and times.
     """
     if (steps is None) == (times is None):
@@ -57,8 +56,8 @@ def lazy_predictor(
         raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
     values, vectors = jnp.linalg.eigh(Theta)
     rates = eta0 * values / P
-    if steps is not None and concrete(rates):
-        warn_unstable(float(eta0), float(values[-1]) / P)
+    if steps is not None:
+        warn_unstable(eta0, values[-1] / P)
     t = jnp.arange(steps) if times is None else jnp.asarray(times, jnp.float64)
     # Share of each mode that is not learnt yet, (T, P).
     left = (1 - rates) ** t[:, None] if times is None else jnp.exp(-rates * t[:, None])
@@ -75,13 +74,3 @@ def lazy_predictor(
     learnt = jnp.where(small, t[:, None], (1 - left) / jnp.where(small, 1.0, rates)) * eta0 / P
     test = jnp.einsum("pq,pk,tk,k...->tq...", across, vectors, learnt, modes)
     return LazyPrediction(train, test if test_initial is None else test + jnp.asarray(test_initial, jnp.float64))
-
-
-def warn_unstable(eta0: float, largest: float) -> None:
-    """Warns with the bound if eta0 times the largest eigenvalue of Theta / P is above 2."""
-    if eta0 * largest > 2:
-        warnings.warn(
-            f"gradient descent diverges in the lazy limit: eta0 = {eta0:g} is above 2 P / lambda_max(NTK) = "
-            f"{2 / largest:.4g}",
-            stacklevel=4,
-        )

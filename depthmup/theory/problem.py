@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.parameterization import at_least_one, unknown
-from depthmup.theory.checks import GROUPS, check_depth, check_kernel, check_readout
+from depthmup.theory.checks import GROUPS, check_depth, check_kernel, check_readout, warn_unstable
 from depthmup.theory.precision import Array, concrete
 
 
@@ -54,6 +54,7 @@ class Problem(NamedTuple):
     Kx: (P, P).  y: (P, C).  gamma0, beta: scalars.
     decay: a_t, what is left of the initial weights, (T,).
     rates: k_{t,s} m_{s,nu}, the share of sample nu's step at s that is in the weights at t, eta0 included, (T, T, P).
+    weights: m, (T, P).
     """
 
     Kx: jax.Array
@@ -62,6 +63,7 @@ class Problem(NamedTuple):
     beta: jax.Array
     decay: jax.Array
     rates: jax.Array
+    weights: jax.Array
 
 
 def branch_scales(problem: Problem, shape: Shape) -> tuple[jax.Array, jax.Array]:
@@ -115,11 +117,21 @@ def prepare(
     if eta.shape not in ((), (steps,)):
         raise ValueError(f"eta0 must be a number, or ({steps},) for one a step, got shape {eta.shape}")
     decay, memory = weight_evolution(jnp.broadcast_to(eta, (steps,)), momentum, weight_decay)
-    rates = memory[:, :, None] * jnp.broadcast_to(weights, (steps, P))
+    weights = jnp.broadcast_to(weights, (steps, P))
+    rates = memory[:, :, None] * weights
     richness, multiplier = (jnp.asarray(of, jnp.float64) for of in (gamma0, beta))
     noise = depth is not None or alpha == 0.5
     shape = Shape(depth or 1, steps, readout, tuple(g for g in GROUPS if g in trained), float(alpha), noise)
-    return Problem(kernel, target.reshape(P, -1), richness, multiplier, decay, rates), shape
+    return Problem(kernel, target.reshape(P, -1), richness, multiplier, decay, rates, weights), shape
+
+
+def warn_of_divergence(
+    problem: Problem, shape: Shape, parts: Mapping[str, ArrayLike], eta0: ArrayLike, momentum: ArrayLike
+) -> None:
+    """`warn_unstable` with the parts of the NTK of the initial weights, {group: (P, P)}."""
+    Theta = sum((jnp.asarray(parts[group]) for group in shape.trained), jnp.zeros_like(problem.Kx))
+    weights = jnp.sqrt(problem.weights.mean(0))
+    warn_unstable(eta0, jnp.linalg.eigvalsh(weights[:, None] * Theta * weights)[-1], momentum)
 
 
 def weight_evolution(

@@ -24,8 +24,8 @@ class Recipe:
     """steps: of the whole training, of which `warmup` at the start.
 
     label_noise: probability that a training label is replaced by a random one, drawn anew at every step.
-    loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label; "centered_mse", |f - f_0 - y|^2 / 2 with f_0
-      from a frozen copy of the initial parameters (1/gamma0 is in the output factor already).
+    loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label or a real target; "centered_mse", |f - f_0 -
+      y|^2 / 2 with f_0 from a frozen copy of the initial parameters (1/gamma0 is in the output factor already).
     label_smoothing: of cross-entropy in training (Szegedy et al. 2016); evaluation has none.
     clip: the largest global norm of the gradient, before the optimizer.
     accumulate: parts that a batch is computed in, one after another: the same step with less memory.
@@ -65,10 +65,21 @@ class Recipe:
         return rising * SCHEDULES[self.schedule](done)
 
     def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
-        """logits (batch, classes), labels (batch,) -> (batch,)."""
+        """logits (batch, classes), labels (batch,) -> (batch,).
+
+        For "mse" and "centered_mse" labels may also be real targets, floating and (batch, classes). Raises ValueError
+        for labels of another type or shape.
+        """
+        real = self.loss != "cross_entropy" and jnp.issubdtype(labels.dtype, jnp.floating)
+        shape = logits.shape if real else logits.shape[:-1]
+        if labels.shape != shape or not (real or jnp.issubdtype(labels.dtype, jnp.integer)):
+            raise ValueError(
+                f"labels must be integers (batch,) or, for an mse, real targets of the logits' shape {logits.shape}: "
+                f"{self.loss} got {labels.dtype} {labels.shape}"
+            )
         if self.loss == "cross_entropy" and not (train and self.label_smoothing):
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        targets = labels if real else jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         if self.loss == "cross_entropy":
             return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing))
         return 0.5 * jnp.square(logits - targets).sum(-1)

@@ -1,0 +1,192 @@
+"""The NTK of finite networks, by structured derivatives where layers are dense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from depthmup.measure.kernels import check_outputs
+from depthmup.parameterization import at_least_one, unknown
+from depthmup.specs import flatten_shapes
+
+PyTree = Any
+INPUTS, SHIFTS = "dense_inputs", "dense_shifts"  # collections that `linen_dense` writes
+
+
+class Outer(NamedTuple):
+    """Gradients of one example's outputs with respect to a parameter, dF_c / dW^l = sum_t a^l_t (g^l_ct)^T.
+
+    a: (layers, positions, fan_in); g: (layers, outputs, positions, fan_out). layers: 1, unless W is a stack.
+    """
+
+    a: jax.Array
+    g: jax.Array
+
+
+def empirical_ntk(
+    f: Callable[[PyTree, jax.Array], jax.Array],
+    params: PyTree,
+    x: jax.Array,
+    x2: jax.Array | None = None,
+    *,
+    rates: PyTree = None,
+    groups: PyTree = None,
+    only: Sequence[str] | None = None,
+    block: int = 32,
+    dense: Callable[[PyTree, jax.Array], dict[str, Outer]] | None = None,
+) -> dict[str, jax.Array]:
+    """Theta = sum over parameters of rate * dF dF', {group: (P x outputs, P' x outputs)}; the NTK is the sum of groups.
+
+    With rates = `factors(p, specs).lr` it is what moves F in gradient descent with base learning rate eta_0, in any
+    storage form: with base width and depth 1 that of docs/theory.md section 2, the read-in D times (section 1).
+    Rows and columns: the outputs of one example next to each other. May be jitted, and mapped over seeds of params.
+
+    Args:
+      f: (params, x (examples, ...)) -> (examples,) or (examples, outputs). It is called with single examples.
+      x: (P, ...). x2: (P', ...) of the columns, such as training examples where x are test examples; None: x.
+      rates: tree of one learning-rate factor for each parameter; None: 1.
+      groups: tree of one name for each parameter, such as `group` of its spec; None: all are "all".
+      only: names of the groups to compute; None: all.
+      block: examples at a time. Memory is for the gradients of 2 block x outputs; beyond one block, time for gradients
+        of x2 anew for each block of x, in a loop (in which convolutions on a CPU are slow: there, block >= P).
+      dense: (params, one example) -> {path of a parameter: its `Outer`}, for which the kernel is (a.a')(g.g') and no
+        gradient is formed (unless that takes less, with many positions); `linen_dense` for Flax models.
+
+    Raises ValueError for an unknown group, a tree of another structure than params, x and x2 that do not match.
+    """
+    at_least_one("block", block)
+    if x2 is not None and x2.shape[1:] != x.shape[1:]:
+        raise ValueError(f"examples of x and x2 must have one shape, got {x.shape[1:]} and {x2.shape[1:]}")
+    check_outputs("f", jax.eval_shape(f, params, x[:1]), x[:1])
+    paths, (leaves, treedef) = list(flatten_shapes(params)[0]), jax.tree.flatten(params)
+    rate_of = [1.0] * len(leaves) if rates is None else _leaves_like(params, rates, "rates")
+    group_of = ["all"] * len(leaves) if groups is None else _leaves_like(params, groups, "groups")
+    for name in only or ():
+        if name not in group_of:
+            raise unknown("group of parameters", name, set(group_of))
+    chosen = [i for i, name in enumerate(group_of) if only is None or name in only]
+
+    def gradients(example: jax.Array) -> list[Outer]:
+        found = {} if dense is None else {path: _smaller(outer) for path, outer in dense(params, example).items()}
+        rest = {i: leaves[i] for i in chosen if paths[i] not in found}
+
+        def outputs(rest: dict[int, jax.Array]) -> jax.Array:
+            of = jax.tree.unflatten(treedef, [rest.get(i, leaf) for i, leaf in enumerate(leaves)])
+            return f(of, example[None]).reshape(-1)
+
+        for i, jacobian in (jax.jacrev(outputs)(rest) if rest else {}).items():
+            found[paths[i]] = _whole(jacobian.reshape(len(jacobian), -1))
+        return [found[paths[i]] for i in chosen]
+
+    def product(rows: list[Outer], columns: list[Outer]) -> dict[str, jax.Array]:
+        result: dict[str, Any] = {}
+        for i, row, column in zip(chosen, rows, columns, strict=True):
+            result[group_of[i]] = result.get(group_of[i], 0) + rate_of[i] * _product(row, column)
+        return result
+
+    every, others = jax.vmap(gradients), x if x2 is None else x2
+    if max(len(x), len(others)) <= block:
+        rows = every(x)
+        kernels = jax.tree.map(lambda kernel: kernel[None, None], product(rows, rows if x2 is None else every(x2)))
+    else:
+
+        def against_all(part: jax.Array) -> dict[str, jax.Array]:
+            rows = every(part)
+            return jax.lax.map(lambda other: product(rows, every(other)), _blocks(others, block))
+
+        kernels = jax.lax.map(against_all, _blocks(x, block))
+    return {name: _joined(kernel, len(x), len(others)) for name, kernel in kernels.items()}
+
+
+def linen_dense(model: nn.Module, *arguments: Any, **held: Any) -> Callable[[PyTree, jax.Array], dict[str, Outer]]:
+    """Kernels and biases of every `nn.Dense` of a Linen model as `Outer`, for `empirical_ntk`.
+
+    The model is called as `model.apply({"params": params, **held}, x, *arguments)`, so params are the weights in its
+    equation: in a storage form with multipliers give `forward_params(...)`, and rates lr * multiplier^2. Layers may be
+    called several times. Those in a scan count if it stacks other collections, too, on axis 0, as the scanned models of
+    ours do. Every kernel must be used as it is stored, without `nn.WeightNorm`.
+    """
+
+    def intercept(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        layer = context.module
+        if type(layer) is not nn.Dense or context.method_name != "__call__":
+            return call(*args, **kwargs)
+        number = len(layer.get_variable(INPUTS, "x", ()))
+        layer.sow(INPUTS, "x", *args, **kwargs)
+        return layer.perturb(str(number), call(*args, **kwargs), collection=SHIFTS)
+
+    def outers(params: PyTree, example: jax.Array) -> dict[str, Outer]:
+        def run(mutable: list[str], **shifts: PyTree) -> tuple[jax.Array, Any]:
+            with nn.intercept_methods(intercept):
+                return model.apply({**held, "params": params, **shifts}, example[None], *arguments, mutable=mutable)
+
+        shapes = jax.eval_shape(lambda: run([INPUTS, SHIFTS])[1].get(SHIFTS, {}))
+        zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), shapes)
+
+        def outputs(shifts: PyTree) -> tuple[jax.Array, PyTree]:
+            outputs, sown = run([INPUTS], **{SHIFTS: shifts})
+            return outputs.reshape(-1), sown[INPUTS]
+
+        result = {}
+        slopes, inputs = map(flatten_dict, jax.jacrev(outputs, has_aux=True)(zeros) if shapes else ({}, {}))
+        weights = flatten_dict(params)
+        for (*path, _), calls in inputs.items():
+            kernel = weights[*path, "kernel"]
+            *stack, fan_in, fan_out = kernel.shape
+            layers, ys = math.prod(stack), [slopes[*path, str(call)] for call in range(len(calls))]
+            a = jnp.concatenate([x.reshape(layers, -1, fan_in) for x in calls], axis=1)
+            g = jnp.concatenate([y.reshape(len(y), layers, -1, fan_out) for y in ys], axis=2)
+            g = jnp.moveaxis(g, 0, 1).astype(kernel.dtype)
+            result["/".join((*path, "kernel"))] = Outer(a, g)
+            if (*path, "bias") in weights:
+                result["/".join((*path, "bias"))] = Outer(jnp.ones((layers, 1, 1), g.dtype), g.sum(2, keepdims=True))
+        return result
+
+    return outers
+
+
+def _whole(jacobian: jax.Array) -> Outer:
+    """Gradients written out, (outputs, parameters), as one outer product with 1."""
+    return Outer(jnp.ones((1, 1, 1), jacobian.dtype), jacobian[None, :, None])
+
+
+def _smaller(outer: Outer) -> Outer:
+    """Written out where that takes fewer products with the gradient of another example."""
+    positions, (_, outputs, _, fan_out), fan_in = outer.a.shape[1], outer.g.shape, outer.a.shape[2]
+    if positions**2 * (fan_in + outputs**2 * fan_out) <= outputs**2 * fan_in * fan_out:
+        return outer
+    return _whole(jnp.einsum("ltn,lctm->clnm", *outer).reshape(outputs, -1))
+
+
+def _product(one: Outer, other: Outer) -> jax.Array:
+    """dF dF' between the examples of two blocks, (examples, outputs, examples, outputs)."""
+    inputs = jnp.einsum("pltn,qlsn->lptqs", one.a, other.a)
+    slopes = jnp.einsum("plctm,qldsm->lpctqds", one.g, other.g)
+    return jnp.einsum("lptqs,lpctqds->pcqd", inputs, slopes)
+
+
+def _blocks(x: jax.Array, block: int) -> jax.Array:
+    """(blocks, block, ...), or one smaller block; the last example fills the last block."""
+    size = min(block, len(x))
+    return jnp.concatenate([x, jnp.repeat(x[-1:], -len(x) % size, axis=0)]).reshape(-1, size, *x.shape[1:])
+
+
+def _joined(kernel: jax.Array, rows: int, columns: int) -> jax.Array:
+    """(blocks, blocks, block, outputs, block, outputs) -> (rows x outputs, columns x outputs)."""
+    kernel = jnp.moveaxis(kernel, 1, 3)
+    examples = kernel.reshape(-1, kernel.shape[2], math.prod(kernel.shape[3:5]), kernel.shape[5])
+    return examples[:rows, :, :columns].reshape(rows * kernel.shape[2], -1)
+
+
+def _leaves_like(params: PyTree, tree: PyTree, what: str) -> list[Any]:
+    pairs = map(jax.tree_util.tree_leaves_with_path, (params, tree))
+    own, leaves = ({jax.tree_util.keystr(path): leaf for path, leaf in of} for of in pairs)
+    if odd := ", ".join(sorted(own.keys() ^ leaves.keys())[:3]):
+        raise ValueError(f"{what} must be a tree with one leaf for each parameter; they differ in {odd}")
+    return list(leaves.values())

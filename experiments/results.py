@@ -1,0 +1,30 @@
+"""What an experiment leaves behind: a picture, and beside it the numbers that it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
+    """PNG and JSON at the path of the command line's first argument, or at `default`, ending in .png; prints where."""
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else default)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = path.with_suffix(".json")
+    drawn, written = (of.with_name(f".{of.name}.part") for of in (path, table))  # a killed run leaves the old ones
+    figure.savefig(drawn, dpi=120, format="png")
+    written.write_text(json.dumps(numbers, indent=1, default=_plain) + "\n")
+    os.replace(drawn, path)
+    os.replace(written, table)
+    print(f"{path}\n{table}")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, to six digits."""
+    return np.vectorize(lambda number: float(f"{number:.6g}"), otypes=[object])(np.asarray(value)).tolist()
