@@ -174,6 +174,22 @@ def test_predictions_move_with_the_kernels():
     assert misses[0] / misses[1] == pytest.approx(2, abs=0.4)
 
 
+def test_branches_of_two_weights():
+    """One small step of a linear network: both weights of a branch move the predictions, by the same part of the NTK.
+
+    Networks are compared with in experiments.two_weight_blocks.
+    """
+    L, beta = 3, 1.2
+    options = dict(depth=L, steps=2, eta0=0.1, gamma0=0.01, beta=beta, branch_weights=2, activation="linear")
+    found = dmft(KX, Y, samples=400, replicates=1, **options)
+    grown = 1 + beta**2 / L
+    ntk = KX * (2 * grown**L + 2 * beta**2 * grown ** (L - 1))
+    np.testing.assert_allclose(found.predictions[1], 0.1 / 3 * ntk @ Y, rtol=1e-4)
+    np.testing.assert_allclose(found.H[:, 0, :, 0], KX * grown ** np.arange(L + 1)[:, None, None], rtol=1e-10)
+    frozen = dmft(KX, Y, samples=400, replicates=1, trained=("readin", "readout"), **options)
+    np.testing.assert_allclose(frozen.predictions[1], 0.1 / 3 * 2 * grown**L * KX @ Y, rtol=1e-4)
+
+
 def test_infinite_depth_is_extrapolated():
     Kx, y = random_problem(5)
     options = dict(steps=4, eta0=0.3)

@@ -18,11 +18,20 @@ def run(path, count):
 
 
 def test_readme(capsys):
-    names = run("README.md", 3)
+    names = run("README.md", 4)
     assert names["logits"].shape == (32, 10)
     assert names["report"].ok, str(names["report"])
+    assert names["limit"].ntk.shape == (8, 8)
     assert names["deep"].learning_rate == pytest.approx(names["shallow"].learning_rate, rel=0.25)  # depth-muP: the same
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
+
+
+def test_limit():
+    names = run("docs/limit.md", 1)
+    assert names["rich"].predictions.shape == (10, 6)
+    assert abs(names["lazy"].train[-1] - names["y"]).max() < 0.5
+    apart = names["dm"].distance(names["network"].H, names["dm"].theory.lazy_kernels(names["K"], depth=3).H)
+    assert (apart < 0.3).all()
 
 
 def test_models():
