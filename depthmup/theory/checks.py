@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -58,7 +59,7 @@ def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
         )
 
 
-def warn_unstable(eta0: ArrayLike, largest: ArrayLike, momentum: ArrayLike = 0.0) -> None:
+def warn_unstable(eta0: Any, largest: Any, momentum: Any = 0.0) -> None:
     """Warns if gradient descent with a constant kernel diverges: eta0 largest above 2 (1 + momentum).
 
     largest: eigenvalue of Theta times the samples' weights, such as Theta / P. Traced values pass.

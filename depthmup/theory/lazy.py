@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from depthmup.theory.checks import check_depth, check_kernel, check_memory, chec
 from depthmup.theory.flow import Flow, relu_flow, solve
 from depthmup.theory.precision import Array, concrete, float64
 
+State = tuple[Flow, jax.Array, jax.Array]  # the flow, and the norms of its samples
 BLOCK = 2**20  # pairs of samples that are computed at once
 
 
@@ -173,7 +175,7 @@ def _flow(
     depth: int | None,
     alpha: float,
     stops: tuple[float, ...],
-) -> tuple[Flow, jax.Array, jax.Array]:
+) -> State:
     """The flow from layer 0 and the samples' norms, at each of `stops`."""
     square = drift = beta**2  # of the random weights, and of what training adds to them
     if depth is not None:
@@ -181,7 +183,7 @@ def _flow(
     elif alpha > 0.5:
         square = 0.0 * square
 
-    def slope(state: tuple[Flow, jax.Array, jax.Array]) -> tuple[Flow, jax.Array, jax.Array]:
+    def slope(state: State) -> State:
         flow, a, b = state
         Phi, Phidot = average(a, b, flow.H)
         rate = square * Phidot
@@ -193,9 +195,18 @@ def _flow(
         if activation == "relu" and alpha == 0.5 and c.ndim == 2:
             return relu_flow(a, b, c, beta, stops)
         return solve(slope, start, stops)
-    states, layer = [start], 0
-    for stop in stops:
-        step = lambda _, state: jax.tree.map(jnp.add, state, slope(state))  # noqa: E731
-        states.append(jax.lax.fori_loop(layer, int(stop), step, states[-1]))
-        layer = int(stop)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states[1:])
+
+    def advance(state: State, layers: int) -> State:
+        return jax.lax.fori_loop(0, layers, lambda _, s: jax.tree.map(jnp.add, s, slope(s)), state)
+
+    parts, state = [], start
+    # One loop for stops that are equally far apart, such as all layers.
+    for layers, group in itertools.groupby(np.diff((0, *stops)).astype(int).tolist()):
+
+        def to_next(state: State, _: None, layers: int = layers) -> tuple[State, State]:
+            state = advance(state, layers)
+            return state, state
+
+        state, part = jax.lax.scan(to_next, state, length=len(list(group)))
+        parts.append(part)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
