@@ -192,7 +192,7 @@ def test_bad_kernels_and_options():
         lazy_kernels([[np.nan]], 2)
     with pytest.raises(ValueError, match="no block of a positive semi-definite kernel"):
         lazy_kernels([[1.5]], 2, norms=([1], [1]))
-    with pytest.raises(ValueError, match="norms of 2 and 1 samples do not fit a block of shape"):
+    with pytest.raises(ValueError, match=r"norms of shapes \(2,\) and \(1,\) do not fit a block of shape"):
         lazy_kernels([[0.5]], 2, norms=([1, 1], [1]))
     for depth in (0, -1, 2.5):
         with pytest.raises(ValueError, match="depth"):

@@ -41,13 +41,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+def known(activation: str | Function) -> str | Function:
+    """The name, if it is that of a function here, given by name or not. Raises ValueError for another name."""
+    if isinstance(activation, str) and activation not in FUNCTIONS:
+        raise unknown("activation", activation, FUNCTIONS, "; any function of arrays will do as well")
+    names = [name for name, function in FUNCTIONS.items() if function is activation]
+    return names[0] if names else activation
+
+
 def function_of(activation: str | Function) -> Function:
     """phi by name, or the callable itself. Raises ValueError for an unknown name."""
-    if callable(activation):
-        return activation
-    if activation not in FUNCTIONS:
-        raise unknown("activation", activation, FUNCTIONS, "; any function of arrays will do as well")
-    return FUNCTIONS[activation]
+    activation = known(activation)
+    return FUNCTIONS[activation] if isinstance(activation, str) else activation
 
 
 def derivative_of(function: Function) -> Function:
@@ -62,10 +67,23 @@ def moments(activation: str | Function) -> Moments:
     polynomials, with `TERMS` terms: the remainder is at most rho^TERMS times what the c_k^2 lack of <phi^2>
     (tanh: 5e-15 of it at a = 1, 3e-9 at a = 3; gelu: 1e-16, 2e-16). phi may have its kink at 0 only.
     """
-    function = function_of(activation)  # before the name is looked up: it may be unknown
+    activation = known(activation)
     if isinstance(activation, str) and activation in CLOSED:
         return CLOSED[activation]
+    function = function_of(activation)
     return Moments(functools.partial(_mehler, function), functools.partial(_same, function))
+
+
+def remainder(activation: str | Function, norm: float, rho: float) -> float:
+    """Bound of the relative error of Phidot by the series for two samples of this norm and overlap; 0 if not used."""
+    activation = known(activation)
+    if activation in CLOSED:
+        return 0.0
+    z, weights, hermite = _hermite()
+    slopes = np.asarray(derivative_of(function_of(activation))(jnp.asarray(np.sqrt(norm) * z)))
+    whole = float(weights @ slopes**2)
+    lacking = whole - float(((hermite * weights) @ slopes) @ ((hermite * weights) @ slopes))
+    return rho**TERMS * lacking / max(whole, TINY)
 
 
 def angle(rho: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any
 
@@ -15,12 +16,17 @@ READOUTS = ("phi", "linear")
 GROUPS = ("readin", "branch", "readout")
 
 
-def check_depth(depth: int | None, alpha: float) -> None:
-    """Raises ValueError for a number of branches below 1 or an exponent outside of [1/2, 1]."""
-    if depth is not None:
-        at_least_one("depth", depth)
-        if int(depth) != depth:
-            raise ValueError(f"depth is a whole number of branches, or None for infinitely many; got {depth}")
+def whole(name: str, number: Any) -> int:
+    """As an int. Raises ValueError unless it is a whole number of at least 1."""
+    try:
+        result = operator.index(number)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {number!r}") from None
+    at_least_one(name, result)
+    return result
+
+
+def check_alpha(alpha: float) -> None:
     if not 0.5 <= alpha <= 1:
         raise ValueError(f"alpha must be between 1/2 and 1, got {alpha}")
 
@@ -37,18 +43,24 @@ def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
         raise ValueError(f"{name} must be a square kernel (samples, samples), got shape {shape}")
     if not concrete(Kx):
         return
-    K = np.asarray(Kx, np.float64)
+    K, tolerance = np.asarray(Kx, np.float64), rounding(Kx)
     if not np.isfinite(K).all():
         raise ValueError(f"{name} has entries that are not finite")
     size = max(float(np.abs(np.diag(K)).max()), 1e-300)
-    if np.abs(K - K.T).max() > 1e-8 * size:
+    if np.abs(K - K.T).max() > tolerance * size:
         i, j = np.unravel_index(np.abs(K - K.T).argmax(), shape)
         raise ValueError(f"{name} must be symmetric: entry ({i}, {j}) is {K[i, j]:g}, entry ({j}, {i}) {K[j, i]:g}")
     try:  # much faster than the eigenvalues
-        np.linalg.cholesky(K + 1e-8 * size * np.eye(len(K)))
+        np.linalg.cholesky(K + tolerance * size * np.eye(len(K)))
     except np.linalg.LinAlgError:
         least = float(np.linalg.eigvalsh(K)[0])
         raise ValueError(f"{name} must be positive semi-definite: its smallest eigenvalue is {least:.3g}") from None
+
+
+def rounding(kernel: Any) -> float:
+    """How far a kernel of this precision may be from a positive semi-definite one, relative to its largest entry."""
+    dtype = getattr(kernel, "dtype", np.dtype(float))
+    return max(1e-8, max(np.shape(kernel)) * float(np.finfo(dtype).eps)) if dtype.kind == "f" else 1e-8
 
 
 def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
@@ -59,17 +71,20 @@ def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
         )
 
 
-def warn_unstable(eta0: Any, largest: Any, momentum: Any = 0.0) -> None:
+def warn_unstable(eta0: Any, largest: Any, momentum: Any = 0.0, stacklevel: int = 4) -> None:
     """Warns if gradient descent with a constant kernel diverges: eta0 largest above 2 (1 + momentum).
 
-    largest: eigenvalue of Theta times the samples' weights, such as Theta / P. Traced values pass.
+    eta0, largest: of each step; the latter an eigenvalue of Theta times the samples' weights, such as Theta / P.
+    Traced values pass.
     """
     if not concrete(eta0, largest, momentum):
         return
-    rate, bound = float(np.max(eta0)), 2 * (1 + float(momentum)) / max(float(largest), 1e-300)
-    if rate > bound:
+    rates, bounds = np.broadcast_arrays(eta0, 2 * (1 + momentum) / np.maximum(largest, 1e-300))
+    if (rates > bounds).any():
+        worst = np.argmax(rates / bounds)
+        rate, bound = rates.flat[worst], bounds.flat[worst]
         warnings.warn(
             f"gradient descent diverges in the lazy limit: eta0 = {rate:.4g} is above {bound:.4g}, 2 (1 + momentum) "
             "over the largest eigenvalue of the NTK times the samples' weights (1 / P)",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.theory.activations import angle, overlap, relu_pair
+from depthmup.theory.activations import TINY, angle, overlap, relu_pair
 
 State = TypeVar("State")
 NODES = 64  # of the interpolation in the angle
@@ -85,6 +85,6 @@ def relu_flow(
     (first, second), _ = jax.lax.scan(clenshaw, (nothing, nothing), coefficients[1:], reverse=True, unroll=16)
     theta, log_growth, until = coefficients[0][..., None, None] + position * first - second
     grown = jnp.exp(beta**2 * times / 2)[:, None, None]
-    scale = jnp.sqrt(jnp.maximum(a * b, 0))
+    scale = jnp.sqrt(a * b + TINY)
     flow = Flow(scale * grown * jnp.cos(theta), jnp.exp(log_growth), scale * until)
     return flow, a * grown, b * grown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.theory.activations import Function, Moments, moments
-from depthmup.theory.checks import check_depth, check_kernel, check_memory, check_readout
+from depthmup.theory.activations import CLOSED, TERMS, Function, Moments, known, moments, overlap, remainder
+from depthmup.theory.checks import check_alpha, check_kernel, check_memory, check_readout, rounding, whole
 from depthmup.theory.flow import Flow, relu_flow, solve
 from depthmup.theory.precision import Array, concrete, float64
 
@@ -65,7 +66,8 @@ def lazy_kernels(
     Args:
       Kx: (P, P) input kernel x.x'/D; with `norms`, the (P, Q) block of it between two sets of samples.
       depth: L, the number of residual branches; None for infinite depth.
-      activation: "linear", "relu", "erf", "tanh", "gelu", or any function of arrays with a kink at 0 at most.
+      activation: "linear", "relu", "erf", "tanh", "gelu", or any function of arrays with a kink at 0 at most. Give the
+        same function object again: each new one, such as a lambda in a loop, is compiled anew.
       beta: branch multiplier, which enters as beta L^-alpha.
       readout: "phi", the activation before the readout, or "linear", none.
       alpha: in [1/2, 1]; above 1/2 the kernels stay Kx at infinite depth (docs/theory.md section 1.1).
@@ -75,24 +77,30 @@ def lazy_kernels(
       memory_limit: GiB that the result may take.
 
     Computed in blocks: no (P, Q, L) array, so that `times=()` does thousands of samples. Derivatives with respect to
-    Kx and beta are those of the result; at infinite depth reverse-mode only.
+    Kx and beta are those of the result; at infinite depth reverse-mode only, and under a caller's `jit` only inside
+    `with jax.enable_x64(True)`. Warns if the series of an activation without closed form is not exact to a millionth.
     Raises ValueError for a kernel that is not square, symmetric or positive semi-definite, a depth below 1, a time that
     is no layer, an unknown name, or a result above the memory limit.
     """
-    check_depth(depth, alpha)
+    depth = depth if depth is None else whole("depth", depth)
+    activation = known(activation)
+    check_alpha(alpha)
     check_readout(readout)
     if norms is None:
         check_kernel(Kx)
+    tolerance = rounding(Kx)
     Kx = jnp.asarray(Kx, jnp.float64)
     rows, columns = (jnp.diag(Kx),) * 2 if norms is None else (jnp.asarray(v, jnp.float64) for v in norms)
-    if Kx.shape != (len(rows), len(columns)):
-        raise ValueError(f"norms of {len(rows)} and {len(columns)} samples do not fit a block of shape {Kx.shape}")
+    if rows.ndim != 1 or columns.ndim != 1 or Kx.shape != (len(rows), len(columns)):
+        raise ValueError(f"norms of shapes {rows.shape} and {columns.shape} do not fit a block of shape {Kx.shape}")
     if norms is not None and concrete(Kx, rows, columns):
         excess = np.max(Kx**2 - jnp.outer(rows, columns))
-        if excess > 1e-8 * np.max(jnp.outer(rows, columns)):
+        if excess > 2 * tolerance * np.max(jnp.outer(rows, columns)) or min(rows.min(), columns.min()) < 0:
             raise ValueError(
                 "Kx is no block of a positive semi-definite kernel with these norms: |k_ij| > sqrt(k_i k_j)"
             )
+    rows, columns = (jnp.maximum(of, 0) for of in (rows, columns))
+    _warn_of_remainder(activation, rows, columns, Kx, norms is None)
     layers = _layers(depth, times)
     check_memory(
         8.0 * Kx.size * (4 * len(layers) + 3), memory_limit, "lazy_kernels", "give fewer times, such as times=()"
@@ -121,7 +129,26 @@ def _layers(depth: int | None, times: Sequence[float] | None) -> list[float]:
     return list(map(float, layers))
 
 
-@functools.cache
+def _warn_of_remainder(
+    activation: str | Function, rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool
+) -> None:
+    """Where the series of an activation without closed form does not reach a millionth."""
+    if (isinstance(activation, str) and activation in CLOSED) or not concrete(rows, columns, Kx):
+        return
+    rho = np.abs(overlap(rows[:, None], columns[None], Kx))
+    if same:
+        np.fill_diagonal(rho, 0)  # a sample with itself goes without the series
+    norm = float(max(rows.max(), columns.max()))
+    error = remainder(activation, norm, float(rho.max()))
+    if error > 1e-6:
+        warnings.warn(
+            f"kernels of this activation may be off by {error:.1g} of their size, for samples with an overlap of "
+            f"{rho.max():.4g}: the series of {TERMS} terms that stands for it is not enough at norms of {norm:.3g}",
+            stacklevel=4,
+        )
+
+
+@functools.lru_cache(maxsize=64)
 def _compute(
     activation: str | Function, depth: int | None, readout: str, alpha: float, layers: tuple[float, ...]
 ) -> Callable[..., Any]:

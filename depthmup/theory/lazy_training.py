@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from depthmup.theory.activations import Function, moments
-from depthmup.theory.checks import GROUPS
-from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, kept
+from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, dynamics, kept
+
+
+def lazy_dynamics(
+    problem: Problem,
+    shape: Shape,
+    activation: str | Function,
+    depth: int | None,
+    depths: Sequence[int],
+    outputs: tuple[int, ...],
+    memory_limit: float,
+) -> Dynamics:
+    """What the solvers return for gamma0 = 0. Raises ValueError above the memory limit."""
+    (P, C), deepest = problem.y.shape, shape.depth if depth is not None else max(depths)
+    needed = 8.0 * (shape.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
+    check_memory(needed, memory_limit, "the lazy limit", "take fewer steps or samples, or a smaller depth")
+    result = dynamics(lambda one: _sweep(problem, one, activation), shape, depth, depths, outputs)
+    return result if depth is not None else result._replace(error=jnp.abs(result.error))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def lazy_sweep(problem: Problem, shape: Shape, activation: str | Function) -> Dynamics:
+def _sweep(problem: Problem, shape: Shape, activation: str | Function) -> Dynamics:
     """F_mu(t) = sum_{s<t, nu} Theta(t mu, s nu) k_{t,s} m_{s,nu} Delta_nu(s) with the kernels of the initial weights.
 
     Theta is that of docs/theory.md section 2 between the samples (t, mu), whose initial weights enter as a_t W(0).

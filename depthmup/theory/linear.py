@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.theory.checks import GROUPS, check_memory
-from depthmup.theory.lazy_training import lazy_sweep
+from depthmup.theory.lazy_training import lazy_dynamics
 from depthmup.theory.precision import concrete, float64
 from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, dynamics, kept, prepare, warn_of_divergence
 
@@ -47,7 +47,8 @@ def linear_dmft(
       depth: L, the number of residual branches; None for infinite depth, extrapolated from `depths`.
       steps: T, the number of times t = 0..T-1; there are T-1 updates.
       eta0: learning rate, or (T,) of each step: SGD's is eta0 gamma0^2 width in the canonical form.
-      gamma0: richness; 0 is the lazy limit, reached with an error of order gamma0^2.
+      gamma0: richness. 0, as a plain number only, is the lazy limit: reached with an error of order gamma0^2, gamma0
+        for activations with a kink. A traced one must be positive.
       beta, alpha: the branch multiplier is beta L^-alpha, the branches' learning rate goes as L^(2 alpha - 1).
       momentum: of the heavy ball.
       weight_decay: lambda_0: each step takes W <- W - eta0 lambda_0 W, before momentum.
@@ -55,7 +56,8 @@ def linear_dmft(
       trained: groups of weights that are, of "readin", "branch" and "readout".
       memory_limit: GiB that the coefficients may take.
 
-    Time goes as L^2 (P T)^3, memory as L^2 (P T)^2. F(0) = 0. Differentiable with respect to all arrays.
+    Time goes as L^2 (P T)^3, memory as L^2 (P T)^2. F(0) = 0. Differentiable with respect to all arrays, which takes
+    about T L / 3 times the memory.
     Warns, with the bound, of a learning rate that is unstable at the start. Raises ValueError for a kernel that is
     none, labels or options that do not fit, or too much memory.
     """
@@ -69,12 +71,13 @@ def linear_dmft(
     parts = {"readin": grown, "branch": drift * shape.depth * grown / (1 + b**2), "readout": grown}
     warn_of_divergence(problem, shape, {group: problem.Kx * part for group, part in parts.items()}, eta0, momentum)
     if concrete(gamma0) and float(gamma0) == 0:
-        return dynamics(lambda one: lazy_sweep(problem, one, "linear"), shape, depth, depths, np.shape(y)[1:])
+        return lazy_dynamics(problem, shape, "linear", depth, depths, np.shape(y)[1:], memory_limit)
     P, C = problem.y.shape
     deepest = shape.depth if depth is not None else max(depths)
     needed = 8.0 * deepest * steps * P * (1 + C) * (P + C + deepest * steps * P * (1 + C))
     check_memory(needed, memory_limit, "linear_dmft", "take fewer steps or samples, or a smaller depth")
-    return dynamics(lambda one: _sweep(problem, one), shape, depth, depths, np.shape(y)[1:])
+    result = dynamics(lambda one: _sweep(problem, one), shape, depth, depths, np.shape(y)[1:])
+    return result if depth is not None else result._replace(error=jnp.abs(result.error))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.theory.checks import check_depth
-from depthmup.theory.precision import Array, float64
+from depthmup.theory.checks import whole
+from depthmup.theory.precision import Array, concrete, float64
 
 
 class OneStep(NamedTuple):
@@ -41,11 +41,13 @@ def one_step_linear(
       train_readin: whether the step also moves the read-in.
       times: layer times at infinite depth, by default 101 from 0 to 1.
 
-    Raises ValueError for a depth below 1, or times at finite depth.
+    Raises ValueError for a depth that is no whole number of at least 1, times outside of [0, 1] or at finite depth.
     """
-    check_depth(depth, 0.5)
+    depth = depth if depth is None else whole("depth", depth)
     square, first = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)
     if depth is None:
+        if times is not None and concrete(times) and not (np.min(times) >= 0 and np.max(times) <= 1):
+            raise ValueError(f"times must be layer times from 0 to 1, got {times}")
         tau = jnp.linspace(0, 1, 101) if times is None else jnp.asarray(times, jnp.float64)
         s, H0 = square * tau, jnp.exp(square * tau)
         moved = s**2 + 2 / 3 * s**3 + first * (1 + 4 * s + 2 * s**2)

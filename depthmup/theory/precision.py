@@ -24,17 +24,42 @@ def float64(function: F) -> F:
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
         callers = jnp.result_type(float)
+        leaves, tree = jax.tree.flatten((args, options))
+        traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+
+        def run(values: list[Any]) -> Any:
+            given = dict(zip(traced, values, strict=True))
+            args, options = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+            return function(*args, **options)
+
+        if traced and callers != np.float64:
+            return _in_callers_precision(run, [leaves[i] for i in traced], callers)
         with jax.enable_x64(True):
-            result = function(*args, **options)
-
-            def out(leaf: Any) -> Any:
-                if isinstance(leaf, jax.core.Tracer):
-                    return leaf.astype(callers)
-                return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-
-            return jax.tree.map(out, result)
+            result = run([leaves[i] for i in traced])
+        return result if traced else jax.tree.map(np.asarray, result)
 
     return cast(F, wrapped)
+
+
+def _in_callers_precision(run: Callable[[list[Any]], Any], values: list[Any], callers: Any) -> Any:
+    """run(values) in 64 bits, and its derivatives too, which would by themselves be traced in the caller's."""
+
+    @jax.custom_vjp
+    def narrow(values: list[Any]) -> Any:
+        with jax.enable_x64(True):
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(callers), run(values))
+
+    def forward(values: list[Any]) -> Any:
+        with jax.enable_x64(True):
+            result, back = jax.vjp(run, values)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(callers), result), back
+
+    def backward(back: Any, slopes: Any) -> Any:
+        with jax.enable_x64(True):
+            return back(jax.tree.map(lambda leaf: leaf.astype(np.float64), slopes))
+
+    narrow.defvjp(forward, backward)
+    return narrow(values)
 
 
 def concrete(*arrays: Any) -> bool:

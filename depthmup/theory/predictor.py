@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.theory.checks import check_kernel, warn_unstable
+from depthmup.theory.checks import check_kernel, warn_unstable, whole
 from depthmup.theory.precision import Array, float64
 
 
@@ -49,18 +50,27 @@ def lazy_predictor(
     """
     if (steps is None) == (times is None):
         raise ValueError("give either steps, of gradient descent, or times, of gradient flow")
+    if np.ndim(eta0):
+        raise ValueError("eta0 must be one number; for one a step use linear_dmft or dmft with gamma0=0")
+    if steps is not None:
+        steps = whole("steps", steps)
+    elif jnp.ndim(times := jnp.asarray(times, jnp.float64)) != 1:
+        raise ValueError(f"times must be (times,), got shape {times.shape}")
     check_kernel(ntk, "ntk")
     Theta, target = (jnp.asarray(of, jnp.float64) for of in (ntk, y))
     P = len(Theta)
     if target.ndim not in (1, 2) or len(target) != P:
         raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
     values, vectors = jnp.linalg.eigh(Theta)
+    values = jnp.maximum(values, 0)  # but for rounding
     rates = eta0 * values / P
     if steps is not None:
         warn_unstable(eta0, values[-1] / P)
-    t = jnp.arange(steps) if times is None else jnp.asarray(times, jnp.float64)
+    t = jnp.arange(steps) if times is None else jnp.asarray(times)
     # Share of each mode that is not learnt yet, (T, P).
     left = (1 - rates) ** t[:, None] if times is None else jnp.exp(-rates * t[:, None])
+    if initial is not None and np.shape(initial) != target.shape:
+        raise ValueError(f"initial must have the shape of y, {target.shape}, got {np.shape(initial)}")
     start = jnp.zeros_like(target) if initial is None else jnp.asarray(initial, jnp.float64)
     modes = jnp.einsum("pk,p...->k...", vectors, target - start)
     train = start + jnp.einsum("pk,tk,k...->tp...", vectors, 1 - left, modes)
@@ -69,6 +79,8 @@ def lazy_predictor(
     across = jnp.asarray(test_ntk, jnp.float64)
     if across.ndim != 2 or len(across) != P:
         raise ValueError(f"test_ntk must be (training samples, test samples) = ({P}, ...), got {across.shape}")
+    if test_initial is not None and np.shape(test_initial) != (across.shape[1], *target.shape[1:]):
+        raise ValueError(f"test_initial must be ({across.shape[1]}, ...) as y, got {np.shape(test_initial)}")
     # (1 - left) / rate, and its limit t where the kernel learns nothing
     small = rates < 1e-12 * jnp.maximum(rates[-1], 1e-300)
     learnt = jnp.where(small, t[:, None], (1 - left) / jnp.where(small, 1.0, rates)) * eta0 / P

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.parameterization import at_least_one, unknown
-from depthmup.theory.checks import GROUPS, check_depth, check_kernel, check_readout, warn_unstable
+from depthmup.parameterization import unknown
+from depthmup.theory.checks import GROUPS, check_alpha, check_kernel, check_readout, warn_unstable, whole
 from depthmup.theory.precision import Array, concrete
 
 
@@ -95,18 +95,19 @@ def prepare(
 ) -> tuple[Problem, Shape]:
     """Checked and as arrays; the depth is 1 for None. Raises ValueError for what cannot be solved."""
     check_kernel(Kx)
-    check_depth(depth, alpha)
+    check_alpha(alpha)
     check_readout(readout)
-    at_least_one("steps", steps)
+    steps = whole("steps", steps)
     for group in trained:
         if group not in GROUPS:
             raise unknown("group of weights", group, GROUPS)
     kernel, target = (jnp.asarray(of, jnp.float64) for of in (Kx, y))
     P = len(kernel)
-    if target.ndim not in (1, 2) or len(target) != P:
+    if target.ndim not in (1, 2) or len(target) != P or not target.size:
         raise ValueError(f"y has shape {target.shape}; Kx of {P} samples needs ({P},) or ({P}, outputs)")
-    for name, value in (("momentum", momentum), ("gamma0", gamma0), ("weight_decay", weight_decay)):
-        if concrete(value) and not value >= 0:
+    signs = dict(momentum=momentum, gamma0=gamma0, weight_decay=weight_decay, eta0=eta0, sample_weights=sample_weights)
+    for name, value in signs.items():
+        if value is not None and concrete(value) and not np.min(value) >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
     if concrete(momentum) and not momentum < 1:
         raise ValueError(f"momentum must be below 1, got {momentum}")
@@ -121,7 +122,8 @@ def prepare(
     rates = memory[:, :, None] * weights
     richness, multiplier = (jnp.asarray(of, jnp.float64) for of in (gamma0, beta))
     noise = depth is not None or alpha == 0.5
-    shape = Shape(depth or 1, steps, readout, tuple(g for g in GROUPS if g in trained), float(alpha), noise)
+    branches = 1 if depth is None else whole("depth", depth)
+    shape = Shape(branches, steps, readout, tuple(g for g in GROUPS if g in trained), float(alpha), noise)
     return Problem(kernel, target.reshape(P, -1), richness, multiplier, decay, rates, weights), shape
 
 
@@ -130,8 +132,12 @@ def warn_of_divergence(
 ) -> None:
     """`warn_unstable` with the parts of the NTK of the initial weights, {group: (P, P)}."""
     Theta = sum((jnp.asarray(parts[group]) for group in shape.trained), jnp.zeros_like(problem.Kx))
-    weights = jnp.sqrt(problem.weights.mean(0))
-    warn_unstable(eta0, jnp.linalg.eigvalsh(weights[:, None] * Theta * weights)[-1], momentum)
+    if shape.steps == 1 or not concrete(problem, eta0, momentum):
+        return
+    made = slice(shape.steps - 1)  # the last of the steps is not
+    weights, which = np.unique(np.sqrt(problem.weights[made]), axis=0, return_inverse=True)
+    largest = np.linalg.eigvalsh(weights[:, :, None] * np.asarray(Theta) * weights[:, None])[:, -1]
+    warn_unstable(np.broadcast_to(eta0, shape.steps)[made], largest[which.ravel()], momentum, stacklevel=6)
 
 
 def weight_evolution(
@@ -158,6 +164,8 @@ def weight_evolution(
 def minibatches(batches: Sequence[Sequence[int]], samples: int) -> np.ndarray:
     """`sample_weights` of stochastic gradient descent, (steps, samples), from the samples of each step's batch.
 
+    As many batches as steps, although the last one moves nothing: T predictions are T-1 updates apart.
+
     Raises ValueError for an empty batch or a sample that does not exist.
     """
     weights = np.zeros((len(batches), samples))
@@ -175,14 +183,13 @@ def dynamics(
 ) -> Dynamics:
     """At finite depth what `solve` returns, at infinite depth its extrapolation; outputs: () or (C,).
 
-    From L, 2L and 4L, (8 F_4L - 6 F_2L + F_L) / 3 is without errors of order 1/L and 1/L^2; the error is estimated by
-    its difference from 2 F_4L - F_2L. docs/theory.md section 4.1.
+    From L, 2L and 4L, (8 F_4L - 6 F_2L + F_L) / 3 is without errors of order 1/L and 1/L^2; the error, still with its
+    sign, is estimated by its difference from 2 F_4L - F_2L. docs/theory.md section 4.1.
     """
     if depth is not None:
         result = solve(shape)
     else:
-        first, second, third = depths
-        if not 1 <= first or second != 2 * first or third != 4 * first:
+        if len(depths) != 3 or tuple(depths) != tuple(factor * whole("depths", depths[0]) for factor in (1, 2, 4)):
             raise ValueError(f"depths must be L, 2L and 4L, got {tuple(depths)}")
         coarse, middle, fine = (solve(dataclasses.replace(shape, depth=d)) for d in depths)
         fields = {}
@@ -192,7 +199,7 @@ def dynamics(
             a, b, c = (getattr(of, name)[s] for of, s in zip((coarse, middle, fine), layers, strict=True))
             fields[name] = (8 * c - 6 * b + a) / 3
             if name == "predictions":
-                fields["error"] = jnp.abs(fields[name] - (2 * c - b))
+                fields["error"] = fields[name] - (2 * c - b)
         result = Dynamics(times=coarse.times, **fields)
     if outputs:
         return result

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.lax.linalg import triangular_solve
 
-from depthmup.theory.activations import Function, derivative_of, function_of
+from depthmup.theory.activations import TINY, Function, derivative_of, function_of
 from depthmup.theory.checks import GROUPS
 from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, kept
 
@@ -35,7 +36,7 @@ class Weights(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Whitened sources u and r of such weights, (L, n, S) and (L, m, S)."""
+    """Sources u and r, whitened and of such weights (L, n, S) and (L, m, S)."""
 
     u: jax.Array
     r: jax.Array
@@ -49,13 +50,11 @@ class Now(NamedTuple):
     moved: jax.Array
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
-def sweep(
-    problem: Problem, key: jax.Array, shape: Shape, activation: str | Function, branch_weights: int, quarter: int
-) -> Dynamics:
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def sweep(problem: Problem, normal: Draws, shape: Shape, activation: str | Function, branch_weights: int) -> Dynamics:
     """One sweep over t, each time forward through the layers, then backward; docs/theory.md sections 4 and 4.2, 4.5.
 
-    A field is a row of S = 4 * quarter samples. branch_weights: 1 or 2.
+    A field is a row of S samples, four for each of `normal_draws`. branch_weights: 1 or 2.
     """
     phi = function_of(activation)
     slope = derivative_of(phi)
@@ -63,18 +62,16 @@ def sweep(
     gamma0 = problem.gamma0
     L, T = shape.depth, shape.steps
     P, C = problem.y.shape
-    n, m, now, S = T * P, T * P * C, P * C, 4 * quarter
+    n, m, now, S = T * P, T * P * C, P * C, 4 * normal.u.shape[1]
     b, drift = branch_scales(problem, shape)
-    inner = drift / b if branch_weights == 2 else drift  # of what training adds to the weights inside a branch
+    inner = b if branch_weights == 2 else drift  # of what training adds to the weights inside a branch
     if "branch" not in shape.trained:
         drift, inner = 0.0 * drift, 0.0 * inner
     a_in, a_branch, a_out = (kept(problem, shape, group) for group in GROUPS)
 
-    below, above = jax.random.split(key)
-    z = _matched(below, P + branch_weights * L * n, quarter, (1, 1, -1, -1))
-    values, vectors = jnp.linalg.eigh(problem.Kx)
-    xi, z_u = (vectors * jnp.sqrt(jnp.maximum(values, 0))) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
-    z = _matched(above, C + branch_weights * L * m, quarter, (1, -1, 1, -1))
+    z = _matched(normal.u, (1, 1, -1, -1))
+    xi, z_u = _extended(jnp.eye(P), problem.Kx, 0) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
+    z = _matched(normal.r, (1, -1, 1, -1))
     w0, z_r = z[:C], z[C:].reshape(branch_weights, L, m, S)
     draws = [Draws(*both) for both in zip(z_u, z_r, strict=True)]
 
@@ -188,22 +185,31 @@ def _put(into: jax.Array, rows: jax.Array, layer: jax.Array | int, start: jax.Ar
     return jax.lax.dynamic_update_slice(into, rows[None], (layer, start, 0))
 
 
-def _matched(key: jax.Array, sources: int, quarter: int, signs: Sequence[int]) -> jax.Array:
-    """Normal draws whose second moments are exactly 1, in four copies with these signs: (sources, 4 quarter)."""
-    z = jax.random.normal(key, (sources, quarter))
-    root = jnp.linalg.cholesky(z @ z.T / quarter)
-    z = triangular_solve(root, z, lower=True, left_side=True)
+def normal_draws(shape: Shape, samples: int, outputs: int, branch_weights: int, quarter: int, seed: Any) -> Draws:
+    """Of all sources, (sources, quarter): below xi and u^l, above w and r^l. From NumPy: JAX's own in 64 bits cannot be
+    traced by a caller who has 32."""
+    rng = np.random.default_rng(seed)
+    rows = branch_weights * shape.depth * shape.steps * samples
+    return Draws(*(jnp.asarray(rng.normal(size=(n, quarter))) for n in (samples + rows, outputs + rows * outputs)))
+
+
+def _matched(draws: jax.Array, signs: Sequence[int]) -> jax.Array:
+    """Draws whose second moments are exactly 1, in four copies with these signs: (sources, 4 quarter)."""
+    root = jnp.linalg.cholesky(draws @ draws.T / draws.shape[1])
+    z = triangular_solve(root, draws, lower=True, left_side=True)
     return jnp.concatenate([sign * z for sign in signs], axis=1)
 
 
-def _extended(root: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+def _extended(root: jax.Array, rows: jax.Array, start: jax.Array | int) -> jax.Array:
     """New rows of a Cholesky factor (k, k), whose rows from `start` on are the identity, for these of the kernel."""
     before = jnp.arange(len(root)) < start
     mixed = triangular_solve(root, jnp.where(before, rows, 0), lower=True, transpose_a=True)
     new = jax.lax.dynamic_slice(rows, (0, start), (len(rows), len(rows))) - mixed @ mixed.T
     values, vectors = jnp.linalg.eigh(new)
-    mean = jnp.diagonal(jax.lax.dynamic_slice(rows, (0, start), (len(rows), len(rows)))).mean()
-    floored = (vectors * jnp.maximum(values, FLOOR * mean)) @ vectors.T
+    floor = FLOOR * jnp.diagonal(jax.lax.dynamic_slice(rows, (0, start), (len(rows), len(rows)))).mean() + TINY
+    # A constant for derivatives: those of the eigenvectors do not exist where eigenvalues are equal.
+    lift = jax.lax.stop_gradient((vectors * jnp.maximum(floor - values, 0)) @ vectors.T)
+    floored = new + lift
     return jax.lax.dynamic_update_slice(mixed, jnp.linalg.cholesky(floored), (0, start))
 
 
