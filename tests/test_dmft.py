@@ -266,11 +266,43 @@ def test_derivatives(x64):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_from_a_caller_in_float32():
+    def last(Kx, solver):
+        return solver(Kx).predictions[-1].sum()
+
+    solvers = (
+        lambda Kx: linear_dmft(Kx, Y, depth=1, steps=3, eta0=0.3),
+        lambda Kx: dmft(Kx, Y, depth=1, steps=3, eta0=0.3, samples=200, replicates=1),
+    )
+    for solver in solvers:
+        Kx = 0.7 * np.eye(3) + 0.3  # of equal eigenvalues
+        slope = jax.jit(jax.grad(last), static_argnums=1)(jnp.float32(Kx), solver)
+        assert slope.dtype == jnp.float32
+        step = 1e-4 * (np.ones((3, 3)) - np.eye(3))
+        expected = (last(Kx + step, solver) - last(Kx - step, solver)) / 2e-4
+        assert slope.sum() - jnp.trace(slope) == pytest.approx(expected, rel=2e-3)
+
+
+def test_what_is_said_of_single_steps():
+    """Each step has its own bound; the last makes no update."""
+    options = dict(depth=1, gamma0=0)
+    each = minibatches([[t % 3] for t in range(40)], 3)
+    with pytest.warns(UserWarning, match=r"eta0 = 0\.5 is above 0\.4, 2 "):
+        found = linear_dmft(KX, Y, steps=40, eta0=0.5, sample_weights=each, **options)
+    with pytest.warns(UserWarning, match=r"eta0 = 0\.9 is above"):
+        linear_dmft(KX, Y, steps=4, eta0=[0.1, 0.9, 0.1, 0.1], **options)
+    linear_dmft(KX, Y, steps=3, eta0=[0.1, 0.1, 30.0], **options)
+    assert np.isfinite(found.predictions).all()
+
+
 def test_bad_options():
     good = dict(depth=2, steps=3, eta0=0.2)
     for options, message in (
         (dict(depth=0), "depth must be at least 1, got 0"),
         (dict(steps=0), "steps must be at least 1"),
+        (dict(depth=2.0), "depth must be a whole number, got 2.0"),
+        (dict(eta0=-0.1), "eta0 must not be negative"),
+        (dict(gamma0=0, memory_limit=1e-9), "the lazy limit would need about"),
         (dict(momentum=1.0), "momentum must be below 1"),
         (dict(weight_decay=-0.1), "weight_decay must not be negative, got -0.1"),
         (dict(gamma0=-1.0), "gamma0 must not be negative"),

@@ -181,6 +181,40 @@ def test_derivatives(x64):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_from_a_caller_in_float32():
+    """Derivatives and compilation of the caller's: computed in 64 bits, returned in 32."""
+    K = jnp.float32(PAIR)
+    slope = jax.jit(jax.grad(lambda K: lazy_kernels(K, 2, "erf", times=()).ntk[0, 1]))(K)
+    with jax.enable_x64(True):
+        exact = jax.grad(lambda K: lazy_kernels(K, 2, "erf", times=()).ntk[0, 1])(jnp.asarray(PAIR))
+    assert slope.dtype == jnp.float32
+    np.testing.assert_allclose(slope, exact, rtol=1e-5)
+    rate = jax.grad(lambda ntk: lazy_predictor(ntk, np.ones(2), 0.3, steps=3).train[-1].sum())(K)
+    h = 1e-3 * np.array([[0, 1], [1, 0]])
+    up, down = (lazy_predictor(PAIR + s * h, np.ones(2), 0.3, steps=3).train[-1].sum() for s in (1, -1))
+    assert rate[0, 1] + rate[1, 0] == pytest.approx((up - down) / 2e-3, rel=1e-3)
+
+
+def test_kernels_of_float32_data_are_kernels():
+    x = np.random.default_rng(0).normal(size=(150, 40)).astype(np.float32)
+    K = x @ x.T / 40
+    assert np.linalg.eigvalsh(K.astype(np.float64))[0] < -1e-8
+    k = lazy_kernels(K, 1, times=())
+    assert np.isfinite(k.ntk).all()
+    norms = np.diag(K)
+    np.testing.assert_allclose(lazy_kernels(K, 1, times=(), norms=(norms, norms)).ntk, k.ntk, atol=1e-4)
+    with pytest.raises(ValueError, match="positive semi-definite"):
+        lazy_kernels(K - np.float32(1e-3) * np.eye(150, dtype=np.float32), 1)
+
+
+def test_functions_that_are_known_have_their_closed_form():
+    K = np.array([[1, 0.999], [0.999, 1]])
+    np.testing.assert_array_equal(lazy_kernels(K, 2, jax.nn.relu).ntk, lazy_kernels(K, 2, "relu").ntk)
+    with pytest.warns(UserWarning, match=r"off by .* overlap of 0\.999: the series of 128 terms"):
+        other = lazy_kernels(K, 2, lambda h: jnp.maximum(h, 0)).ntk
+    assert 1e-4 < np.abs(other - lazy_kernels(K, 2, "relu").ntk).max() < 0.05
+
+
 def test_bad_kernels_and_options():
     with pytest.raises(ValueError, match=r"Kx must be a square kernel \(samples, samples\), got shape \(2, 3\)"):
         lazy_kernels(np.ones((2, 3)), 2)
@@ -194,6 +228,8 @@ def test_bad_kernels_and_options():
         lazy_kernels([[1.5]], 2, norms=([1], [1]))
     with pytest.raises(ValueError, match=r"norms of shapes \(2,\) and \(1,\) do not fit a block of shape"):
         lazy_kernels([[0.5]], 2, norms=([1, 1], [1]))
+    with pytest.raises(ValueError, match="no block of a positive semi-definite kernel"):
+        lazy_kernels([[0.5]], 2, norms=([-1], [-1]))
     for depth in (0, -1, 2.5):
         with pytest.raises(ValueError, match="depth"):
             lazy_kernels(PAIR, depth)
@@ -263,6 +299,16 @@ def test_predictor_says_when_descent_diverges():
 def test_bad_predictor_options():
     with pytest.raises(ValueError, match="either steps, of gradient descent, or times"):
         lazy_predictor(PAIR, np.ones(2), 0.1)
+    for options, message in (
+        (dict(eta0=[0.1, 0.2]), "eta0 must be one number; for one a step use linear_dmft or dmft with gamma0=0"),
+        (dict(steps=0), "steps must be at least 1, got 0"),
+        (dict(steps=2.5), "steps must be a whole number, got 2.5"),
+        (dict(steps=None, times=1.0), r"times must be \(times,\), got shape \(\)"),
+        (dict(initial=np.ones((2, 1))), r"initial must have the shape of y, \(2,\), got \(2, 1\)"),
+        (dict(test_ntk=np.ones((2, 3)), test_initial=np.ones(2)), r"test_initial must be \(3, ...\) as y, got \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lazy_predictor(PAIR, np.ones(2), **{"eta0": 0.1, "steps": 2, **options})
     with pytest.raises(ValueError, match=r"y has shape \(3,\); the kernel of 2 samples needs \(2,\)"):
         lazy_predictor(PAIR, np.ones(3), 0.1, steps=2)
     with pytest.raises(ValueError, match=r"test_ntk must be \(training samples, test samples\) = \(2, ...\)"):
