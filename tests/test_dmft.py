@@ -289,8 +289,8 @@ def test_what_is_said_of_single_steps():
     each = minibatches([[t % 3] for t in range(40)], 3)
     with pytest.warns(UserWarning, match=r"eta0 = 0\.5 is above 0\.4, 2 "):
         found = linear_dmft(KX, Y, steps=40, eta0=0.5, sample_weights=each, **options)
-    with pytest.warns(UserWarning, match=r"eta0 = 0\.9 is above"):
-        linear_dmft(KX, Y, steps=4, eta0=[0.1, 0.9, 0.1, 0.1], **options)
+    with pytest.warns(UserWarning, match=r"eta0 = 1\.1 is above"):
+        linear_dmft(KX, Y, steps=4, eta0=[0.1, 1.1, 0.1, 0.1], **options)
     linear_dmft(KX, Y, steps=3, eta0=[0.1, 0.1, 30.0], **options)
     assert np.isfinite(found.predictions).all()
 
