@@ -1,0 +1,236 @@
+"""Branches of multiplier L^-alpha, alpha = 1/2, 3/4 and 1 (paper A, Appendix M; docs/theory.md section 1.1).
+
+    python -m experiments.alpha_family        (docs/images/alpha_family.png; three minutes on two cores)
+
+Branch learning rates go as L^(2 alpha - 1).
+
+1. What the random branches add at initialization: |H^L - H^0| / |H^0|, theory (`lazy_kernels`) and networks.
+2. Distance of predictions from those at infinite depth, rms over steps and samples: linear exactly; tanh by Monte
+   Carlo, as differences between runs with the same draws.
+3. Learning curves.
+4. Movement of the last feature kernel in training, |H(T-1) - H(0)| / |H(0)|: theory and networks.
+
+Networks are tanh, averaged with their mirror images (opposite readout weights). What is found: all alpha have a limit
+and move features by as much at any depth. For alpha above 1/2 it is one and the same limit, without random branches,
+but alpha = 3/4 nears it as L^-1/2 only, where 1/2 and 1 near theirs as 1/L.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from depthmup.measure import distance, feature_kernels
+from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
+from experiments.networks import Observe, network, train
+from experiments.results import write
+from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, movement, of_draws, rms, words
+
+COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # of each alpha
+ETA0 = {"linear": 0.15, "tanh": 1.0}
+DEEPEST = 4  # the number of the largest depths whose points make the slope of an exact line, and those of panel 4
+Trained = dict[float, dict[int, tuple[np.ndarray, np.ndarray]]]
+Solved = dict[float, dict[int | None, tuple[np.ndarray, float]]]
+Exact = dict[float, dict[int | None, Dynamics]]
+
+
+@functools.cache
+def end_kernels(width: int, depth: int) -> Observe:
+    """For `train` on `X`: H^0 and H^L, (2, P, P)."""
+    model = network(width, depth)
+
+    def observe(params: Any, factors: Any) -> jax.Array:
+        states = jax.tree.leaves(model.forward(factors)(params, jnp.asarray(X), None)[1])
+        return feature_kernels([states[0], states[-1]])
+
+    return observe
+
+
+def networks(alphas: Sequence[float], depths: Sequence[int], width: int, seeds: int, steps: int) -> Trained:
+    """Of each alpha and depth: predictions (seeds, T, P); H^0 and H^L before and after, (seeds, 2, 2, P, P)."""
+    options: dict[str, Any] = dict(width=width, seeds=seeds, steps=steps, eta0=ETA0["tanh"], mirrored=True)
+    found: Trained = {}
+    for alpha in alphas:
+        runs = (train(X, Y, depth=n, alpha=alpha, observe=end_kernels(width, n), **options) for n in depths)
+        found[alpha] = dict(zip(depths, runs, strict=True))
+    return found
+
+
+def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, samples: int, steps: int) -> Solved:
+    """tanh, of each alpha and depth (None: infinite): predictions (draws, T, P), and the movement of H^L."""
+    options: dict[str, Any] = dict(steps=steps, eta0=ETA0["tanh"], samples=samples, replicates=1)
+    found: Solved = {alpha: {} for alpha in alphas}
+    for alpha in alphas:
+        for depth in (*depths, None):
+            runs = [dmft(KX, Y, depth=depth, alpha=alpha, seed=seed, **options) for seed in range(draws)]
+            last = sum(run.H[-1] for run in runs) / draws
+            found[alpha][depth] = np.stack([run.predictions for run in runs]), movement(last)
+    return found
+
+
+def deep_law(depths: Sequence[int], values: np.ndarray, stderr: np.ndarray | None = None) -> Law:
+    errors = 0 * values if stderr is None else stderr
+    return exponent(depths[-DEEPEST:], values[-DEEPEST:], errors[-DEEPEST:], math.inf)
+
+
+def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> dict[str, Any]:
+    """The first panel. The kernels of the mean network, whose own fluctuations of order N^-1/2 do not vanish with L."""
+    numbers: dict[str, Any] = {"depths": depths}
+    print("|H^L - H^0| / |H^0| at initialization, tanh: networks (s.e.) and theory")
+    for alpha, runs in trained.items():
+        kernels = (lazy_kernels(KX, depth, "tanh", alpha=alpha).H[-1] for depth in depths)
+        line = np.array([np.linalg.norm(kernel - KX) for kernel in kernels]) / np.linalg.norm(KX)
+        added = np.stack([kernels[:, 0, 1] - kernels[:, 0, 0] for _, kernels in runs.values()], axis=1)
+        found = of_draws(added / np.linalg.norm(KX), lambda k: np.linalg.norm(k, axis=(-2, -1)), list(runs), math.inf)
+        law = deep_law(depths, line)
+        numbers[f"{alpha:g}"] = {"theory": line, "slope of theory": law, **found._asdict()}
+        at = dict(zip(depths, line, strict=True))
+        report(f"alpha = {alpha:<4g}", runs, found, at, f"slopes {words(found.law)} {words(law)}")
+        axis.plot(depths, line, color=COLORS[alpha], label=f"alpha = {alpha:g}, theory: slope {words(law)}")
+        axis.errorbar(list(runs), found.value, 2 * found.stderr, fmt="o", ms=4, color=COLORS[alpha])
+    axis.set(xscale="log", yscale="log", xlabel="L", ylabel="|H^L - H^0| / |H^0|")
+    axis.set_title("1. What random branches add at initialization, tanh", fontsize=10)
+    axis.legend(fontsize=8, loc="lower left")
+    return numbers
+
+
+def report(name: str, depths: Any, found: Measured, theory: dict[int, float], more: str) -> None:
+    rows = zip(depths, found.value, found.stderr, strict=True)
+    texts = (f"{n}: {v:.4f} ({e:.4f})" + (f" {theory[n]:.4f}" if n in theory else "") for n, v, e in rows)
+    print(f"  {name}", *texts, more, sep="  ")
+
+
+def to_infinite_depth(axis: Axes, linear: Exact, solved: Solved) -> dict[str, Any]:
+    """The second panel."""
+    numbers: dict[str, Any] = {}
+    print(f"\nrms of F_L - F_inf (s.e.); slopes: linear at the {DEEPEST} largest L, tanh above twice the noise")
+    for alpha, runs in linear.items():
+        depths = [depth for depth in runs if depth]
+        away = np.array([rms(runs[depth].predictions - runs[None].predictions) for depth in depths])
+        exact = Measured(away, np.full_like(away, rms(runs[None].error)), deep_law(depths, away))
+        lines = {"linear": (depths, exact)}
+        tanh = np.array([depth for depth in solved[alpha] if depth])
+        differences = np.stack([solved[alpha][depth][0] - solved[alpha][None][0] for depth in tanh], axis=1)
+        noise = rms(mean(differences)[1])
+        seen = rms(differences.mean(0)) > 2 * noise
+        if seen.sum() > 2:
+            far = of_draws(differences[:, seen], rms, tanh[seen].tolist(), math.inf)
+            lines["tanh"] = tanh[seen].tolist(), far
+        else:
+            print(f"  tanh   alpha = {alpha:<4g}  {seen.sum()} depths above twice the noise, {noise.max():.4f}")
+        for name, (at, found) in lines.items():
+            numbers[f"{name}, {alpha:g}"] = {"depths": at, **found._asdict()}
+            report(f"{name:6} alpha = {alpha:<4g}", at, found, {}, f"slope {words(found.law)}")
+            label = f"{name}, alpha = {alpha:g}: slope {words(found.law)}"
+            style = dict(fmt=".-") if name == "linear" else dict(fmt="s", ms=4, mfc="white", lw=1)
+            bars = 2 * found.stderr if name == "tanh" else None
+            axis.errorbar(at, found.value, bars, color=COLORS[alpha], label=label, **style)
+    axis.set(xscale="log", yscale="log", xlabel="L", ylabel="rms of F_L - F_inf", ylim=(1e-4, None))
+    axis.set_title("2. Distance from infinite depth (above twice the noise)", fontsize=10)
+    axis.legend(fontsize=7, loc="lower left")
+    return numbers
+
+
+def curves(axis: Axes, solved: Solved, trained: Trained) -> dict[str, Any]:
+    """The third panel, at the largest depth of the theory."""
+    numbers: dict[str, Any] = {}
+    depth = max(n for n in next(iter(solved.values())) if n)
+    print(f"\nlast predictions at L = {depth}, tanh: networks (s.e.) and theory; largest difference of all (s.e.)")
+    for alpha in solved:
+        theory, noise = mean(solved[alpha][depth][0])
+        infinite = solved[alpha][None][0].mean(0)
+        value, error = mean(trained[alpha][depth][0])
+        at = np.unravel_index(np.abs(value - theory).argmax(), value.shape)
+        gap = float(np.abs(value - theory)[at]), float(np.hypot(error, noise)[at])
+        numbers[f"{alpha:g}"] = dict(theory=theory, infinite=infinite, networks=value, stderr=error, largest=gap)
+        triples = zip(value[-1], error[-1], theory[-1], strict=True)
+        texts = (f"{v:+.3f} ({e:.3f}) {t:+.3f}" for v, e, t in triples)
+        print(f"  alpha = {alpha:<4g}", *texts, f"{gap[0]:.3f} ({gap[1]:.3f})", sep="  ")
+        axis.plot(theory[:, 1], color=COLORS[alpha], label=f"alpha = {alpha:g}, theory")
+        axis.plot(infinite[:, 1], ":", color=COLORS[alpha], label="the same, L = inf")
+        axis.errorbar(range(len(value)), value[:, 1], 2 * error[:, 1], fmt="o", ms=4, color=COLORS[alpha])
+    axis.axhline(Y[1], color="black", lw=1, label="target")
+    axis.set(xlabel="steps", ylabel="F of one sample")
+    axis.set_title(f"3. Learning curves at L = {depth}, tanh", fontsize=10)
+    axis.legend(fontsize=8)
+    return numbers
+
+
+def moves(axis: Axes, linear: Exact, solved: Solved, trained: Trained) -> dict[str, Any]:
+    """The last panel."""
+    numbers: dict[str, Any] = {}
+    print(f"\n|H(T-1) - H(0)| / |H(0)| of the last layer: networks (s.e.) and theory, slope at the {DEEPEST} largest L")
+    for alpha, runs in trained.items():
+        rows = [mean(np.asarray(distance(jnp.asarray(k[:, 1, 1]), jnp.asarray(k[:, 0, 1])))) for _, k in runs.values()]
+        value, error = np.array(rows).T
+        found = Measured(value, error, deep_law(list(runs), value, error))
+        sampled = {depth: moved for depth, (_, moved) in solved[alpha].items() if depth}
+        exact = {depth: movement(run.H[-1]) for depth, run in linear[alpha].items() if depth}
+        linear_law = deep_law(list(exact), np.array(list(exact.values())))
+        infinite = {"tanh": solved[alpha][None][1], "linear": movement(linear[alpha][None].H[-1])}
+        numbers[f"{alpha:g}"] = dict(
+            found._asdict(), depths=list(runs), tanh=sampled, linear=exact, linear_law=linear_law, infinite=infinite
+        )
+        report(
+            f"tanh   alpha = {alpha:<4g}",
+            runs,
+            found,
+            sampled,
+            f"inf: {infinite['tanh']:.4f}  slope {words(found.law)}",
+        )
+        texts = (f"{depth}: {moved:.4f}" for depth, moved in exact.items())
+        print(f"  linear alpha = {alpha:<4g}", *texts, f"inf: {infinite['linear']:.4f}", words(linear_law), sep="  ")
+        axis.plot(list(exact), list(exact.values()), "--", lw=1, color=COLORS[alpha])
+        axis.plot(list(sampled), list(sampled.values()), color=COLORS[alpha])
+        label = f"alpha = {alpha:g}: slope {words(found.law)}"
+        axis.errorbar(list(runs), value, 2 * error, fmt="o", ms=4, color=COLORS[alpha], label=label)
+    axis.set(xscale="log", xlabel="L", ylabel="|H(T-1) - H(0)| / |H(0)|", ylim=(0, None))
+    axis.set_title("4. Movement of the last feature kernel: tanh; linear (dashed)", fontsize=10)
+    axis.legend(fontsize=8, loc="lower right")
+    return numbers
+
+
+def main(
+    alphas: Sequence[float] = tuple(COLORS),
+    steps: int = 6,
+    shallow: Sequence[int] = (2, 4, 8, 16),
+    depths: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    draws: int = 8,
+    samples: int = 4000,
+    width: int = 256,
+    wired: Sequence[int] = (2, 4, 8, 16, 32),
+    seeds: int = 48,
+) -> dict[str, Any]:
+    """The numbers of all panels. shallow: depths of tanh theory; depths: of linear theory; wired: of networks."""
+    figure = Figure(figsize=(11.5, 7.8), layout="constrained")
+    (first, second), (third, fourth) = figure.subplots(2, 2)
+    trained = networks(alphas, wired, width, seeds, steps)
+    solved = solutions(alphas, shallow, draws, samples, steps)
+    options: dict[str, Any] = dict(steps=steps, eta0=ETA0["linear"])
+    linear: Exact = {a: {n: linear_dmft(KX, Y, depth=n, alpha=a, **options) for n in (*depths, None)} for a in alphas}
+    settings = dict(steps=steps, draws=draws, samples=samples, width=width, seeds=seeds, eta0=ETA0, Kx=KX, y=Y)
+    numbers = {
+        "settings": settings,
+        "initialization": at_initialization(first, depths, trained),
+        "distance": to_infinite_depth(second, linear, solved),
+        "curves": curves(third, solved, trained),
+        "movement": moves(fourth, linear, solved, trained),
+    }
+    for axis in (first, second, fourth):
+        axis.set_xticks(depths, [str(depth) for depth in depths])
+        axis.set_xticks([], minor=True)
+    figure.suptitle(f"Branch multiplier L^-alpha: networks of N = {width}; error bars: 2 s.e.", fontsize=10)
+    write(figure, numbers, "docs/images/alpha_family.png")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()

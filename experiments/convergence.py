@@ -1,0 +1,248 @@
+"""How fast networks of finite width, and of finite depth, approach their limit (paper A, Figures 5 and B.7).
+
+    python -m experiments.convergence        (docs/images/convergence.png; three minutes on two cores)
+
+Three samples, full-batch gradient descent, eta_0 = .5, gamma_0 = 1.
+
+1. Predictions of networks of depth 3 over training, against the DMFT of that depth.
+2. Bias: distance of the mean network from the DMFT, ~ 1/N (docs/theory.md section 5).
+3. Ensembles: squared error of the mean of E networks, against v/(E N) + m^2/N^2 with v and m from the fits.
+4. Depth, at infinite width: distance of F_L from F_inf, ~ 1/L; by Monte Carlo that of F_2L from F_L, which needs no
+   extrapolated F_inf and falls alike.
+
+The same networks serve 1 to 3. None is mirrored (`networks.train`): that leaves the mean network as it is at every
+width and takes a third off its variance, but at twice the cost.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
+from depthmup.fit.optimum import half_width
+from depthmup.theory import dmft, linear_dmft
+from experiments.networks import inputs, train
+from experiments.results import write
+
+KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
+Y = np.array([1.0, -0.5, 0.8])
+DEPTH, STEPS, ETA0 = 3, 10, 0.5
+DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # of panel 4; a linear network's NTK is larger: at .5 it overshoots by half
+ENSEMBLES = (1, 4, 16, 64)
+BLOCKS = 8
+WIDTHS = {32: 32768, 64: 16384, 128: 8192, 256: 3072, 512: 768}  # networks of each
+# Of the DMFT. Replicates in each block for panels 1 to 3, and for panel 4: tanh is closer to its limits, and noisier.
+REPLICATES = {"relu": (4, 1), "tanh": (14, 4)}
+COLORS = {"relu": "C0", "tanh": "C1"}
+
+
+def blocks(**options: Any) -> np.ndarray:
+    """Independent solutions of `dmft` with these options, without t = 0, where F is 0: (BLOCKS, steps - 1, P)."""
+    return np.stack([dmft(KX, Y, **options, seed=block).predictions[1:] for block in range(BLOCKS)])
+
+
+def networks(activation: str, width: int, seeds: int) -> np.ndarray:
+    """(seeds, STEPS - 1, P). Those of two widths or activations have no seed in common."""
+    first = 2**20 * width + 2**30 * list(COLORS).index(activation)
+    options: dict[str, Any] = dict(depth=DEPTH, steps=STEPS, eta0=ETA0, activation=activation, first_seed=first)
+    return train(inputs(KX), Y, width=width, seeds=seeds, **options)[:, 1:].astype(float)
+
+
+class Square(NamedTuple):
+    """Mean square of a mean over noisy draws, the noise's part taken off (so that it may be negative); rms of noise."""
+
+    value: float
+    stderr: float
+    noise: float
+
+    @property
+    def root(self) -> tuple[float, float]:
+        """(rms, its standard error); NaN where the square is below its own."""
+        value = math.sqrt(self.value) if self.value > self.stderr else math.nan
+        return value, self.stderr / (2 * value)
+
+
+def mean_square(draws: np.ndarray) -> Square:
+    """Of (draws, ...). The noise counts as if all of it were along the mean."""
+    noise = math.sqrt((draws.var(axis=0, ddof=1) / len(draws)).mean())
+    value = float((draws.mean(axis=0) ** 2).mean()) - noise**2
+    return Square(value, math.hypot(2 * math.sqrt(max(value, 0)) * noise, noise**2), noise)
+
+
+def bias(found: np.ndarray, limit: np.ndarray) -> Square:
+    """Of networks (seeds, ...) from solutions (BLOCKS, ...), with the noise of both."""
+    squared = ensemble_errors(found, limit.mean(axis=0)).squared_bias
+    of_limit = mean_square(limit).noise
+    value = squared.value - of_limit**2
+    stderr = math.hypot(squared.stderr, 2 * math.sqrt(max(value, 0)) * of_limit)
+    return Square(value, stderr, math.hypot(mean_square(found).noise, of_limit))
+
+
+def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], limit: np.ndarray) -> PowerLaw:
+    """Power law of the roots of what `squares` makes of solutions (BLOCKS, ...) at each size.
+
+    The error of the solutions is common to all sizes, so that no scatter about the line shows it: the interval is
+    widened by the jackknife's, of leaving out each block in turn.
+    """
+
+    def law(blocks: np.ndarray) -> PowerLaw:
+        value, error = np.array([square.root for square in squares(blocks)]).T
+        return power_law(sizes, value.tolist(), error / value / math.log(2))
+
+    found, others = law(limit), [law(np.delete(limit, i, axis=0)).exponent for i in range(len(limit))]
+    jackknife = half_width(len(others) - 1) * math.sqrt(len(others) - 1) * float(np.std(others))
+    low, high = (math.hypot(found.exponent - end, jackknife) for end in (found.low, found.high))
+    return found._replace(low=found.exponent - low, high=found.exponent + high)
+
+
+def interval(of: PowerLaw | Coefficient) -> str:
+    value, low, high = of[:3]
+    return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
+    """Means of 64 networks: the bars of more would not be seen."""
+    times = np.arange(1, limit.shape[1] + 1)
+    for mu, target in enumerate(Y):
+        axes.plot(times, limit.mean(axis=0)[:, mu], color=f"C{mu}", label=f"DMFT, y = {target:g}")
+    for width, mark, shift in ((64, "s", -0.1), (128, "D", 0), (256, "^", 0.1)):
+        for mu in range(len(Y) if width in found else 0):
+            few = found[width][:64, :, mu]
+            bars: dict[str, Any] = dict(yerr=2 * few.std(axis=0, ddof=1) / math.sqrt(len(few)), lw=0.8, capsize=1.5)
+            bars |= dict(color=f"C{mu}", label=f"64 networks, N = {width}" if mu == 0 else None)
+            axes.errorbar(times + shift, few.mean(axis=0), **bars, fmt=mark, ms=3, mfc="white")
+    axes.set(title=f"{title} (bars: 2 s.e.; points shifted)", xlabel="step t", ylabel="F(t)")
+    axes.legend(fontsize=8, ncols=2)
+
+
+def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
+    """Networks (seeds, T - 1, P) of each width from solutions (BLOCKS, T - 1, P)."""
+    widths = list(found)
+    law = slope(widths, lambda blocks: [bias(of, blocks) for of in found.values()], limit)
+    squares = [bias(of, limit) for of in found.values()]
+    (value, error), floor = np.array([of.root for of in squares]).T, np.array([of.noise for of in squares])
+    print(f"  {name:5}" + "".join(f"  {a:.4f} ({b:.4f}; {c:.4f})" for a, b, c in zip(value, error, floor, strict=True)))
+    axes.errorbar(widths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
+    axes.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
+    axes.plot(widths, floor, ":", color=color, lw=1, label=f"{name}: noise floor (1 s.e.)")
+    m2 = finite_size(widths, None, [of.value for of in squares], [of.stderr for of in squares], ("m2",)).m2
+    assert m2 is not None
+    print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2)}")
+    numbers = {"F(T-1)": limit.mean(axis=0)[-1], "bias": value, "bias stderr": error, "floor": floor}
+    return numbers | {"slope of the bias": law[:3], "m2": m2}
+
+
+def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
+    """Between the networks of each width."""
+    widths = list(found)
+    variance, error = np.array([ensemble_errors(of, limit.mean(axis=0)).variance for of in found.values()]).T
+    law = power_law(widths, variance.tolist(), error / variance / math.log(2))
+    v = finite_size(widths, None, variance, error, terms=("v",)).v
+    assert v is not None
+    print(f"    variance: slope, claimed -1, {interval(law)}; times N {interval(v)}")
+    return {"variance": variance, "variance stderr": error, "slope of the variance": law[:3], "v": v}
+
+
+def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarray, fitted: FiniteSize) -> None:
+    """Squared errors of the means over disjoint groups of E networks."""
+    print("    squared error of the mean of E networks over v/(E N) + m^2/N^2 (s.e.)")
+    lines = np.geomspace(min(found), max(found), 50)
+    for color, members in enumerate(E for E in ENSEMBLES if 4 * E <= min(map(len, found.values()))):
+        rows = []
+        for values in found.values():
+            groups = values[: len(values) // members * members].reshape(-1, members, *values.shape[1:])
+            squares = ((groups.mean(axis=1) - limit.mean(axis=0)) ** 2).mean(axis=(1, 2))
+            rows.append((squares.mean(), squares.std(ddof=1) / math.sqrt(len(squares))))
+        mean, error = np.array(rows).T
+        ratios = np.array(rows) / fitted.predict(list(found), ensemble=members)[:, None]
+        print(f"    E = {members:2}" + "".join(f"  {ratio:.2f} ({of_ratio:.2f})" for ratio, of_ratio in ratios))
+        axes.errorbar(list(found), mean, 2 * error, fmt="o", ms=3.5, capsize=2, color=f"C{color}")
+        axes.plot(lines, fitted.predict(lines, ensemble=members), color=f"C{color}", lw=1, label=f"E = {members}")
+    axes.plot(lines, FiniteSize(m2=fitted.m2).predict(lines), color="black", lw=1, ls="--", label="E = ∞")
+
+
+def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
+    """Exact; depths: powers of 2, from the last three of which F_inf is extrapolated (docs/theory.md section 4.1)."""
+    options: dict[str, Any] = dict(steps=DEPTH_STEPS, eta0=LINEAR_ETA0)
+    lines = [linear_dmft(KX, Y, depth=depth, **options).predictions[1:] for depth in depths]
+    limit = (8 * lines[-1] - 6 * lines[-2] + lines[-3]) / 3
+    distance = np.sqrt([((line - limit) ** 2).mean() for line in lines])
+    law = power_law(depths, distance.tolist())
+    local = np.diff(np.log2(distance)) / np.diff(np.log2(depths))
+    print(f"  linear, exact: |F_L - F_inf| at L = {list(depths)}: " + " ".join(f"{value:.4f}" for value in distance))
+    print(f"    slope {interval(law)}; between neighbours " + " ".join(f"{value:+.3f}" for value in local))
+    axes.plot(depths, distance, "o-", ms=4, lw=1, color="C2", label=f"linear, |F_L - F_∞|: {interval(law)}")
+    axes.plot(depths, distance[-1] * depths[-1] / np.array(depths), "--", color="black", lw=0.8, label="slope -1")
+    return {"depths": depths, "distance": distance, "slope": law[:3], "between neighbours": local}
+
+
+def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """By Monte Carlo: solutions (BLOCKS, T - 1, P) of each depth."""
+    depths = [depth for depth in found if 2 * depth in found]
+    steps = np.stack([found[2 * depth] - found[depth] for depth in depths], axis=1)
+    law = slope(depths, lambda blocks: [mean_square(pair) for pair in np.moveaxis(blocks, 1, 0)], steps)
+    value, error = np.array([mean_square(pair).root for pair in np.moveaxis(steps, 1, 0)]).T
+    table = " ".join(f"{a:.4f} ({b:.4f})" for a, b in zip(value, error, strict=True))
+    print(f"  {name}: |F_2L - F_L| (s.e.) at L = {depths}: {table}\n    slope {interval(law)}")
+    axes.errorbar(depths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
+    axes.plot(depths, law(depths), color=color, lw=1, label=f"{name}, |F_2L - F_L|: {interval(law)}")
+    return {"depths": depths, "distance": value, "stderr": error, "slope": law[:3]}
+
+
+def finish(axes: Axes, title: str, size: str, what: str, ticks: Sequence[int]) -> None:
+    axes.set(title=title, xlabel=size, ylabel=f"{what} (bars: 2 s.e.)", xscale="log", yscale="log")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+
+
+def main(
+    widths: Mapping[int, int] = WIDTHS,
+    replicates: Mapping[str, tuple[int, int]] = REPLICATES,
+    depths: Sequence[int] = (2, 3, 4, 6, 8, 12, 16),
+    linear_depths: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    samples: int = 16000,
+) -> dict[str, Any]:
+    """Everything above; the numbers that the JSON holds. widths: how many networks of each; replicates: as above."""
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    layout: list[Any] = [["relu"] * 3 + ["tanh"] * 3, ["bias"] * 2 + ["ensembles"] * 2 + ["depth"] * 2]
+    axes = figure.subplot_mosaic(layout)
+    limits, trained, deep = {}, {}, {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for of, (many, few) in replicates.items():
+            options: dict[str, Any] = dict(activation=of, eta0=ETA0, samples=samples)
+            limits[of] = pool.submit(blocks, depth=DEPTH, steps=STEPS, replicates=many, **options)
+            for width, seeds in widths.items():
+                trained[of, width] = pool.submit(networks, of, width, seeds)
+            for depth in depths:
+                deep[of, depth] = pool.submit(blocks, depth=depth, steps=DEPTH_STEPS, replicates=few, **options)
+    numbers: dict[str, Any] = {"networks": dict(widths)}
+    print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor) at N = {list(widths)}")
+    for of in replicates:
+        limit, found = limits[of].result(), {width: trained[of, width].result() for width in widths}
+        draw_curves(axes[of], f"1. {of}, L = {DEPTH}", found, limit)
+        numbers[of] = draw_bias(axes["bias"], of, COLORS[of], found, limit) | variances(found, limit)
+        if of == "relu":
+            draw_ensembles(axes["ensembles"], found, limit, FiniteSize(numbers[of]["v"], numbers[of]["m2"]))
+    print(f"\ninfinite width, T = {DEPTH_STEPS}, rms over samples and steps; slopes claimed -1")
+    numbers["depth"] = {"linear": draw_linear_depth(axes["depth"], linear_depths)}
+    for of in replicates if depths else ():
+        found = {depth: deep[of, depth].result() for depth in depths}
+        numbers["depth"][of] = draw_depth(axes["depth"], of, COLORS[of], found)
+    finish(axes["bias"], "2. Bias: slope in N [95%]", "width N", "rms of mean network - DMFT", list(widths))
+    finish(axes["ensembles"], "3. ReLU; lines: v/(E N) + m²/N²", "width N", "squared error", list(widths))
+    finish(axes["depth"], "4. Infinite width: slope in L [95%]", "depth L", "rms difference", linear_depths)
+    write(figure, numbers, "docs/images/convergence.png")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The NTK of residual networks: over the angle of two inputs, as depth grows, and at finite width (paper A, Figure 6).
+
+    python -m experiments.ntk_depth        (docs/images/ntk_depth.png; two minutes on two cores)
+
+1. ReLU, two inputs of norm 1: the parts of the branches, the read-in and the readout at infinite width, at infinite
+   depth and how finite depths come near; networks at initialization.
+2. Distance of H(1), G(0) and the NTK at depth L to infinite depth, for three activations. The paper's squared error ~
+   L^-2 is a slope of -1.
+3. Networks' means against the limit of their own depth: a bias m/N, far below the scatter of the networks, but not 0.
+4. Their mean squared error falls as 1/N.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import depthmup as dm
+from depthmup.fit import PowerLaw, ensemble_errors, finite_size, power_law
+from depthmup.measure import empirical_ntk, linen_dense
+from depthmup.models import Model, model_specs
+from depthmup.specs import is_spec
+from depthmup.theory import lazy_kernels
+from experiments.networks import GROUPS, inputs, network, train
+from experiments.results import write
+
+PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
+DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # of the distance to infinite depth
+GRID, EVERY = np.arange(0, 181, 4), 9  # degrees
+ANGLES = GRID[::EVERY]  # of the networks; without 90, where the read-in's part is 0 in all of them
+
+
+@functools.cache
+def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.ndarray]:
+    """PARTS of the NTK, H(1) and G(0), N = inf, for an input of norm 1 and those at GRID: (angles,) each."""
+    norms = np.ones(1), np.ones(len(GRID))
+    kernels = lazy_kernels(np.cos(np.radians(GRID))[None], depth, activation, norms=norms, times=(0, 1))
+    found = {"total": kernels.ntk} | {name: getattr(kernels, f"ntk_{name}") for name in GROUPS}
+    return {name: kernel[0] for name, kernel in (found | {"H(1)": kernels.H[1], "G(0)": kernels.G[0]}).items()}
+
+
+def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors], dict[str, jax.Array]]:
+    """To observe in `train` of gamma0 = 1: the NTK of docs/theory.md section 2 by GROUPS, (P, P) each."""
+    specs = model_specs(model, x.shape[1:])
+    names = {role: name for name, role in GROUPS.items()}
+    groups = jax.tree.map(lambda spec: names[spec.role], specs, is_leaf=is_spec)
+    rates: Any = dm.factors(dm.parameterization("depth_mup"), specs).lr
+    rates = {**rates, "read_in": jax.tree.map(lambda rate: rate / x.shape[1], rates["read_in"])}
+
+    def observe(params: Any, forward: dm.ForwardFactors) -> dict[str, jax.Array]:
+        run = model.forward(forward)
+        examples = jnp.asarray(x, jnp.result_type(float))
+        f = lambda weights, inputs: run(weights, inputs, None)[0]  # noqa: E731
+        return empirical_ntk(f, params, examples, rates=rates, groups=groups, dense=linen_dense(model, forward))
+
+    return observe
+
+
+def networks(width: int, depth: int, seeds: int, first_seed: int) -> dict[str, np.ndarray]:
+    """PARTS of ReLU networks at initialization for inputs of norm 1 at ANGLES: (seeds, P, P) each."""
+    x = inputs(np.cos(np.radians(ANGLES[:, None] - ANGLES)))
+    options: dict[str, Any] = dict(width=width, depth=depth, activation="relu", seeds=seeds, first_seed=first_seed)
+    options |= dict(steps=1, eta0=0.0, observe=network_ntk(network(width, depth, 1, "relu"), x))
+    _, ntk = train(x, np.zeros(len(x)), **options)
+    found = {name: kernel[:, 0].astype(float) for name, kernel in ntk.items()}
+    return {"total": np.sum(list(found.values()), axis=0), **found}
+
+
+def by_angle(kernels: np.ndarray) -> np.ndarray:
+    """Mean over the pairs of inputs at each of ANGLES: (seeds, P, P) -> (seeds, angles)."""
+    pairs = [np.diagonal(kernels, i, -2, -1).mean(axis=-1) for i in range(len(ANGLES))]
+    return np.stack(pairs, axis=-1)
+
+
+def interval(law: PowerLaw) -> str:
+    return f"{law.exponent:+.3f} [{law.low:+.3f}, {law.high:+.3f}]"
+
+
+def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dict[str, Any]]:
+    """Of distances without noise: over all depths, over their upper half, between the last two; in words and numbers.
+
+    The intervals are of the curvature: what falls faster than the leading power.
+    """
+    half = len(depths) // 2
+    whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
+    last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
+    numbers = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
+    return f"{interval(whole)}  {interval(upper)}  {last:+.4f}", numbers
+
+
+def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]:
+    """Lines of panel 1, at infinite depth, the first of `depths` and `depth`; the table, at `depths`."""
+    limit, finite = over_angles(None), {of: over_angles(of) for of in depths}
+    for shown, style in ((depths[0], ":"), (depth, "--")):
+        for name, color in PARTS.items():
+            label = f"L = {shown}" if name == "total" else None
+            axes.plot(GRID, over_angles(shown)[name], style, color=color, lw=1, label=label)
+    for name, color in PARTS.items():
+        axes.plot(GRID, limit[name], color=color, lw=1.5, label=f"{name}, L = ∞")
+    axes.set(xlabel="angle of the inputs (degrees)", ylabel="NTK and its parts, ReLU")
+    print("NTK at infinite width and its parts at infinite depth, and the NTK at finite depth")
+    print(f"{'angle':>8}" + "".join(f"{name:>9}" for name in PARTS) + "".join(f"{f'L={of}':>9}" for of in depths))
+    columns = {f"{name}, L = inf": limit[name] for name in PARTS}
+    columns |= {f"total, L = {of}": found["total"] for of, found in finite.items()}
+    for angle, *row in np.stack([GRID, *columns.values()], axis=1)[::EVERY]:
+        print(f"{angle:8g}" + "".join(f"{value:9.4f}" for value in row))
+    return {"angles": GRID, **columns}
+
+
+def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[int]) -> dict[str, Any]:
+    print(f"\n|K_L - K_inf|: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
+    numbers: dict[str, Any] = {"depths": depths}
+    for color, activation in enumerate(activations):
+        limit, finite = over_angles(None, activation), [over_angles(depth, activation) for depth in depths]
+        for name, label, style in (("H(1)", "H(1)", "-"), ("G(0)", "G(0)", "--"), ("total", "NTK", ":")):
+            distances = np.array([np.sqrt(np.mean((one[name] - limit[name]) ** 2)) for one in finite])
+            words, slopes = depth_slopes(depths, distances)
+            print(f"  {activation:6}{label:6} {words}")
+            named = f"{activation}, {label}" if color == 0 or name == "H(1)" else None  # styles, and colours
+            axes.plot(depths, distances, style, color=f"C{color}", lw=1, label=named)
+            numbers[f"{activation}, {label}"] = {"distance": distances, **slopes}
+    axes.plot(depths, 1 / np.array(depths), color="black", lw=0.8, label="slope -1")
+    axes.set(title="2. Distance to infinite depth", xlabel="depth L", ylabel="rms over angles of K_L - K_∞")
+    axes.set(xscale="log", yscale="log")
+    axes.legend(fontsize=7)
+    return numbers
+
+
+def draw_networks(
+    at_angles: Axes, biases: Axes, over_width: Axes, widths: Sequence[int], depth: int, seeds: int
+) -> dict[str, dict[str, Any]]:
+    limit = {name: over_angles(depth)[name][::EVERY] for name in PARTS}
+    # Of one seed, networks of two widths share random numbers (JAX draws them by the place in an array): other seeds.
+    found = {width: networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)}
+    numbers: dict[str, dict[str, Any]] = {"sizes": {"widths": widths, "depth": depth, "seeds": seeds}}
+    n, apart = np.array(widths), np.abs(np.subtract.outer(range(len(ANGLES)), range(len(ANGLES))))
+    print(f"\nReLU networks of depth {depth} at N = {', '.join(map(str, widths))}, {seeds} seeds, against N = inf")
+    print("N x MSE of an entry at each N; slope of the MSE in N; v and b of the fit v/N + b/N^2 [95%];")
+    print(
+        f"m of the bias m/N at {', '.join(map(str, ANGLES))} degrees (s.e.), all N together, and the largest |m| / s.e."
+    )
+    for name, color in PARTS.items():
+        errors = [ensemble_errors(found[width][name], limit[name][apart]).squared_error for width in widths]
+        mse, mse_error = np.array(errors).T
+        law = power_law(widths, mse.tolist(), mse_error / mse / math.log(2))
+        terms = finite_size(widths, None, mse, mse_error)
+        means = np.stack([by_angle(found[width][name]).mean(axis=0) for width in widths])
+        stderr = np.stack([by_angle(found[width][name]).std(axis=0, ddof=1) for width in widths]) / math.sqrt(seeds)
+        weights = (n[:, None] * stderr) ** -2
+        m = (weights * n[:, None] * (means - limit[name])).sum(axis=0) / weights.sum(axis=0)
+        m_error = weights.sum(axis=0) ** -0.5
+        fitted = "  ".join(f"{term.value:.3g} [{term.low:.3g}, {term.high:.3g}]" for term in terms if term)
+        print(f"  {name:8}{' '.join(f'{value:6.2f}' for value in n * mse)}   {interval(law)}   {fitted}")
+        by_angles = " ".join(f"{value:+.2f} ({e:.2f})" for value, e in zip(m, m_error, strict=True))
+        print(f"  {'':8}m {by_angles}   {np.abs(m / m_error).max():.1f}")
+        numbers[name] = {"limit": limit[name], "mean": means, "stderr": stderr, "mse": mse, "mse stderr": mse_error}
+        numbers[name] |= {"slope": law[:3], "v": terms.v, "b": terms.m2, "m": m, "m stderr": m_error}
+        bars: dict[str, Any] = dict(ms=3.5, capsize=2, color=color, lw=1)
+        for shift, mark, i in ((-2, "s", 0), (2, "o", -1)):
+            label = f"N = {widths[i]}, L = {depth}" if name == "total" else None
+            at_angles.errorbar(ANGLES + shift, means[i], 2 * stderr[i], fmt=mark, label=label, **bars)
+        if name != "total":
+            shifted = ANGLES + 2 * (list(PARTS).index(name) - 2)
+            biases.errorbar(shifted, m, 2 * m_error, fmt="o-", **bars, label=name)
+        over_width.errorbar(widths, mse, 2 * mse_error, fmt="o", **bars)
+        over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
+    at_angles.set(title="1. Limit and networks (bars: 2 s.e.)")
+    biases.axhline(0, color="black", lw=0.8)
+    farthest = max(np.abs(numbers[name]["m"] / numbers[name]["m stderr"]).max() for name in PARTS)
+    biases.set(
+        title=f"3. Bias (bars: 2 s.e.), up to {farthest:.1f} s.e. from 0", xlabel="angle of the inputs (degrees)"
+    )
+    biases.set(ylabel="N x (mean - limit), all N together")
+    over_width.set(title=f"4. Error, L = {depth}: slope in N [95%]", xlabel="width N")
+    over_width.set(ylabel="mean squared error (bars: 2 s.e.)", xscale="log", yscale="log")
+    over_width.set_ylim(top=3 * over_width.get_ylim()[1])  # room for the legend
+    over_width.set_xticks(widths, [f"{width}" for width in widths])
+    over_width.set_xticks([], minor=True)
+    for axes in (at_angles, biases, over_width):
+        axes.legend(fontsize=7)
+    return numbers
+
+
+def main(
+    widths: Sequence[int] = (64, 96, 128, 192, 256, 384, 512),
+    depth: int = 8,
+    seeds: int = 1000,
+    depths: Sequence[int] = DEPTHS,
+    depths_shown: Sequence[int] = (2, 4, 8, 16, 64),
+    activations: Sequence[str] = ("relu", "erf", "tanh"),
+) -> dict[str, Any]:
+    """All of it; returns the numbers that the JSON holds."""
+    figure = Figure(figsize=(8.4, 6.3), layout="constrained")
+    first, second, third, fourth = figure.subplots(2, 2).ravel()
+    numbers = {
+        "angles": draw_angles(first, depths_shown, depth),
+        "depth": draw_convergence(second, activations, depths),
+    }
+    numbers["networks"] = draw_networks(first, third, fourth, widths, depth, seeds)
+    write(figure, numbers, "docs/images/ntk_depth.png")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()

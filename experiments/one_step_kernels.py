@@ -1,0 +1,147 @@
+"""The feature kernel of deep linear networks after one step: closed form, finite depth, networks (paper A, Figure 7).
+
+    python -m experiments.one_step_kernels        (docs/images/one_step_kernels.png; two minutes on two cores)
+
+One sample, |x|^2 / D = 1, y = 1, beta = 1, c = eta0 gamma0, read-in frozen or trained; docs/theory.md section 3.
+
+1, 2. H_1 over layer time: infinite depth, the exact recursion at three depths, and networks of one of them. Each
+   network is averaged with that of the opposite readout weights, which cancels the largest fluctuation. All four
+   settings have the same initial weights, so that their deviations are alike.
+3. Distance of the recursion's H_1(1) to infinite depth: slope -1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import depthmup as dm
+from depthmup.measure import feature_kernels
+from depthmup.theory import one_step_linear
+from experiments.networks import GROUPS, network, train
+from experiments.ntk_depth import DEPTHS, depth_slopes
+from experiments.results import write
+
+CS = (0.5, 1.0)
+READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # the groups that are trained
+TIMES = (0.25, 0.5, 0.75, 1.0)
+# One sample. Of two entries, since one input would make the read-in (1, width), which passes for a vector.
+X = np.ones((1, 2))
+
+
+@functools.cache
+def feature_kernel(width: int, depth: int) -> Callable[[Any, dm.ForwardFactors], jax.Array]:
+    """H of every layer, (L+1,), to observe in `train`; kept, since one function is one program."""
+    model = network(width, depth, 1, "linear")
+
+    def observe(params: Any, forward: dm.ForwardFactors) -> jax.Array:
+        states = model.forward(forward)(params, jnp.asarray(X), None)[1]
+        return feature_kernels(jax.tree.leaves(states))[:, 0, 0]
+
+    return observe
+
+
+def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """H_1 of every layer, mean over seeds and standard error: (L+1,) each."""
+    options: dict[str, Any] = dict(width=width, depth=depth, activation="linear", seeds=seeds, mirrored=True)
+    options |= dict(steps=2, eta0=c, trained=READINS[readin], observe=feature_kernel(width, depth))
+    _, kernels = train(X, np.ones(1), **options)
+    after = kernels[:, 1].astype(float)
+    return after.mean(axis=0), after.std(axis=0, ddof=1) / math.sqrt(seeds)
+
+
+def distances(c: float, readin: str, depths: Sequence[int]) -> np.ndarray:
+    """|H_1(1) at depth L - at infinite depth|, (depths,)."""
+    limit = one_step_linear(c, train_readin=readin == "trained").H1[-1]
+    return np.array([abs(one_step_linear(c, L, train_readin=readin == "trained").H1[-1] - limit) for L in depths])
+
+
+def draw_kernels(
+    axes: Axes, readin: str, depths: Sequence[int], width: int, depth: int, seeds: int
+) -> dict[str, dict[str, Any]]:
+    """Table and panel of one read-in. depths: of the recursion; depth: of the networks, one of them."""
+    numbers = {}
+    for color, c in enumerate(CS):
+        trained = readin == "trained"
+        limit, own = one_step_linear(c, train_readin=trained), one_step_linear(c, depth, train_readin=trained)
+        mean, error = networks(c, readin, width, depth, seeds)
+        z = (mean - own.H1) / error
+        axes.plot(limit.times, limit.H1, color=f"C{color}", label=f"c = {c:g}, L = ∞, closed form")
+        rows = {"L = inf": at_times(limit.H1)}
+        for style, L in zip((":", "--", "-."), depths, strict=False):
+            finite = one_step_linear(c, L, train_readin=trained)
+            label = f"L = {L}" if c == CS[-1] else None
+            axes.plot(finite.times, finite.H1, style, color=f"C{color}", lw=1, label=label)
+            rows[f"L = {L}"] = at_times(finite.H1)
+        shown = slice(None, None, max(1, depth // 8))
+        bars: dict[str, Any] = dict(yerr=2 * error[shown], fmt="o", ms=4, capsize=2, color=f"C{color}", lw=1)
+        label = f"networks, N = {width}, L = {depth}" if c == CS[-1] else None
+        axes.errorbar(own.times[shown], mean[shown], **bars, label=label)
+        rows |= {"networks": at_times(mean), "s.e.": at_times(error), "z": at_times(z)}
+        for name, row in rows.items():
+            print(f"  {c:3g} {readin:8} {name:9}" + "".join(f"{value:10.4f}" for value in row))
+        print(f"  {c:3g} {readin:8} largest |z| of all layers: {np.abs(z).max():.1f}")
+        numbers[f"c = {c:g}"] = {**rows, "largest z": np.abs(z).max()}
+    axes.set(xlabel="layer time", ylabel="H_1 (bars: 2 s.e.)", yscale="log", ylim=(0.9, 120))
+    ticks = np.array([1, 2, 5, 10, 20, 50, 100])
+    axes.set_yticks(ticks, ticks.astype(str))
+    axes.set_yticks([], minor=True)
+    return numbers
+
+
+def at_times(values: np.ndarray) -> np.ndarray:
+    """Of values at evenly spaced layer times from 0 to 1, those at TIMES."""
+    return values[[round(time * (len(values) - 1)) for time in TIMES]]
+
+
+def draw_convergence(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"depths": depths}
+    print(
+        f"|H_1(1) - its limit|: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two"
+    )
+    for readin, mark in zip(READINS, ("o", "s"), strict=True):
+        for color, c in enumerate(CS):
+            found = distances(c, readin, depths)
+            words, slopes = depth_slopes(depths, found)
+            print(f"  {c:3g} {readin:8} {words}")
+            axes.plot(depths, found, "-" + mark, ms=4, color=f"C{color}", label=f"c = {c:g}, read-in {readin}")
+            numbers[f"c = {c:g}, {readin}"] = {"distance": found, **slopes}
+    axes.plot(depths, 5 / np.array(depths), color="black", lw=0.8, label="slope -1")
+    axes.set(title="3. Distance to infinite depth", xlabel="depth L", xscale="log", yscale="log")
+    axes.set(ylabel="|H_1(1) - its limit|")
+    return numbers
+
+
+def main(
+    width: int = 512,
+    depth: int = 32,
+    seeds: int = 96,
+    depths: Sequence[int] = (8, 32, 100),
+    convergence: Sequence[int] = DEPTHS,
+) -> dict[str, Any]:
+    """All of it; returns the numbers that the JSON holds."""
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    axes = figure.subplots(1, 3)
+    numbers: dict[str, Any] = {"sizes": {"width": width, "depth": depth, "seeds": seeds, "times": TIMES}}
+    print(f"H_1 at layer time {TIMES}; networks of width {width} and depth {depth}, {seeds} mirrored pairs")
+    print("z: (mean - recursion at that depth) / s.e.\n    c read-in")
+    for number, (panel, readin) in enumerate(zip(axes, READINS, strict=False), 1):
+        numbers[readin] = draw_kernels(panel, readin, depths, width, depth, seeds)
+        panel.set(title=f"{number}. After one step, read-in {readin}")
+    numbers["convergence"] = draw_convergence(axes[2], convergence)
+    for panel in axes:
+        panel.legend(fontsize=8)
+    write(figure, numbers, "docs/images/one_step_kernels.png")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""From lazy to rich: training at infinite width as gamma0 grows, theory as lines, networks as points.
+
+    python -m experiments.richness        (docs/images/richness.png; three minutes on two cores)
+
+1. How far predictions are from the lazy limit: as gamma0^2 for smooth activations, but as gamma0 for ReLU, where the
+   neurons whose sign changes in training are a share of order gamma0. Noise is far larger than these differences, but
+   nearly the same for all gamma0: they are between runs with the same draws, or the same initial weights.
+2. How far the last feature kernels move.
+3. Learning curves.
+
+Networks are averaged with their mirror images (opposite readout weights), which cancels what is odd in the labels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from depthmup.fit import power_law
+from depthmup.fit.optimum import half_width
+from depthmup.measure import distance, feature_kernels
+from depthmup.theory import dmft, linear_dmft
+from experiments.networks import Observe, inputs, network, train
+from experiments.results import write
+
+KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
+X = inputs(KX)
+Y = np.array([1, -0.5, 0.8])
+SMALL = 1e-3  # the gamma0 that stands for 0 where draws are to be the same
+ETA0 = {"linear": 0.15, "tanh": 0.5, "relu": 0.5}  # at 0.5 linear networks are close to unstable
+FITTED = {"linear": 0.2, "tanh": 0.2, "relu": 0.05}  # gamma0 up to which slopes are: beyond, further powers count
+COLORS = {"linear": "C2", "tanh": "C0", "relu": "C1"}
+Law = tuple[float, float, float]
+
+
+class Measured(NamedTuple):
+    """Values and their standard errors, (points,); exponent of gamma0 with its 95% interval."""
+
+    value: np.ndarray
+    stderr: np.ndarray
+    law: Law
+
+
+def words(law: Law) -> str:
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*law)
+
+
+def mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis, and its standard error."""
+    return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest: float) -> Law:
+    """Of the points up to `largest`, with its 95% interval from the scatter about the line."""
+    few = np.asarray(x) <= largest
+    law = power_law(np.asarray(x)[few], value[few].tolist(), stderr[few] / value[few] / np.log(2))
+    return law.exponent, law.low, law.high
+
+
+def of_draws(
+    differences: np.ndarray, size: Callable[[np.ndarray], np.ndarray], x: Sequence[float], largest: float
+) -> Measured:
+    """size, (..., T, P) -> (...), of the mean over draws; differences (draws, points, T, P).
+
+    Draws, and so errors, are common to all points: standard errors and the interval are from the jackknife over draws.
+    """
+    n, average = len(differences), differences.mean(0)
+    value, without = size(average), size((n * average - differences) / (n - 1))
+    stderr = np.sqrt(n - 1) * without.std(0)
+
+    def fitted(of: np.ndarray) -> float:
+        return exponent(x, of, stderr, largest)[0]
+
+    half, found = half_width(n - 1) * np.sqrt(n - 1) * np.std([fitted(one) for one in without]), fitted(value)
+    return Measured(value, stderr, (found, found - half, found + half))
+
+
+def most(values: np.ndarray) -> np.ndarray:
+    """Largest magnitude over times and samples, (..., T, P)."""
+    return np.abs(values).max((-2, -1))
+
+
+def rms(values: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.mean(values**2, (-2, -1)))
+
+
+@functools.cache
+def last_kernels(width: int, depth: int, activation: str) -> Observe:
+    """For `train` on `X`: H^L and Phi^L, (2, P, P)."""
+    model = network(width, depth, 1, activation)
+
+    def observe(params: Any, factors: Any) -> jax.Array:
+        h = jax.tree.leaves(model.forward(factors)(params, jnp.asarray(X), None)[1])[-1]
+        return feature_kernels([h, model.phi(h)])
+
+    return observe
+
+
+def movement(kernel: np.ndarray) -> float:
+    """|K(T-1) - K(0)| / |K(0)| of a kernel of one layer at all times, (T, P, T, P)."""
+    return float(distance(jnp.asarray(kernel[-1, :, -1]), jnp.asarray(kernel[0, :, 0])))
+
+
+def approach(
+    axis: Axes, activations: Sequence[str], gammas: Sequence[float], draws: int, samples: int, shape: Any, nets: Any
+) -> dict[str, Any]:
+    """The first panel. shape: depth and steps; nets: width and seeds of networks."""
+    numbers: dict[str, Any] = {"gamma0": gammas}
+    print("max |F_gamma0 - F_0| (s.e.); slope over small gamma0 with 95% interval")
+    print(f"{'gamma0':15}", *(f"{gamma0:<16g}" for gamma0 in gammas))
+    for activation in activations:
+        options = dict(eta0=ETA0[activation], **shape)
+        if activation == "linear":
+            lazy, *exact = (linear_dmft(KX, Y, gamma0=g, **options).predictions for g in (0.0, *gammas))
+            sizes = np.array([np.abs(of - lazy).max() for of in exact])
+            lines = {"linear, exact": Measured(sizes, 0 * sizes, exponent(gammas, sizes, 0 * sizes, FITTED["linear"]))}
+        else:
+            options["activation"] = activation
+            with jax.enable_x64(True):  # F(0), which is subtracted, goes as 1 / gamma0
+                trained = [train(X, Y, gamma0=g, mirrored=True, **nets, **options) for g in (SMALL, *gammas)]
+            lazy = dmft(KX, Y, gamma0=0.0, **options).predictions
+            options |= dict(samples=samples, replicates=1)
+            sampled = np.array(
+                [[dmft(KX, Y, gamma0=g, seed=s, **options).predictions for s in range(draws)] for g in (SMALL, *gammas)]
+            )
+            lines = {
+                f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
+                for name, runs in (("theory", sampled), ("networks", np.array(trained)))
+            }
+            offset, error = map(rms, mean(sampled[0] - lazy))
+            numbers[f"{activation}, F_SMALL - F_0"] = {"rms": offset, "stderr": error}
+            print(f"{activation}: rms of F_{SMALL:g} - F_0 {offset:.1e}, its standard error {error:.1e}")
+        for name, found in lines.items():
+            numbers[name] = found._asdict()
+            row = (f"{v:.2e} ({e:.0e})" for v, e in zip(found.value, found.stderr, strict=True))
+            print(f"{name:15}", *row, words(found.law))
+            style = dict(fmt="s", ms=4, mfc="white", lw=1) if "networks" in name else dict(fmt=".-")
+            seen = found.value > 2 * found.stderr
+            points = np.asarray(gammas)[seen], found.value[seen], 2 * found.stderr[seen]
+            label = f"{name}: slope {words(found.law)}"
+            axis.errorbar(*points, color=COLORS[activation], label=label, **style)
+    axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="max |F - F(gamma0 = 0)|")
+    axis.set_title("1. Distance to the lazy limit: gamma0^2, for ReLU gamma0 (above 2 s.e.)", fontsize=10)
+    axis.legend(fontsize=7, loc="lower right")
+    return numbers
+
+
+def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
+    """The second panel, tanh; networks at every other gamma0."""
+    options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
+    found = [dmft(KX, Y, gamma0=gamma0, samples=samples, **options) for gamma0 in gammas]
+    theory = {"H": [movement(of.H[-1]) for of in found], "Phi": [movement(of.Phi[-1]) for of in found]}
+    observe, rows = last_kernels(nets["width"], shape["depth"], "tanh"), []
+    for gamma0 in gammas[::2]:
+        kernels = train(X, Y, gamma0=gamma0, mirrored=True, observe=observe, **nets, **options)[1]
+        rows.append(mean(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
+    numbers: dict[str, Any] = {"gamma0": gammas, "gamma0 of networks": gammas[::2]}
+    print("\n|K(T-1) - K(0)| / |K(0)| of the last layer, tanh: gamma0, networks (s.e.) and theory; slopes of both")
+    for i, (name, line) in enumerate(theory.items()):
+        exact = np.array(line)
+        values, errors = (np.array([row[part][i] for row in rows]) for part in (0, 1))
+        laws = [exponent(gammas, exact, 0 * exact, FITTED["tanh"])]
+        laws.append(exponent(gammas[::2], values, errors, FITTED["tanh"]))
+        numbers[name] = {"theory": exact, "networks": values, "stderr": errors, "laws": laws}
+        triples = zip(gammas[::2], values, errors, exact[::2], strict=True)
+        print(f"{name:3}", *(f"{g:g}: {v:.4f} ({e:.4f}) {t:.4f}" for g, v, e, t in triples), sep="  ", end="  ")
+        print(words(laws[1]), words(laws[0]))
+        axis.plot(gammas, exact, color=f"C{i}", label=f"{name}, theory: slope {words(laws[0])}")
+        label = f"{name}, N = {nets['width']}: slope {words(laws[1])}"
+        axis.errorbar(gammas[::2], values, 2 * errors, fmt="o", ms=4, color=f"C{i}", label=label)
+    axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="|K(T-1) - K(0)| / |K(0)|")
+    axis.set_title(f"2. Movement of the last kernels, tanh (slopes: gamma0 <= {FITTED['tanh']})", fontsize=10)
+    axis.legend(fontsize=7, loc="lower right")
+    return numbers
+
+
+def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
+    """The third panel, tanh: predictions of the second sample, where they differ most; SMALL is 0 for networks."""
+    options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
+    observe = last_kernels(
+        nets["width"], shape["depth"], "tanh"
+    )  # not needed, but then the programs are those of `moves`
+    numbers: dict[str, Any] = {}
+    print("\nlast predictions, tanh: networks (s.e.) and theory; largest difference over all times and samples")
+    for i, gamma0 in enumerate(gammas):
+        theory = dmft(KX, Y, gamma0=gamma0, samples=samples, **options).predictions
+        value, error = mean(train(X, Y, gamma0=gamma0 or SMALL, mirrored=True, observe=observe, **nets, **options)[0])
+        gap = float(np.abs(value - theory).max())
+        numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error, "largest difference": gap}
+        triples = zip(value[-1], error[-1], theory[-1], strict=True)
+        print(f"gamma0 {gamma0:<3g}", *(f"{v:+.3f} ({e:.3f}) {t:+.3f}" for v, e, t in triples), f"{gap:.3f}", sep="  ")
+        axis.plot(theory[:, 1], color=f"C{i}", label=f"gamma0 = {gamma0:g}")
+        axis.errorbar(range(len(value)), value[:, 1], 2 * error[:, 1], fmt="o", ms=4, color=f"C{i}")
+    axis.axhline(Y[1], color="black", lw=1, ls=":", label="target")
+    axis.set(xlabel="steps", ylabel="F of one sample")
+    axis.set_title(f"3. Learning curves, tanh: theory, and N = {nets['width']}", fontsize=10)
+    axis.legend(fontsize=8)
+    return numbers
+
+
+def main(
+    depth: int = 3,
+    steps: int = 10,
+    draws: int = 40,
+    samples: int = 16000,
+    width: int = 256,
+    seeds: int = 64,
+    activations: Sequence[str] = ("linear", "tanh", "relu"),
+    gammas: Sequence[float] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+    moved: Sequence[float] = (0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0),
+    shown: Sequence[float] = (0.0, 0.3, 1.0, 2.0),
+) -> dict[str, Any]:
+    """The numbers of the three panels, at these values of gamma0. draws: in the first panel, each of samples / 4."""
+    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    shape, nets = dict(depth=depth, steps=steps), dict(width=width, seeds=seeds)
+    numbers = {
+        "settings": {**shape, **nets, "draws": draws, "samples": samples, "eta0": ETA0, "Kx": KX, "y": Y},
+        "distance": approach(left, activations, gammas, draws, samples // 4, shape, nets),
+        "movement": moves(middle, moved, samples, shape, nets),
+        "curves": curves(right, shown, samples, shape, nets),
+    }
+    figure.suptitle(f"L = {depth}, N = {width}, {len(Y)} samples, {steps - 1} steps; error bars: 2 s.e.", fontsize=10)
+    write(figure, numbers, "docs/images/richness.png")
+    return numbers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Experiments on the approach to the limit: what they make of planted networks, and a few real ones."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments import convergence, limits_commute, two_weight_blocks
+from experiments.convergence import BLOCKS, Y
+
+LIMIT = np.array([0.9, -0.4, 0.7])
+NOISE = 0.45  # N times the variance between networks
+
+
+@pytest.fixture
+def picture(tmp_path, monkeypatch):
+    """Where the next experiment draws; the JSON beside it."""
+    path = tmp_path / "picture.png"
+    monkeypatch.setattr("sys.argv", ["", str(path)])
+    return path
+
+
+def written(picture):
+    assert picture.stat().st_size > 10_000
+    return json.loads(picture.with_suffix(".json").read_text())
+
+
+def holds(interval, truth):
+    _, low, high = interval
+    assert high - low < 0.5 * abs(truth)  # it says something
+    return low <= truth <= high
+
+
+def draws(rng, count, mean, spread, steps):
+    return mean + spread * rng.normal(size=(count, steps - 1, len(Y)))
+
+
+def planted_blocks(distance, rng):
+    """Solutions that are `distance` / L from the limit."""
+    return lambda *, depth, steps, **_: draws(rng, BLOCKS, LIMIT + distance / depth, 2e-4, steps)
+
+
+@pytest.mark.parametrize("power", [1, 0.5])
+def test_convergence_finds_what_is_planted(power, picture, monkeypatch):
+    rng = np.random.default_rng(0)
+    m, k, widths = 2.0, 0.3, {32: 2000, 64: 2000, 128: 2000, 256: 2000}
+
+    def networks(activation, width, seeds):
+        mean = LIMIT + k / convergence.DEPTH + m * width**-power
+        return draws(rng, seeds, mean, (NOISE / width) ** 0.5, convergence.STEPS)
+
+    def linear(Kx, y, *, depth, steps, eta0):
+        return SimpleNamespace(predictions=np.tile(LIMIT + k * depth**-power, (steps, 1)))
+
+    monkeypatch.setattr(convergence, "networks", networks)
+    monkeypatch.setattr(convergence, "blocks", planted_blocks(k, rng))
+    monkeypatch.setattr(convergence, "linear_dmft", linear)
+    convergence.main(widths, {"relu": (1, 1)}, depths=(1, 2, 4, 8), linear_depths=(2, 4, 8, 16))
+    found = written(picture)
+    assert holds(found["relu"]["slope of the bias"], -power)
+    assert holds(found["relu"]["slope of the variance"], -1)
+    assert holds(found["relu"]["v"], NOISE)
+    assert holds(found["depth"]["relu"]["slope"], -1)
+    np.testing.assert_allclose(found["relu"]["F(T-1)"], LIMIT + k / convergence.DEPTH, atol=5e-4)
+    if power == 1:
+        assert holds(found["relu"]["m2"], m**2)
+        np.testing.assert_allclose(found["depth"]["linear"]["between neighbours"], -1, atol=1e-4)
+
+
+def test_an_error_of_the_limit_widens_the_interval():
+    """It is the same at all widths, so that the points scatter about the line as if there were none."""
+    rng = np.random.default_rng(0)
+    widths, steps = [32, 64, 128, 256], 5
+    for spread, least in ((1e-5, 0), (4e-3, 0.1)):
+        limit = draws(rng, BLOCKS, LIMIT, spread, steps) + spread * rng.normal(size=(BLOCKS, 1, 1))
+        networks = [np.tile(LIMIT + 2 / n, (3, steps - 1, 1)) for n in widths]
+        law = convergence.slope(widths, lambda blocks: [convergence.bias(of, blocks) for of in networks], limit)  # noqa: B023
+        assert law.low <= -1 <= law.high
+        assert least <= law.high - law.low <= least + 0.6
+
+
+@pytest.mark.parametrize(("apart", "ratio"), [(0.0, 0.0), (0.03, 0.0), (0.0, 0.1)])
+def test_limits_that_commute_and_limits_that_do_not(apart, ratio, picture, monkeypatch):
+    """apart: by how much the limit of L first is higher; ratio: of a term L/N, whose limits do not commute either."""
+    rng = np.random.default_rng(0)
+
+    def theory(activation, depth, count):
+        count = 1 if activation == "linear" else count
+        return LIMIT + 0.2 / depth + 1e-4 * rng.normal(size=(count, len(Y)))
+
+    def networks(activation, width, depth, seeds):
+        mean = LIMIT + apart + 0.2 / depth - 2 / width + 5 / width**2 + ratio * depth / width
+        return mean + (NOISE / width) ** 0.5 * rng.normal(size=(seeds, len(Y)))
+
+    monkeypatch.setattr(limits_commute, "of_theory", theory)
+    monkeypatch.setattr(limits_commute, "of_networks", networks)
+    limits_commute.main()
+    found = written(picture)
+    for activation in limits_commute.ETA0:
+        first, last, term = (found[activation][name] for name in ("N first", "L first", "L/N"))
+        np.testing.assert_allclose(first["F"], LIMIT, atol=1e-3)
+        np.testing.assert_array_less(np.abs(term["F"] - np.array(ratio)), 2 * np.array(term["95%"]))
+        assert max(term["95%"]) < 0.03
+        if not ratio:
+            np.testing.assert_array_less(np.abs(last["F"] - LIMIT - apart), 2 * np.array(last["95%"]))
+            assert max(last["95%"]) < 0.03
+            assert (found[activation]["chance"] < 1e-3) == (apart > 0)
+
+
+def test_extrapolation_is_exact_for_parabolas_in_the_inverse_size():
+    sizes = np.array([2, 4, 8, 16])
+    at = np.array([0, 0.1])
+    for stderr in (None, np.array([1.0, 3.0, 0.1, 0.7])):
+        c = limits_commute.coefficients(sizes.tolist(), at, stderr)
+        np.testing.assert_allclose(c @ (3 - 1 / sizes + 0.5 / sizes**2), 3 - at + 0.5 * at**2, atol=1e-12)
+
+
+def test_linear_networks_approach_the_exact_limit_of_their_depth():
+    """By m/N with m about 1.6 at depth 4 (and 1.3 at depth 2) for the first sample."""
+    exact = limits_commute.of_theory("linear", 2, 1)[0]
+    found = limits_commute.mean(limits_commute.of_networks("linear", 64, 2, 2048))
+    scaled, error = 64 * (found.value - exact), 64 * found.stderr
+    assert error.max() < 0.2
+    assert scaled[0] < -4 * error[0]
+    np.testing.assert_array_less(np.abs(scaled), 1.8 + 4 * error)
+
+
+def test_two_weight_networks_approach_their_own_limit():
+    """About .9/N; the limit of branches of one matrix is .065 away."""
+    options = dict(depth=3, steps=8, activation="relu", eta0=0.3, samples=2000, replicates=1)
+    limit = convergence.blocks(**options, branch_weights=2)
+    distance, error = convergence.bias(two_weight_blocks.networks("relu", 64, 1024), limit).root
+    assert error < 0.004
+    assert abs(distance - 0.9 / 64) < 3 * error
+
+
+def test_inner_matrices_move_the_features_as_much_as_outer_ones():
+    rms, cosine = two_weight_blocks.changes(64, 16, 32)
+    ratio = rms[:, 0] / rms[:, 1]
+    error = ratio.std(ddof=1) / len(ratio) ** 0.5
+    assert error < 0.05
+    assert abs(ratio.mean() - 1) < 0.1 + 4 * error
+    assert 0.8 < cosine.mean() < 1
