@@ -18,7 +18,6 @@ but alpha = 3/4 nears it as L^-1/2 only, where 1/2 and 1 near theirs as 1/L.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,7 +77,7 @@ def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, sample
 
 def deep_law(depths: Sequence[int], values: np.ndarray, stderr: np.ndarray | None = None) -> Law:
     errors = 0 * values if stderr is None else stderr
-    return exponent(depths[-DEEPEST:], values[-DEEPEST:], errors[-DEEPEST:], math.inf)
+    return exponent(depths[-DEEPEST:], values[-DEEPEST:], errors[-DEEPEST:])
 
 
 def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> di
         kernels = (lazy_kernels(KX, depth, "tanh", alpha=alpha).H[-1] for depth in depths)
         line = np.array([np.linalg.norm(kernel - KX) for kernel in kernels]) / np.linalg.norm(KX)
         added = np.stack([kernels[:, 0, 1] - kernels[:, 0, 0] for _, kernels in runs.values()], axis=1)
-        found = of_draws(added / np.linalg.norm(KX), lambda k: np.linalg.norm(k, axis=(-2, -1)), list(runs), math.inf)
+        found = of_draws(added / np.linalg.norm(KX), lambda k: np.linalg.norm(k, axis=(-2, -1)), list(runs))
         law = deep_law(depths, line)
         numbers[f"{alpha:g}"] = {"theory": line, "slope of theory": law, **found._asdict()}
         at = dict(zip(depths, line, strict=True))
@@ -122,7 +121,7 @@ def to_infinite_depth(axis: Axes, linear: Exact, solved: Solved) -> dict[str, An
         noise = rms(mean(differences)[1])
         seen = rms(differences.mean(0)) > 2 * noise
         if seen.sum() > 2:
-            far = of_draws(differences[:, seen], rms, tanh[seen].tolist(), math.inf)
+            far = of_draws(differences[:, seen], rms, tanh[seen].tolist())
             lines["tanh"] = tanh[seen].tolist(), far
         else:
             print(f"  tanh   alpha = {alpha:<4g}  {seen.sum()} depths above twice the noise, {noise.max():.4f}")

@@ -103,9 +103,9 @@ def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], l
     return found._replace(low=found.exponent - low, high=found.exponent + high)
 
 
-def interval(of: PowerLaw | Coefficient) -> str:
+def interval(of: PowerLaw | Coefficient, digits: str = "+.2f") -> str:
     value, low, high = of[:3]
-    return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+    return f"{value:{digits}} [{low:{digits}}, {high:{digits}}]"
 
 
 def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
@@ -135,7 +135,7 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
     axes.plot(widths, floor, ":", color=color, lw=1, label=f"{name}: noise floor (1 s.e.)")
     m2 = finite_size(widths, None, [of.value for of in squares], [of.stderr for of in squares], ("m2",)).m2
     assert m2 is not None
-    print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2)}")
+    print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2, '.3g')}")
     numbers = {"F(T-1)": limit.mean(axis=0)[-1], "bias": value, "bias stderr": error, "floor": floor}
     return numbers | {"slope of the bias": law[:3], "m2": m2}
 
@@ -147,7 +147,7 @@ def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, A
     law = power_law(widths, variance.tolist(), error / variance / math.log(2))
     v = finite_size(widths, None, variance, error, terms=("v",)).v
     assert v is not None
-    print(f"    variance: slope, claimed -1, {interval(law)}; times N {interval(v)}")
+    print(f"    variance: slope, claimed -1, {interval(law)}; times N {interval(v, '.3f')}")
     return {"variance": variance, "variance stderr": error, "slope of the variance": law[:3], "v": v}
 
 
@@ -200,7 +200,7 @@ def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray
 def finish(axes: Axes, title: str, size: str, what: str, ticks: Sequence[int]) -> None:
     axes.set(title=title, xlabel=size, ylabel=f"{what} (bars: 2 s.e.)", xscale="log", yscale="log")
     axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
+    axes.xaxis.minorticks_off()
     axes.legend(fontsize=8)
 
 

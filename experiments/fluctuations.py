@@ -41,9 +41,8 @@ STATES = ("initial", *(f"3 steps, gamma0 = {gamma0:g}" for gamma0 in GAMMAS))
 STEPS = 4  # predictions before each of them: 3 updates
 LEARNT = 0.3
 QUANTITIES = {"H": "C0", "G": "C1", "NTK": "C2", "F": "C3"}
-X = np.ones(
-    (1, 2)
-)  # one input of norm 1; of two entries, since the read-in of one, (1, width), would pass for a vector
+# One input of norm 1. Of two entries, since one would make the read-in (1, width), which passes for a vector.
+X = np.ones((1, 2))
 
 
 def ensemble(kind: str, width: int, depth: int, seeds: int, first_seed: int) -> dict[str, dict[str, np.ndarray]]:

@@ -35,7 +35,7 @@ from depthmup.measure import distance
 from depthmup.theory import dmft
 from experiments.networks import train
 from experiments.results import write
-from experiments.richness import KX, SMALL, Law, X, Y, last_kernels, mean, movement, of_draws, rms, words
+from experiments.richness import KX, SMALL, X, Y, exponent, last_kernels, mean, movement, of_draws, rms, words
 
 START = 16
 RULES: dict[str, Callable[[int], float]] = {
@@ -58,15 +58,6 @@ def limit(
     return np.stack([run.predictions for run in runs]), movement(sum(run.H[-1] for run in runs) / draws)
 
 
-def rate(widths: Sequence[int], value: np.ndarray, stderr: np.ndarray) -> Law:
-    """Exponent of N with its 95% interval, of the points two standard errors above 0; NaN for fewer than three."""
-    seen = value > 2 * stderr
-    if seen.sum() < 3:
-        return (math.nan,) * 3
-    law = power_law(np.array(widths)[seen], value[seen].tolist(), stderr[seen] / value[seen] / np.log(2))
-    return law.exponent, law.low, law.high
-
-
 def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]) -> dict[str, Any]:
     """The first panel. gamma_eff: the gamma0 at which the limit moves as much as the networks do."""
     widths = list(seeds)
@@ -87,7 +78,7 @@ def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int])
             np.exp(np.interp(np.log(of), np.log(moved), np.log(grid))) for of in (value - error, value, value + error)
         )
         effective_error = (high - low) / 2
-        laws = {"movement": rate(widths, value, error), "gamma_eff": rate(widths, effective, effective_error)}
+        laws = {"movement": exponent(widths, value, error), "gamma_eff": exponent(widths, effective, effective_error)}
         numbers[name] = dict(value=value, stderr=error, theory=line, gamma_eff=effective, laws=laws)
         for n, *row in zip(widths, value, error, line, effective, effective_error, strict=True):
             texts = "{:.4f} ({:.4f}) {:.4f}  {:.3f} ({:.3f})".format(*row)
@@ -122,7 +113,7 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
         for what, term, square, error, marker in (("one", v_term, v, v_error, "o"), ("mean", b_term, b, b_error, "s")):
             value = np.sqrt(np.maximum(square, 0))
             stderr = error / (2 * np.maximum(value, np.sqrt(error)))
-            law = rate(widths, value, stderr)
+            law = exponent(widths, value, stderr)
             numbers[name][what] = dict(value=value, stderr=stderr, law=law)
             row = " ".join(f"{one:.4f} ({se:.4f})" for one, se in zip(value, stderr, strict=True))
             interval = "" if term is None else f"{term.value:.2f} [{term.low:.2f}, {term.high:.2f}]"
@@ -137,7 +128,7 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
         for activation, style in (("relu", "-"), ("tanh", "--")) if name != "muP" else ():
             small = limit(SMALL, ETA0, depth, **theory, activation=activation)[0]
             own = [limit(rule(width), ETA0, depth, **theory, activation=activation)[0] - small for width in widths]
-            far = of_draws(np.stack(own, axis=1), rms, widths, math.inf)
+            far = of_draws(np.stack(own, axis=1), rms, widths)
             numbers[name][f"to lazy, {activation}"] = far._asdict()
             row = " ".join(f"{one:.4f} ({se:.4f})" for one, se in zip(far.value, far.stderr, strict=True))
             print(f"  {name:11} limit to lazy, {activation}: {row}, slope {words(far.law)}")

@@ -1,6 +1,6 @@
 """The feature kernel of deep linear networks after one step: closed form, finite depth, networks (paper A, Figure 7).
 
-    python -m experiments.one_step_kernels        (docs/images/one_step_kernels.png; two minutes on two cores)
+    python -m experiments.one_step_kernels        (docs/images/one_step_kernels.png; a minute on two cores)
 
 One sample, |x|^2 / D = 1, y = 1, beta = 1, c = eta0 gamma0, read-in frozen or trained; docs/theory.md section 3.
 

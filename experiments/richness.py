@@ -14,6 +14,7 @@ Networks are averaged with their mirror images (opposite readout weights), which
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,9 @@ SMALL = 1e-3  # the gamma0 that stands for 0 where draws are to be the same
 ETA0 = {"linear": 0.15, "tanh": 0.5, "relu": 0.5}  # at 0.5 linear networks are close to unstable
 FITTED = {"linear": 0.2, "tanh": 0.2, "relu": 0.05}  # gamma0 up to which slopes are: beyond, further powers count
 COLORS = {"linear": "C2", "tanh": "C0", "relu": "C1"}
+DRAWS = {"tanh": 80, "relu": 20}  # of the theory in the first panel: differences are far smaller for tanh
 Law = tuple[float, float, float]
+NONE = (math.nan, math.nan, math.nan)
 
 
 class Measured(NamedTuple):
@@ -57,28 +60,34 @@ def mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
 
 
-def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest: float) -> Law:
-    """Of the points up to `largest`, with its 95% interval from the scatter about the line."""
-    few = np.asarray(x) <= largest
-    law = power_law(np.asarray(x)[few], value[few].tolist(), stderr[few] / value[few] / np.log(2))
+def line(x: np.ndarray, value: np.ndarray, stderr: np.ndarray) -> Law:
+    law = power_law(x, value.tolist(), stderr / value / np.log(2))
     return law.exponent, law.low, law.high
 
 
+def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest: float = math.inf) -> Law:
+    """Of the points up to `largest` that are two standard errors above 0, with its 95% interval from the scatter about
+    the line; NaN for fewer than three."""
+    used = (np.asarray(x) <= largest) & (value > 2 * stderr)
+    return line(np.asarray(x)[used], value[used], stderr[used]) if used.sum() > 2 else NONE
+
+
 def of_draws(
-    differences: np.ndarray, size: Callable[[np.ndarray], np.ndarray], x: Sequence[float], largest: float
+    differences: np.ndarray, size: Callable[[np.ndarray], np.ndarray], x: Sequence[float], largest: float = math.inf
 ) -> Measured:
     """size, (..., T, P) -> (...), of the mean over draws; differences (draws, points, T, P).
 
-    Draws, and so errors, are common to all points: standard errors and the interval are from the jackknife over draws.
+    Draws, and so errors, are common to all points: standard errors and the interval of the exponent, which is of the
+    points that `exponent` uses, are from the jackknife over draws.
     """
     n, average = len(differences), differences.mean(0)
     value, without = size(average), size((n * average - differences) / (n - 1))
     stderr = np.sqrt(n - 1) * without.std(0)
-
-    def fitted(of: np.ndarray) -> float:
-        return exponent(x, of, stderr, largest)[0]
-
-    half, found = half_width(n - 1) * np.sqrt(n - 1) * np.std([fitted(one) for one in without]), fitted(value)
+    used = (np.asarray(x) <= largest) & (value > 2 * stderr)
+    if used.sum() < 3:
+        return Measured(value, stderr, NONE)
+    found, *others = (line(np.asarray(x)[used], of[used], stderr[used])[0] for of in (value, *without))
+    half = half_width(n - 1) * np.sqrt(n - 1) * np.std(others)
     return Measured(value, stderr, (found, found - half, found + half))
 
 
@@ -109,7 +118,7 @@ def movement(kernel: np.ndarray) -> float:
 
 
 def approach(
-    axis: Axes, activations: Sequence[str], gammas: Sequence[float], draws: int, samples: int, shape: Any, nets: Any
+    axis: Axes, activations: Sequence[str], gammas: Sequence[float], samples: int, shape: Any, nets: Any
 ) -> dict[str, Any]:
     """The first panel. shape: depth and steps; nets: width and seeds of networks."""
     numbers: dict[str, Any] = {"gamma0": gammas}
@@ -128,7 +137,10 @@ def approach(
             lazy = dmft(KX, Y, gamma0=0.0, **options).predictions
             options |= dict(samples=samples, replicates=1)
             sampled = np.array(
-                [[dmft(KX, Y, gamma0=g, seed=s, **options).predictions for s in range(draws)] for g in (SMALL, *gammas)]
+                [
+                    [dmft(KX, Y, gamma0=g, seed=s, **options).predictions for s in range(DRAWS[activation])]
+                    for g in (SMALL, *gammas)
+                ]
             )
             lines = {
                 f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
@@ -208,7 +220,6 @@ def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: 
 def main(
     depth: int = 3,
     steps: int = 10,
-    draws: int = 40,
     samples: int = 16000,
     width: int = 256,
     seeds: int = 64,
@@ -217,13 +228,13 @@ def main(
     moved: Sequence[float] = (0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0),
     shown: Sequence[float] = (0.0, 0.3, 1.0, 2.0),
 ) -> dict[str, Any]:
-    """The numbers of the three panels, at these values of gamma0. draws: in the first panel, each of samples / 4."""
+    """The numbers of the three panels, at these values of gamma0. A draw of the first panel is of samples / 4."""
     figure = Figure(figsize=(15, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     shape, nets = dict(depth=depth, steps=steps), dict(width=width, seeds=seeds)
     numbers = {
-        "settings": {**shape, **nets, "draws": draws, "samples": samples, "eta0": ETA0, "Kx": KX, "y": Y},
-        "distance": approach(left, activations, gammas, draws, samples // 4, shape, nets),
+        "settings": {**shape, **nets, "draws": DRAWS, "samples": samples, "eta0": ETA0, "Kx": KX, "y": Y},
+        "distance": approach(left, activations, gammas, samples // 4, shape, nets),
         "movement": moves(middle, moved, samples, shape, nets),
         "curves": curves(right, shown, samples, shape, nets),
     }

@@ -126,8 +126,9 @@ def test_linear_networks_approach_the_exact_limit_of_their_depth():
     np.testing.assert_array_less(np.abs(scaled), 1.8 + 4 * error)
 
 
-def test_two_weight_networks_approach_their_own_limit():
+def test_two_weight_networks_approach_their_own_limit(monkeypatch):
     """About .9/N; the limit of branches of one matrix is .065 away."""
+    monkeypatch.setattr(convergence, "BLOCKS", 4)
     options = dict(depth=3, steps=8, activation="relu", eta0=0.3, samples=2000, replicates=1)
     limit = convergence.blocks(**options, branch_weights=2)
     distance, error = convergence.bias(two_weight_blocks.networks("relu", 64, 1024), limit).root

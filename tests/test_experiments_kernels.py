@@ -35,7 +35,10 @@ def test_ntk_depth(picture, monkeypatch):
     bias, noise = np.array([-0.4, 0.3, 0.0, 0.2, -0.1, 0.6]), 0.3
     rng = np.random.default_rng(0)
 
+    firsts = []
+
     def planted(width, depth, seeds, first_seed):
+        firsts.append(first_seed)
         apart = np.abs(np.subtract.outer(range(6), range(6)))
         limit = {name: line[:: ntk_depth.EVERY] for name, line in ntk_depth.over_angles(depth).items()}
         return {
@@ -48,6 +51,7 @@ def test_ntk_depth(picture, monkeypatch):
     numbers = ntk_depth.main((32, 64, 128, 256), 8, 300, depths, depths_shown=(4, 8), activations=("relu",))
     assert picture.stat().st_size > 10_000
     assert picture.with_suffix(".json").stat().st_size > 1000
+    assert np.diff(firsts).min() >= 300  # networks of two widths share random numbers of one seed
     for name in ("H(1)", "G(0)", "NTK"):
         found = numbers["depth"][f"relu, {name}"]
         assert found["last slope"] == pytest.approx(-1, abs=0.02)
@@ -83,7 +87,10 @@ def test_fluctuations(picture, monkeypatch):
     """Slopes in depth and the ratio of widths, of planted ensembles."""
     rng = np.random.default_rng(0)
 
+    firsts = {"residual": [], "plain": []}
+
     def planted(kind, width, depth, seeds, first_seed):
+        firsts[kind].append(first_seed)
         slope = 1.0 if kind == "plain" else 0.0
         scale = np.sqrt(3 * depth**slope / width * (1 if kind == "plain" else width / 64))
         values = {name: 7 * (1 + scale * rng.normal(size=seeds)) for name in "HG"} | {"NTK": 1.0}
@@ -93,6 +100,7 @@ def test_fluctuations(picture, monkeypatch):
     monkeypatch.setattr(fluctuations, "ensemble", planted)
     numbers = fluctuations.main((2, 4, 8, 16), (640, 1280), 2000)
     assert picture.stat().st_size > 10_000
+    assert min(np.diff(of_kind).min() for of_kind in firsts.values()) >= 2000
     for state in fluctuations.STATES:
         for kind, slope, ratio in (("residual", 0.0, 1.0), ("plain", 1.0, 0.0)):
             found = numbers[f"{kind}, {state}"]

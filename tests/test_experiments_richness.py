@@ -53,11 +53,21 @@ def test_common_draws():
     np.testing.assert_allclose(found.value, np.abs(runs.mean(0)))
 
 
+def test_points_within_noise_are_left_out():
+    x, value, noise = [16, 32, 64, 128], np.array([1, 1 / 2, 1 / 4, 1]), np.array([0.01, 0.01, 0.01, 1.0])
+    assert richness.exponent(x, value, noise)[0] == pytest.approx(-1)
+    assert richness.exponent(x, value, 0 * noise)[0] > -0.5
+    assert np.isnan(richness.exponent(x, value, noise, largest=32)).all()
+    draws = value[:, None, None] + noise[:, None, None] * 2 * np.array([1, -1, 1, -1])[:, None, None, None]
+    assert richness.of_draws(draws, richness.most, x).law[0] == pytest.approx(-1, abs=0.01)
+    assert np.isnan(richness.of_draws(draws, richness.most, x, largest=32).law).all()
+
+
 def test_standard_error_of_draws():
     """Of the largest entry it is that of the mean."""
     values = 3 + np.random.default_rng(1).normal(size=(20, 4, 1, 1))
     values = values * [[1.0], [-0.5]]  # two times, the first of which has the largest magnitude
-    found = richness.of_draws(values, richness.most, [1, 2, 3, 4], math.inf)
+    found = richness.of_draws(values, richness.most, [1, 2, 3, 4])
     expected, error = richness.mean(values[:, :, 0, 0])
     np.testing.assert_allclose(found.value, expected)
     np.testing.assert_allclose(found.stderr, error, rtol=1e-12)
@@ -72,7 +82,7 @@ def test_movement():
 
 def test_richness(written):
     """Theory and networks; movement grows as gamma0^2, and linear networks are lazy up to gamma0^2."""
-    sizes = dict(depth=1, steps=3, draws=2, samples=4000, width=64, seeds=64, activations=("linear",), shown=(1.0,))
+    sizes = dict(depth=1, steps=3, samples=4000, width=64, seeds=64, activations=("linear",), shown=(1.0,))
     moved = (0.05, 0.07, 0.1, 0.15, 0.2, 0.5, 1.0)
     numbers = written(richness.main, **sizes, gammas=(0.01, 0.05, 0.2, 1.0), moved=moved)
     slope, low, high = numbers["distance"]["linear, exact"]["law"]
@@ -139,12 +149,6 @@ def test_ntp_against_mup(written, monkeypatch):
     lazy = ntp_against_mup.RULES["NTP"](16)
     expected = richness.rms(planted_limit(lazy, 0.5, 1, 3, 8, 1)[0][0] - planted_limit(1e-3, 0.5, 1, 3, 8, 1)[0][0])
     assert numbers["errors"]["NTP"]["to lazy, relu"]["value"][0] == pytest.approx(expected, rel=1e-3)
-
-
-def test_rate_leaves_out_noise():
-    widths, value = [16, 32, 64, 128], np.array([1, 1 / 2, 1 / 4, 1])
-    assert ntp_against_mup.rate(widths, value, np.array([0.01, 0.01, 0.01, 1.0]))[0] == pytest.approx(-1)
-    assert np.isnan(ntp_against_mup.rate(widths, value, np.array([0.01, 0.01, 1.0, 1.0]))).all()
 
 
 def test_loss_of_what_diverged():
