@@ -75,9 +75,9 @@ def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, sample
     return found
 
 
-def deep_law(depths: Sequence[int], values: np.ndarray, stderr: np.ndarray | None = None) -> Law:
-    errors = 0 * values if stderr is None else stderr
-    return exponent(depths[-DEEPEST:], values[-DEEPEST:], errors[-DEEPEST:])
+def deep_law(depths: Sequence[int], values: np.ndarray) -> Law:
+    """Of exact values, at the largest depths."""
+    return exponent(depths[-DEEPEST:], values[-DEEPEST:], 0 * values[-DEEPEST:])
 
 
 def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> dict[str, Any]:
@@ -168,9 +168,10 @@ def moves(axis: Axes, linear: Exact, solved: Solved, trained: Trained) -> dict[s
     numbers: dict[str, Any] = {}
     print(f"\n|H(T-1) - H(0)| / |H(0)| of the last layer: networks (s.e.) and theory, slope at the {DEEPEST} largest L")
     for alpha, runs in trained.items():
-        rows = [mean(np.asarray(distance(jnp.asarray(k[:, 1, 1]), jnp.asarray(k[:, 0, 1])))) for _, k in runs.values()]
-        value, error = np.array(rows).T
-        found = Measured(value, error, deep_law(list(runs), value, error))
+        moved = [distance(jnp.asarray(k[:, 1, 1]), jnp.asarray(k[:, 0, 1])) for _, k in runs.values()]
+        networks = np.stack(moved, axis=1).astype(float)  # (seeds, depths), which share initial weights
+        deep = of_draws(networks[:, -DEEPEST:], np.asarray, list(runs)[-DEEPEST:])
+        found = of_draws(networks, np.asarray, list(runs))._replace(law=deep.law)
         sampled = {depth: moved for depth, (_, moved) in solved[alpha].items() if depth}
         exact = {depth: movement(run.H[-1]) for depth, run in linear[alpha].items() if depth}
         linear_law = deep_law(list(exact), np.array(list(exact.values())))
@@ -190,7 +191,7 @@ def moves(axis: Axes, linear: Exact, solved: Solved, trained: Trained) -> dict[s
         axis.plot(list(exact), list(exact.values()), "--", lw=1, color=COLORS[alpha])
         axis.plot(list(sampled), list(sampled.values()), color=COLORS[alpha])
         label = f"alpha = {alpha:g}: slope {words(found.law)}"
-        axis.errorbar(list(runs), value, 2 * error, fmt="o", ms=4, color=COLORS[alpha], label=label)
+        axis.errorbar(list(runs), found.value, 2 * found.stderr, fmt="o", ms=4, color=COLORS[alpha], label=label)
     axis.set(xscale="log", xlabel="L", ylabel="|H(T-1) - H(0)| / |H(0)|", ylim=(0, None))
     axis.set_title("4. Movement of the last feature kernel: tanh; linear (dashed)", fontsize=10)
     axis.legend(fontsize=8, loc="lower right")

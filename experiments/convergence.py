@@ -225,7 +225,8 @@ def main(
             for depth in depths:
                 deep[of, depth] = pool.submit(blocks, depth=depth, steps=DEPTH_STEPS, replicates=few, **options)
     numbers: dict[str, Any] = {"networks": dict(widths)}
-    print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor) at N = {list(widths)}")
+    print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor; nan: within 1 s.e.)")
+    print(f"  at N = {list(widths)}")
     for of in replicates:
         limit, found = limits[of].result(), {width: trained[of, width].result() for width in widths}
         draw_curves(axes[of], f"1. {of}, L = {DEPTH}", found, limit)

@@ -25,7 +25,8 @@ from depthmup.train.step import Hyper, TrainState, make_trainer
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
-GROUPS = {"readin": "input", "branch": "hidden", "readout": "readout"}  # what can be trained, by the parameters' role
+# What can be trained, by the parameters' roles: a read-in of one input is a "vector".
+GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(2**30, loss="centered_mse")
 # Weights of the networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4, 16 and 64
 # networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than one by
@@ -165,7 +166,7 @@ def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> L
     for name in trained:
         if name not in GROUPS:
             raise unknown("group of parameters", name, GROUPS)
-    roles = [GROUPS[name] for name in trained]
+    roles = [role for name in trained for role in GROUPS[name]]
     factors = dm.factors(p, specs)
 
     def over_inputs(spec: dm.ParamSpec) -> int:

@@ -50,7 +50,7 @@ def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.nda
 def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors], dict[str, jax.Array]]:
     """To observe in `train` of gamma0 = 1: the NTK of docs/theory.md section 2 by GROUPS, (P, P) each."""
     specs = model_specs(model, x.shape[1:])
-    names = {role: name for name, role in GROUPS.items()}
+    names = {role: name for name, roles in GROUPS.items() for role in roles}
     groups = jax.tree.map(lambda spec: names[spec.role], specs, is_leaf=is_spec)
     rates: Any = dm.factors(dm.parameterization("depth_mup"), specs).lr
     rates = {**rates, "read_in": jax.tree.map(lambda rate: rate / x.shape[1], rates["read_in"])}

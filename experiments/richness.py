@@ -75,7 +75,7 @@ def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest:
 def of_draws(
     differences: np.ndarray, size: Callable[[np.ndarray], np.ndarray], x: Sequence[float], largest: float = math.inf
 ) -> Measured:
-    """size, (..., T, P) -> (...), of the mean over draws; differences (draws, points, T, P).
+    """size, (points, ...) -> (points,), of the mean over draws; differences (draws, points, ...).
 
     Draws, and so errors, are common to all points: standard errors and the interval of the exponent, which is of the
     points that `exponent` uses, are from the jackknife over draws.
@@ -159,7 +159,7 @@ def approach(
             label = f"{name}: slope {words(found.law)}"
             axis.errorbar(*points, color=COLORS[activation], label=label, **style)
     axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="max |F - F(gamma0 = 0)|")
-    axis.set_title("1. Distance to the lazy limit: gamma0^2, for ReLU gamma0 (above 2 s.e.)", fontsize=10)
+    axis.set_title("1. Distance to the lazy limit (above 2 s.e.)", fontsize=10)
     axis.legend(fontsize=7, loc="lower right")
     return numbers
 
@@ -169,20 +169,19 @@ def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: A
     options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
     found = [dmft(KX, Y, gamma0=gamma0, samples=samples, **options) for gamma0 in gammas]
     theory = {"H": [movement(of.H[-1]) for of in found], "Phi": [movement(of.Phi[-1]) for of in found]}
-    observe, rows = last_kernels(nets["width"], shape["depth"], "tanh"), []
-    for gamma0 in gammas[::2]:
+    observe, moved = last_kernels(nets["width"], shape["depth"], "tanh"), []
+    for gamma0 in gammas[::2]:  # the same initial weights at each
         kernels = train(X, Y, gamma0=gamma0, mirrored=True, observe=observe, **nets, **options)[1]
-        rows.append(mean(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
+        moved.append(np.asarray(distance(kernels[:, 1], kernels[:, 0]), float))
     numbers: dict[str, Any] = {"gamma0": gammas, "gamma0 of networks": gammas[::2]}
     print("\n|K(T-1) - K(0)| / |K(0)| of the last layer, tanh: gamma0, networks (s.e.) and theory; slopes of both")
     for i, (name, line) in enumerate(theory.items()):
         exact = np.array(line)
-        values, errors = (np.array([row[part][i] for row in rows]) for part in (0, 1))
-        laws = [exponent(gammas, exact, 0 * exact, FITTED["tanh"])]
-        laws.append(exponent(gammas[::2], values, errors, FITTED["tanh"]))
+        values, errors, law = of_draws(np.stack(moved, axis=1)[..., i], np.asarray, gammas[::2], FITTED["tanh"])
+        laws = [exponent(gammas, exact, 0 * exact, FITTED["tanh"]), law]
         numbers[name] = {"theory": exact, "networks": values, "stderr": errors, "laws": laws}
         triples = zip(gammas[::2], values, errors, exact[::2], strict=True)
-        print(f"{name:3}", *(f"{g:g}: {v:.4f} ({e:.4f}) {t:.4f}" for g, v, e, t in triples), sep="  ", end="  ")
+        print(f"{name:3}", *(f"{g:g}: {v:.4g} ({e:.1g}) {t:.4g}" for g, v, e, t in triples), sep="  ", end="  ")
         print(words(laws[1]), words(laws[0]))
         axis.plot(gammas, exact, color=f"C{i}", label=f"{name}, theory: slope {words(laws[0])}")
         label = f"{name}, N = {nets['width']}: slope {words(laws[1])}"
@@ -196,9 +195,8 @@ def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: A
 def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
     """The third panel, tanh: predictions of the second sample, where they differ most; SMALL is 0 for networks."""
     options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
-    observe = last_kernels(
-        nets["width"], shape["depth"], "tanh"
-    )  # not needed, but then the programs are those of `moves`
+    # Not needed, but then the programs are those of `moves`.
+    observe = last_kernels(nets["width"], shape["depth"], "tanh")
     numbers: dict[str, Any] = {}
     print("\nlast predictions, tanh: networks (s.e.) and theory; largest difference over all times and samples")
     for i, gamma0 in enumerate(gammas):

@@ -174,7 +174,7 @@ def main(
                 deep[name, depth] = pool.submit(blocks, **shared, **at)
         moved = {depth: pool.submit(changes, width, depth, seeds) for depth in depths}
     numbers: dict[str, Any] = {"networks": widths}
-    print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor)")
+    print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor), nan: within 1 s.e.")
     for color, of in zip(("C0", "C1"), replicates, strict=False):
         limit, found = limits[of].result(), {n: trained[of, n].result() for n in widths[of]}
         print(f"    N = {list(found)}")

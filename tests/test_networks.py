@@ -145,6 +145,12 @@ def test_frozen_groups_stay(x64, group):
     assert kept == {name for name in observed if name.startswith(start)}
 
 
+def test_read_in_of_one_input_is_trained(x64):
+    _, (params, _) = train(X[:, :1], Y[:, 0], **SHAPE, observe=parameters)
+    weights = params["read_in"]["kernel"]
+    assert np.abs(weights[:, 1] - weights[:, 0]).min() > 1e-6
+
+
 def test_initial_weights_are_normal(x64):
     parts = [ensemble(first_seed=SEEDS * i)[1] for i in range(20)]
     every = [canonical(observed, seed, 0) for observed in parts for seed in range(SEEDS)]
