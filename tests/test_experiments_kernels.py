@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import fluctuations, ntk_depth, one_step_kernels
+from experiments import convolutional_kernels, fluctuations, ntk_depth, one_step_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +129,19 @@ def test_plain_networks_have_the_exact_law():
     lazy, rich = (found[state] for state in fluctuations.STATES[1:])
     assert lazy["F"].mean() == pytest.approx(1 - 0.7**3, abs=0.1)
     assert rich["H"].mean() > 1.1 * lazy["H"].mean() > 1.1 * 2
+
+
+def test_convolutional_kernels(picture):
+    """Networks of 16 and 32 channels against the limit of their depth; the limit's own convergence in depth."""
+    numbers = convolutional_kernels.main(2, (8, 16, 32), 2, 60, (4, 8, 32, 64, 128), "zero")
+    assert picture.stat().st_size > 10_000
+    for name, entries in numbers["entries"].items():
+        limit, mean, error = entries.values()
+        assert np.all(np.abs(mean - limit) < 4.5 * error + limit / 16), name  # a bias of 1/N
+        assert error.max() < 0.15 * limit.max(), name
+        slope, low, high = numbers["width"][name]["slope"]
+        assert low < slope < high, name
+        assert slope == pytest.approx(-1, abs=0.4), name
+    for padding in ("circular", "zero"):
+        for name in ("H", "ntk"):
+            assert numbers["depth"][f"{name}, {padding}"]["last slope"] == pytest.approx(-1, abs=0.02)

@@ -210,8 +210,9 @@ def test_kernels_of_float32_data_are_kernels():
 def test_functions_that_are_known_have_their_closed_form():
     K = np.array([[1, 0.999], [0.999, 1]])
     np.testing.assert_array_equal(lazy_kernels(K, 2, jax.nn.relu).ntk, lazy_kernels(K, 2, "relu").ntk)
-    with pytest.warns(UserWarning, match=r"off by .* overlap of 0\.999: the series of 128 terms"):
+    with pytest.warns(UserWarning, match=r"off by .* overlap of 0\.999: the series of 128 terms") as said:
         other = lazy_kernels(K, 2, lambda h: jnp.maximum(h, 0)).ntk
+    assert said[0].filename == __file__
     assert 1e-4 < np.abs(other - lazy_kernels(K, 2, "relu").ntk).max() < 0.05
 
 

@@ -1,5 +1,6 @@
 """The limit of infinite width and depth: kernels, NTK and training dynamics; docs/theory.md."""
 
+from depthmup.theory.convolutional import ConvKernels, lazy_conv_kernels
 from depthmup.theory.lazy import LazyKernels, lazy_kernels
 from depthmup.theory.linear import linear_dmft
 from depthmup.theory.montecarlo import dmft
@@ -8,11 +9,13 @@ from depthmup.theory.predictor import LazyPrediction, lazy_predictor
 from depthmup.theory.problem import Dynamics, minibatches
 
 __all__ = [
+    "ConvKernels",
     "Dynamics",
     "LazyKernels",
     "LazyPrediction",
     "OneStep",
     "dmft",
+    "lazy_conv_kernels",
     "lazy_kernels",
     "lazy_predictor",
     "linear_dmft",

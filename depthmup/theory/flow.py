@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,8 +28,24 @@ class Flow(NamedTuple):
     until: jax.Array
 
 
-def solve(slope: Callable[[State], State], start: State, stops: tuple[float, ...]) -> State:
-    """y' = slope(y) from tau = 0, at each of `stops`, the last of which is 1; leaves (..., ) -> (stops, ...)."""
+def integrate(
+    slope: Callable[[State], State],
+    start: State,
+    stops: tuple[float, ...],
+    depth: int | None,
+    save: Callable[[State], Any] = lambda state: state,
+) -> Any:
+    """`save` of the state at each of `stops`; leaves (..., ) -> (stops, ...).
+
+    At infinite depth y' = slope(y) from tau = 0 to 1, which is the last of the stops; else y += slope(y) in each of
+    `depth` layers, the stops being layers.
+    """
+    return _solve(slope, start, stops, save) if depth is None else _layer_by_layer(slope, start, stops, save)
+
+
+def _solve(
+    slope: Callable[[State], State], start: State, stops: tuple[float, ...], save: Callable[[State], Any]
+) -> Any:
     import diffrax  # needed at infinite depth only
 
     times = jnp.array(stops)
@@ -40,10 +57,29 @@ def solve(slope: Callable[[State], State], start: State, stops: tuple[float, ...
         t1=1.0,
         dt0=None,
         y0=start,
-        saveat=diffrax.SaveAt(ts=times),
+        saveat=diffrax.SaveAt(ts=times, fn=lambda _, state, __: save(state)),
         # Steps end at the stops: what lies between two is interpolated, to fewer digits.
         stepsize_controller=diffrax.ClipStepSizeController(adaptive, step_ts=times),
     ).ys
+
+
+def _layer_by_layer(
+    slope: Callable[[State], State], start: State, stops: tuple[float, ...], save: Callable[[State], Any]
+) -> Any:
+    def advance(state: State, layers: int) -> State:
+        return jax.lax.fori_loop(0, layers, lambda _, s: jax.tree.map(jnp.add, s, slope(s)), state)
+
+    parts, state = [], start
+    # One loop for stops that are equally far apart, such as all layers.
+    for layers, group in itertools.groupby(np.diff((0, *stops)).astype(int).tolist()):
+
+        def to_next(state: State, _: None, layers: int = layers) -> tuple[State, Any]:
+            state = advance(state, layers)
+            return state, save(state)
+
+        state, part = jax.lax.scan(to_next, state, length=len(list(group)))
+        parts.append(part)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
 def relu_flow(
@@ -67,7 +103,7 @@ def relu_flow(
 
     zero = jnp.zeros(NODES)
     start = (jnp.array(1 - np.cos(np.pi * (x + 1) / 2)), zero, zero, zero + 1)
-    u, log_growth, until, _ = solve(slope, start, stops)
+    u, log_growth, until, _ = integrate(slope, start, stops, None)
     # Sums of Chebyshev polynomials through the values at the nodes.
     weights = 2 / NODES * np.cos(np.outer(np.arange(NODES), np.arccos(x)))
     weights[0] /= 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from jax.typing import ArrayLike
 
 from depthmup.theory.activations import CLOSED, TERMS, Function, Moments, known, moments, overlap, remainder
 from depthmup.theory.checks import check_alpha, check_kernel, check_memory, check_readout, rounding, whole
-from depthmup.theory.flow import Flow, relu_flow, solve
+from depthmup.theory.flow import Flow, integrate, relu_flow
 from depthmup.theory.precision import Array, concrete, float64
 
 State = tuple[Flow, jax.Array, jax.Array]  # the flow, and the norms of its samples
@@ -100,8 +99,10 @@ def lazy_kernels(
                 "Kx is no block of a positive semi-definite kernel with these norms: |k_ij| > sqrt(k_i k_j)"
             )
     rows, columns = (jnp.maximum(of, 0) for of in (rows, columns))
-    _warn_of_remainder(activation, rows, columns, Kx, norms is None)
-    layers = _layers(depth, times)
+    if activation not in CLOSED and concrete(rows, columns, Kx):
+        norm = float(max(rows.max(), columns.max()))
+        warn_of_remainder(activation, norm, _closest(rows, columns, Kx, norms is None))
+    layers = layers_of(depth, times)
     check_memory(
         8.0 * Kx.size * (4 * len(layers) + 3), memory_limit, "lazy_kernels", "give fewer times, such as times=()"
     )
@@ -112,7 +113,7 @@ def lazy_kernels(
     )
 
 
-def _layers(depth: int | None, times: Sequence[float] | None) -> list[float]:
+def layers_of(depth: int | None, times: Sequence[float] | None) -> list[float]:
     """Layers 0..L, or layer times at infinite depth, as which `times` are returned."""
     if times is None:
         return list(np.linspace(0, 1, 17)) if depth is None else list(range(depth + 1))
@@ -129,22 +130,25 @@ def _layers(depth: int | None, times: Sequence[float] | None) -> list[float]:
     return list(map(float, layers))
 
 
-def _warn_of_remainder(
-    activation: str | Function, rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool
-) -> None:
-    """Where the series of an activation without closed form does not reach a millionth."""
-    if (isinstance(activation, str) and activation in CLOSED) or not concrete(rows, columns, Kx):
-        return
+def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool) -> float:
+    """The largest overlap of two samples."""
     rho = np.abs(overlap(rows[:, None], columns[None], Kx))
     if same:
         np.fill_diagonal(rho, 0)  # a sample with itself goes without the series
-    norm = float(max(rows.max(), columns.max()))
-    error = remainder(activation, norm, float(rho.max()))
+    return float(rho.max())
+
+
+def warn_of_remainder(activation: str | Function, norm: float, rho: float) -> None:
+    """Where the series of an activation without closed form does not reach a millionth, at this norm and overlap.
+
+    To be called by what `float64` wraps.
+    """
+    error = remainder(activation, norm, rho)
     if error > 1e-6:
         warnings.warn(
             f"kernels of this activation may be off by {error:.1g} of their size, for samples with an overlap of "
-            f"{rho.max():.4g}: the series of {TERMS} terms that stands for it is not enough at norms of {norm:.3g}",
-            stacklevel=4,
+            f"{rho:.4g}: the series of {TERMS} terms that stands for it is not enough at norms of {norm:.3g}",
+            stacklevel=5,
         )
 
 
@@ -204,11 +208,7 @@ def _flow(
     stops: tuple[float, ...],
 ) -> State:
     """The flow from layer 0 and the samples' norms, at each of `stops`."""
-    square = drift = beta**2  # of the random weights, and of what training adds to them
-    if depth is not None:
-        square, drift = square * depth ** (-2 * alpha), drift / depth
-    elif alpha > 0.5:
-        square = 0.0 * square
+    square, drift = branch_rates(beta, depth, alpha)
 
     def slope(state: State) -> State:
         flow, a, b = state
@@ -218,22 +218,14 @@ def _flow(
         return Flow(square * Phi, rate * flow.growth, rate * flow.until + drift * Phi), grown_a, grown_b
 
     start = Flow(c, jnp.ones_like(c), jnp.zeros_like(c)), a, b
-    if depth is None:
-        if activation == "relu" and alpha == 0.5 and c.ndim == 2:
-            return relu_flow(a, b, c, beta, stops)
-        return solve(slope, start, stops)
+    if depth is None and activation == "relu" and alpha == 0.5 and c.ndim == 2:
+        return relu_flow(a, b, c, beta, stops)
+    return integrate(slope, start, stops, depth)
 
-    def advance(state: State, layers: int) -> State:
-        return jax.lax.fori_loop(0, layers, lambda _, s: jax.tree.map(jnp.add, s, slope(s)), state)
 
-    parts, state = [], start
-    # One loop for stops that are equally far apart, such as all layers.
-    for layers, group in itertools.groupby(np.diff((0, *stops)).astype(int).tolist()):
-
-        def to_next(state: State, _: None, layers: int = layers) -> tuple[State, State]:
-            state = advance(state, layers)
-            return state, state
-
-        state, part = jax.lax.scan(to_next, state, length=len(list(group)))
-        parts.append(part)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+def branch_rates(beta: jax.Array, depth: int | None, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """Of random weights, and of what training adds to them: in a layer, or at infinite depth over all layer time."""
+    square = drift = beta**2
+    if depth is not None:
+        return square * depth ** (-2 * alpha), drift / depth
+    return (0.0 * square if alpha > 0.5 else square), drift

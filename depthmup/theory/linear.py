@@ -101,10 +101,10 @@ def _sweep(problem: Problem, shape: Shape) -> Dynamics:
 
     def dual(x: jax.Array, H: jax.Array, G: jax.Array) -> jax.Array:
         """Coefficients times the covariance of the sources: its product with a field is their covariance."""
-        u = x[:, first_u:first_r].reshape(-1, L, n)
-        r = x[:, first_r:].reshape(-1, L, m)
         parts = [x[:, :P] @ Kx, x[:, P:first_u]]
-        parts += [jnp.einsum("xln,lnk->xlk", of, K).reshape(len(x), -1) for of, K in ((u, H), (r, G))]
+        for of, K in ((x[:, first_u:first_r], H), (x[:, first_r:], G)):
+            by_layer = jnp.swapaxes(of.reshape(len(x), L, -1), 0, 1)  # twice as fast as an einsum of (x, L, n)
+            parts.append(jnp.swapaxes(by_layer @ K, 0, 1).reshape(len(x), -1))
         return jnp.concatenate(parts, axis=1)
 
     def put(rows: jax.Array, into: jax.Array, layer: jax.Array, start: jax.Array) -> jax.Array:

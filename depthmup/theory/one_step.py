@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -54,6 +55,11 @@ def one_step_linear(
         return OneStep(tau, H0, H0 * (1 + c**2 * jnp.exp(square) * moved), c * (first + s) * H0)
     if times is not None:
         raise ValueError("times are those of the layers at finite depth: leave them out")
+    return _recursion(jnp.asarray(c, jnp.float64), square, first, depth)
+
+
+@functools.partial(jax.jit, static_argnames="depth")
+def _recursion(c: jax.Array, square: jax.Array, first: float, depth: int) -> OneStep:
     step = square / depth
     layers = jnp.arange(depth + 1)
     H0, G0 = (1 + step) ** layers, (1 + step) ** (depth - layers)
@@ -65,6 +71,6 @@ def one_step_linear(
         new = a + d, (1 + step) * H1 + (2 * d * a + d**2) * above
         return new, new
 
-    start = jnp.asarray(first * c, jnp.float64), 1 + first * c**2 * G0[0]
+    start = first * c, 1 + first * c**2 * G0[0]
     _, (a, H1) = jax.lax.scan(layer, start, (H0[:-1], G0[1:]))
     return OneStep(layers / depth, H0, jnp.append(start[1], H1), jnp.append(start[0], a))

@@ -140,6 +140,7 @@ def warn_of_divergence(
     warn_unstable(np.broadcast_to(eta0, shape.steps)[made], largest[which.ravel()], momentum, stacklevel=6)
 
 
+@jax.jit
 def weight_evolution(
     eta0: jax.Array, momentum: float | jax.Array, weight_decay: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:

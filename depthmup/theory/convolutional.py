@@ -1,0 +1,207 @@
+"""The lazy limit of convolutional residual networks: `lazy_kernels` with positions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from depthmup.parameterization import unknown
+from depthmup.theory.activations import Function, Moments, known, moments, overlap
+from depthmup.theory.checks import check_alpha, check_memory, whole
+from depthmup.theory.flow import integrate
+from depthmup.theory.lazy import branch_rates, layers_of, warn_of_remainder
+from depthmup.theory.precision import Array, concrete, float64
+
+PADDINGS = {"circular": "wrap", "zero": "constant"}  # as numpy.pad has them
+TOGETHER = 2**20  # pairs of positions that are computed at once
+
+
+class ConvKernels(NamedTuple):
+    """Over layer time tau, for P images (rows) and Q images (columns).
+
+    times: (times,).  H, Phi: feature kernels, (times, P, Q): means over positions of the products at one position.
+    ntk_branch, ntk_readin, ntk_readout: the parts of the NTK, (P, Q), whatever `times` is.
+    """
+
+    times: Array
+    H: Array
+    Phi: Array
+    ntk_branch: Array
+    ntk_readin: Array
+    ntk_readout: Array
+
+    @property
+    def ntk(self) -> Array:
+        """(P, Q), with all weights trained; add up the parts of those that are."""
+        return self.ntk_branch + self.ntk_readin + self.ntk_readout
+
+
+class State(NamedTuple):
+    """Of one pair of images with S positions: feature kernel, and the NTK of the read-in and of the branches so far,
+    (S, S) each, of all pairs of positions; the diagonals of the feature kernels of each image with itself, (S,)."""
+
+    H: jax.Array
+    readin: jax.Array
+    branch: jax.Array
+    a: jax.Array
+    b: jax.Array
+
+
+@float64
+def lazy_conv_kernels(
+    x: ArrayLike,
+    depth: int | None = None,
+    activation: str | Function = "relu",
+    beta: float | jax.Array = 1.0,
+    *,
+    x2: ArrayLike | None = None,
+    kernel: int = 3,
+    padding: str = "circular",
+    alpha: float = 0.5,
+    times: Sequence[float] | None = None,
+    memory_limit: float = 4.0,
+) -> ConvKernels:
+    """Kernels and NTK at initialization with infinitely many channels; docs/theory.md section 2.2 (paper A, K.1).
+
+    Of z^0 = W_in * x, z^{l+1} = z^l + beta L^-alpha W^l * phi(z^l), F = w . mean over positions of phi(z^L) / (gamma_0
+    N): `ResidualCNN` with one convolution a branch and gain beta^2. All learning rates are those of docs/theory.md
+    section 0; the package's are k / beta^2 times those for branches and k C times for the read-in, with k the number of
+    taps of a filter and C the image's channels.
+
+    Args:
+      x: (P, length, C) or (P, height, width, C) images of the rows. x2: (Q, ...) of the columns; None: x.
+      depth, activation, beta, alpha, times: as in `lazy_kernels`.
+      kernel: size of the filters along each axis, of the read-in and the branches.
+      padding: "circular" or "zero".
+      memory_limit: GiB that one block of pairs of images may take: it grows as the square of the number of positions.
+
+    Raises ValueError for images that do not fit, and what `lazy_kernels` raises it for. Warns as that does.
+    """
+    depth = depth if depth is None else whole("depth", depth)
+    activation = known(activation)
+    check_alpha(alpha)
+    kernel = whole("kernel", kernel)
+    if padding not in PADDINGS:
+        raise unknown("padding", padding, PADDINGS)
+    images = [jnp.asarray(of, jnp.float64) for of in ((x,) if x2 is None else (x, x2))]
+    shape = images[0].shape
+    if len(shape) not in (3, 4) or not images[0].size:
+        raise ValueError(f"images must be (P, length, channels) or (P, height, width, channels), got {shape}")
+    if images[-1].shape[1:] != shape[1:] or not images[-1].size:
+        raise ValueError(f"images of x and x2 must have one shape, got {shape[1:]} and {images[-1].shape[1:]}")
+    if padding == "circular" and kernel // 2 > min(shape[1:-1]):
+        raise ValueError(f"circular padding of a kernel of {kernel} needs images of {kernel // 2} or more, got {shape}")
+    layers = layers_of(depth, times)
+    positions = int(np.prod(shape[1:-1]))
+    pairs = max(1, TOGETHER // positions**2)
+    # Some fourteen stages of the integrator at infinite depth.
+    arrays = 3 * (16 if depth is None else 4)
+    check_memory(8.0 * arrays * pairs * positions**2, memory_limit, "lazy_conv_kernels", "give smaller images")
+    compute = _compute(activation, depth, float(alpha), tuple(layers), kernel, padding)
+    rows, columns = images[0], images[-1]
+    i, j = np.triu_indices(len(rows)) if x2 is None else np.indices((len(rows), len(columns))).reshape(2, -1)
+    found, norm, rho = compute(rows, columns, i, j, x2 is None, jnp.asarray(beta, jnp.float64), pairs)
+    if concrete(norm, rho):
+        warn_of_remainder(activation, float(norm), float(rho))
+    return ConvKernels(np.array(layers) / (depth or 1), *found)
+
+
+@functools.lru_cache(maxsize=64)
+def _compute(
+    activation: str | Function, depth: int | None, alpha: float, layers: tuple[float, ...], kernel: int, padding: str
+) -> Callable[..., Any]:
+    """The compiled computation: (rows, columns, indices of both for each pair, whether rows are columns, beta, how many
+    pairs at once) -> all but the times; the largest norm, and overlap of two positions."""
+    average = moments(activation)
+    stops = (*layers, float(depth or 1))
+
+    def filtered(values: jax.Array, space: tuple[int, ...]) -> jax.Array:
+        """Mean over the offsets of the filter, by which both positions of a pair move; 0 counts outside of images."""
+        values = values.reshape(values.shape[0], *space * (values.ndim - 1))
+        for axis in range(1, len(space) + 1):
+            joint = range(axis, values.ndim, len(space))
+            pads = [((kernel - 1) // 2, kernel // 2) if of in joint else (0, 0) for of in range(values.ndim)]
+            padded = jnp.pad(values, pads, mode=PADDINGS[padding])
+            shifted = []
+            for offset in range(kernel):
+                part = padded
+                for of in joint:
+                    part = jax.lax.slice_in_dim(part, offset, offset + values.shape[of], axis=of)
+                shifted.append(part)
+            values = sum(shifted[1:], shifted[0]) / kernel
+        return values
+
+    def block(x: jax.Array, y: jax.Array, own: jax.Array, beta: jax.Array) -> tuple[Any, ...]:
+        """Of pairs of images (pairs, *space, C), the same one where `own`."""
+        space = x.shape[1:-1]
+        x, y = (of.reshape(len(of), -1, of.shape[-1]) for of in (x, y))
+        square, drift = branch_rates(beta, depth, alpha)
+
+        def spread(values: jax.Array) -> jax.Array:
+            return filtered(values, space).reshape(values.shape)
+
+        def averages(state: State) -> tuple[jax.Array, jax.Array]:
+            return jax.vmap(functools.partial(_averages, average))(state, own)
+
+        def slope(state: State) -> State:
+            Phi, Phidot = averages(state)
+            grown_a, grown_b = (jax.vmap(lambda v: average.same(v)[0])(v) for v in (state.a, state.b))
+            new = spread(Phi)
+            return State(
+                square * new,
+                square * spread(Phidot * state.readin),
+                square * spread(Phidot * state.branch) + drift * new,
+                square * spread(grown_a),
+                square * spread(grown_b),
+            )
+
+        def measured(state: State) -> tuple[jax.Array, ...]:
+            """(pairs,) each; the NTK as if this layer were the last."""
+            Phi, Phidot = averages(state)
+            H, features = (jnp.diagonal(of, axis1=1, axis2=2).mean(1) for of in (state.H, Phi))
+            return H, features, *((top).mean((1, 2)) for top in (Phidot * state.branch, Phidot * state.readin, Phi))
+
+        channels = x.shape[-1]
+        first = spread(jnp.einsum("psc,ptc->pst", x, y) / channels)
+        a, b = (spread((of**2).mean(-1)) for of in (x, y))
+        diagonal = own[:, None, None] & jnp.eye(a.shape[1], dtype=bool)
+        rho = jnp.where(diagonal, 0, jnp.abs(overlap(a[:, :, None], b[:, None], first)))
+        found = integrate(slope, State(first, first, jnp.zeros_like(first), a, b), stops, depth, measured)
+        return found, jnp.maximum(a.max(), b.max()), rho.max()
+
+    @functools.partial(jax.jit, static_argnums=(4, 6))
+    def compute(
+        rows: jax.Array, columns: jax.Array, i: jax.Array, j: jax.Array, same: bool, beta: jax.Array, pairs: int
+    ) -> tuple[Any, ...]:
+        size = min(pairs, len(i))
+        fill = -len(i) % size
+        order = [jnp.concatenate([of, jnp.repeat(of[:1], fill)]).reshape(-1, size) for of in (i, j)]
+        found, norm, rho = jax.lax.map(
+            lambda of: block(rows[of[0]], columns[of[1]], same & (of[0] == of[1]), beta), tuple(order)
+        )
+
+        def matrix(values: jax.Array) -> jax.Array:
+            """(blocks, stops, pairs of a block) -> (stops, P, Q)"""
+            values = jnp.moveaxis(values, 1, 0).reshape(len(stops), -1)[:, : len(i)]
+            full = jnp.zeros((len(stops), len(rows), len(columns))).at[:, i, j].set(values)
+            return full.at[:, j, i].set(values) if same else full
+
+        H, Phi, branch, readin, readout = map(matrix, found)
+        return (H[:-1], Phi[:-1], branch[-1], readin[-1], readout[-1]), norm.max(), rho.max()
+
+    return compute
+
+
+def _averages(average: Moments, state: State, own: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Phi and Phidot of all pairs of positions, (S, S). A position with itself goes without an angle, which would lose
+    half the digits."""
+    Phi, Phidot = average.pair(state.a[:, None], state.b[None], state.H)
+    same = average.same(state.a)
+    diagonal = own & jnp.eye(len(state.a), dtype=bool)
+    return jnp.where(diagonal, same[0], Phi), jnp.where(diagonal, same[1], Phidot)
