@@ -1,6 +1,6 @@
 """What the limit costs: lazy kernels of thousands of samples, linear and Monte Carlo DMFT.
 
-    python -m benchmarks.theory            # about 8 minutes on 2 cores
+    python -m benchmarks.theory            # 5 minutes on 2 cores
 
 The first call of a shape also compiles; the others are the median of three.
 """
