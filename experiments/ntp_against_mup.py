@@ -141,7 +141,7 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
             axis.plot(widths, far.value, style, color=COLORS[name], label=label)
     axis.set(xscale="log", yscale="log", xlabel="N", ylabel="rms error", ylim=(4e-6, None))
     axis.set_title("2. Errors from the limit at gamma0(N), and of it from the lazy limit", fontsize=10)
-    axis.legend(fontsize=6.5, loc="lower left", ncols=2)
+    axis.legend(fontsize=6, loc="lower left", ncols=2, handlelength=1.5, columnspacing=0.6)
     return numbers
 
 

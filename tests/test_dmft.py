@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from depthmup.measure import network_kernels
 from depthmup.theory import dmft, lazy_kernels, lazy_predictor, linear_dmft, minibatches, one_step_linear
+from depthmup.theory.checks import GROUPS
 from depthmup.theory.problem import weight_evolution
-from experiments.networks import inputs, train
+from experiments.networks import inputs, network, train
 
 KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
 Y = np.array([1, -0.5, 0.8])
@@ -118,6 +120,39 @@ def test_networks_approach_the_limit_as_one_over_width(activation):
     if activation == "relu":  # whose bias is well above the noise
         near, far = (np.sqrt(np.mean((means[width] - limit.predictions) ** 2)) for width in (128, 64))
         assert 1.5 < far / near < 2.8
+
+
+def test_gradient_kernel_of_networks():
+    """Where the response of a gradient to the same time's source (t = s in docs/theory.md section 4) counts most."""
+    Kx, width = np.ones((1, 1)), 256
+    options = dict(depth=1, steps=3, eta0=1.0, beta=1.5, activation="tanh")
+    model = network(width, 1, 1, "tanh")
+
+    def gradients(params, factors):
+        return network_kernels(model.forward(factors), params, jnp.asarray(inputs(Kx)), phi=model.phi).G[0]
+
+    _, G = train(inputs(Kx), np.ones(1), width=width, seeds=128, mirrored=True, observe=gradients, **options)
+    limit = dmft(Kx, np.ones(1), samples=16000, **options).G[0, -1, 0, -1, 0]
+    assert G[:, 1].mean() == pytest.approx(limit, abs=0.006)  # without: 0.012 larger
+    assert G[:, 1].std() / 128**0.5 < 0.0015
+
+
+@pytest.mark.parametrize("solver", [linear_dmft, functools.partial(dmft, activation="tanh", samples=400, replicates=1)])
+def test_frozen_weights_do_not_decay(solver):
+    """Features of what stands before the weights that are trained stay, and gradients of what stands behind them."""
+    Kx, y = random_problem(2)
+    options = dict(depth=2, steps=4, eta0=0.4, weight_decay=0.3)
+    H, G = ({group: getattr(solver(Kx, y, trained=(group,), **options), of) for group in GROUPS} for of in "HG")
+    for kernels, stay, moves in (
+        (H, {"branch": [0], "readout": [0, 1, 2]}, {"readin": 0, "branch": 2}),
+        (G, {"readin": [2], "branch": [2]} if solver is linear_dmft else {}, {"readout": 2}),
+    ):
+        own = {group: np.diagonal(of, axis1=1, axis2=3) for group, of in kernels.items()}  # (layers, P, P, times)
+        for group, layers in stay.items():
+            np.testing.assert_allclose(own[group][layers], own[group][layers][..., :1] * np.ones(4), rtol=0, atol=1e-6)
+        for group, layer in moves.items():
+            first, last = own[group][layer, ..., 0], own[group][layer, ..., -1]
+            assert np.abs(last - first).max() > 0.1 * np.abs(first).max()
 
 
 def test_seeds_and_replicates():

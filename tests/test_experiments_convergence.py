@@ -80,6 +80,15 @@ def test_an_error_of_the_limit_widens_the_interval():
         assert least <= law.high - law.low <= least + 0.6
 
 
+def test_bias_is_free_of_the_noise_of_both():
+    rng, truth, found = np.random.default_rng(1), 0.01, []
+    for _ in range(100):
+        limit, networks = (draws(rng, count, LIMIT + off, 0.05, 5) for count, off in ((BLOCKS, 0), (50, truth)))
+        found.append(convergence.bias(networks, limit).value)
+    assert np.mean(found) == pytest.approx(truth**2, abs=4 * np.std(found) / 10)
+    assert np.std(found) / 10 < truth**2 / 5  # the noise of the limit alone has a square of 3e-4
+
+
 @pytest.mark.parametrize(("apart", "ratio"), [(0.0, 0.0), (0.03, 0.0), (0.0, 0.1)])
 def test_limits_that_commute_and_limits_that_do_not(apart, ratio, picture, monkeypatch):
     """apart: by how much the limit of L first is higher; ratio: of a term L/N, whose limits do not commute either."""

@@ -323,6 +323,8 @@ def test_kernels_of_half_precision():
     h = np.random.default_rng(0).normal(size=(3, 50)).astype(jnp.bfloat16)
     wide = h.astype(np.float32)
     np.testing.assert_allclose(feature_kernels([h])[0], wide @ wide.T / 50, rtol=1e-5)
+    image = h.reshape(len(h), 5, -1)  # positions count as units
+    np.testing.assert_array_equal(feature_kernels([image]), feature_kernels([h]))
 
 
 def test_distances():

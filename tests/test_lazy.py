@@ -189,6 +189,9 @@ def test_from_a_caller_in_float32():
         exact = jax.grad(lambda K: lazy_kernels(K, 2, "erf", times=()).ntk[0, 1])(jnp.asarray(PAIR))
     assert slope.dtype == jnp.float32
     np.testing.assert_allclose(slope, exact, rtol=1e-5)
+    compiled = jax.jit(lambda K: lazy_kernels(K, 2, "erf", times=()).ntk)(K)
+    assert compiled.dtype == jnp.float32
+    np.testing.assert_allclose(compiled, lazy_kernels(K, 2, "erf", times=()).ntk, rtol=1e-6)
     rate = jax.grad(lambda ntk: lazy_predictor(ntk, np.ones(2), 0.3, steps=3).train[-1].sum())(K)
     h = 1e-3 * np.array([[0, 1], [1, 0]])
     up, down = (lazy_predictor(PAIR + s * h, np.ones(2), 0.3, steps=3).train[-1].sum() for s in (1, -1))
@@ -286,6 +289,24 @@ def test_predictor_on_test_samples():
     np.testing.assert_allclose(
         flow[0], np.linalg.lstsq(k.ntk[:7, :7], y[:7], rcond=1e-10)[0] @ k.ntk[:7, 7:], atol=1e-6
     )
+
+
+def test_predictor_with_slow_modes():
+    """What a mode of small eigenvalue learns late shows on test samples, where it is divided by that eigenvalue."""
+    ntk, across, t = np.diag([1.0, 1e-5, 1e-9]), np.array([[0.3], [0.2], [0.1]]), np.array([1e5])
+    left = np.exp(-np.diag(ntk) * t / 3)
+    found = lazy_predictor(ntk, np.ones(3), 1.0, times=t, test_ntk=across).test
+    np.testing.assert_allclose(found[0, 0], across[:, 0] @ ((1 - left) / np.diag(ntk)), rtol=1e-7)
+
+
+def test_samples_with_themselves_are_exact():
+    """Also where the series does not reach: at an overlap of 1, of a function with a kink."""
+    K, depth, beta = random_kernel(5), 6, 0.9
+    for activation, readout, top in (("relu", "phi", 0.5), (lambda h: jnp.maximum(h, 0), "linear", 1.0)):
+        k = lazy_kernels(K, depth, activation, beta, readout)
+        grown = (1 + beta**2 / (2 * depth)) ** np.arange(depth + 1)[:, None]
+        for of, expected in ((k.H, np.diag(K) * grown), (k.Phi, np.diag(K) * grown / 2), (k.G, top * grown[::-1])):
+            np.testing.assert_allclose(np.diagonal(of, axis1=1, axis2=2), expected * np.ones(5), rtol=1e-13)
 
 
 def test_predictor_says_when_descent_diverges():
