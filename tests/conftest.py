@@ -15,6 +15,14 @@ def x64():
         yield
 
 
+@pytest.fixture
+def quickly_compiled():
+    """For tests whose time is compilation: programs that compile in half the time and run slower."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """A compiled program is many memory maps, of which Linux gives a process 65,530: beyond, compiling crashes."""

@@ -2,21 +2,20 @@
 
 import sys
 
-import jax
 import numpy as np
 import pytest
 
 from experiments import convolutional_kernels, fluctuations, ntk_depth, one_step_kernels
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.fixture(autouse=True)
 def picture(tmp_path, monkeypatch):
-    """Where the picture goes; and programs that compile fast, which is the cost here."""
+    """Where the picture goes."""
     path = tmp_path / "picture.png"
     monkeypatch.setattr(sys, "argv", ["experiment", str(path)])
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield path
-    jax.config.update("jax_disable_most_optimizations", False)
+    return path
 
 
 def test_ntk_of_networks():

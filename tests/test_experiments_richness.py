@@ -5,7 +5,6 @@ import json
 import math
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,13 +12,7 @@ from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
 from experiments import alpha_family, ntp_against_mup, richness
 from experiments.networks import train
 
-
-@pytest.fixture(autouse=True)
-def quickly_compiled():
-    """Compiling is the cost here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 @pytest.fixture

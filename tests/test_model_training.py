@@ -11,6 +11,8 @@ from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
 from depthmup.train.parallel import scan_blocks, trial_layout
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SIZES = {
     "mlp": dict(width=16, depth=2),
     "residual_mlp": dict(width=16, depth=2),
