@@ -33,8 +33,7 @@ from experiments.results import write
 CS = (0.5, 1.0)
 READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # the groups that are trained
 TIMES = (0.25, 0.5, 0.75, 1.0)
-# One sample. Of two entries, since one input would make the read-in (1, width), which passes for a vector.
-X = np.ones((1, 2))
+X = np.ones((1, 2))  # one sample
 
 
 @functools.cache
