@@ -1,4 +1,4 @@
-"""What the limit costs: lazy kernels of thousands of samples, linear and Monte Carlo DMFT.
+"""What the limit costs: lazy kernels, linear and Monte Carlo DMFT; and the NTK of a network.
 
     python -m benchmarks.theory            # 5 minutes on 2 cores
 
@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from depthmup.theory import dmft, lazy_kernels, linear_dmft
+import depthmup as dm
+from depthmup.models import ResidualMLP
+from depthmup.theory import dmft, lazy_conv_kernels, lazy_kernels, linear_dmft
 
 
 def timed(run: Callable[[], Any], calls: int = 3) -> tuple[float, float, Any]:
@@ -91,6 +95,32 @@ def training() -> None:
         sampled(L, P, T, S)
 
 
+def convolutions() -> None:
+    print("\n| lazy_conv_kernels, ReLU | first call, s | s |\n|---|---|---|")
+    for samples, size, depth in ((4, 8, None), (4, 8, 8), (2, 32, 8)):
+        x = np.random.default_rng(0).normal(size=(samples, size, size, 3))
+        name = f"{samples} images of {size}x{size}, {'infinite depth' if depth is None else f'L = {depth}'}"
+        row(name, lambda x=x, depth=depth: lazy_conv_kernels(x, depth, times=()))  # type: ignore[misc]
+
+
+def networks(width: int = 256, depth: int = 16, samples: int = 32) -> None:
+    print(f"\n| empirical_ntk, residual MLP, N = {width}, L = {depth}, {samples} examples | s | MiB |\n|---|---|---|")
+    model, x = ResidualMLP(width, depth, 1), jnp.asarray(np.random.default_rng(0).normal(size=(samples, 64)))
+    factors = dm.parameterization("depth_mup").forward_factors(width=width, depth=depth)
+    params, run = model.init(jax.random.key(0), x, factors)["params"], model.forward(factors)
+    for name, dense in (("linen_dense", dm.linen_dense(model, factors)), ("whole Jacobians", None)):
+
+        def ntk(params: Any, dense: Any = dense) -> Any:
+            return dm.empirical_ntk(lambda w, x: run(w, x, None)[0], params, x, dense=dense)
+
+        program = jax.jit(ntk).lower(params).compile()
+        _, later, _ = timed(lambda program=program: jax.block_until_ready(program(params)), 9)  # type: ignore[misc]
+        needed = program.memory_analysis().temp_size_in_bytes / 2**20  # type: ignore[union-attr]
+        print(f"| {name} | {later:.4f} | {needed:.1f} |", flush=True)
+
+
 if __name__ == "__main__":
     lazy()
     training()
+    convolutions()
+    networks()

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
 from experiments.networks import Observe, network, train
-from experiments.results import write
+from experiments.results import ticks, write
 from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, movement, of_draws, rms, words
 
 COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # of each alpha
@@ -225,8 +225,7 @@ def main(
         "movement": moves(fourth, linear, solved, trained),
     }
     for axis in (first, second, fourth):
-        axis.set_xticks(depths, [str(depth) for depth in depths])
-        axis.set_xticks([], minor=True)
+        ticks(axis.xaxis, depths)
     figure.suptitle(f"Branch multiplier L^-alpha: networks of N = {width}; error bars: 2 s.e.", fontsize=10)
     write(figure, numbers, "docs/images/alpha_family.png")
     return numbers

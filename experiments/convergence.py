@@ -30,7 +30,7 @@ from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, fin
 from depthmup.fit.optimum import half_width
 from depthmup.theory import dmft, linear_dmft
 from experiments.networks import inputs, train
-from experiments.results import write
+from experiments.results import ticks, write
 
 KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
 Y = np.array([1.0, -0.5, 0.8])
@@ -197,10 +197,9 @@ def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray
     return {"depths": depths, "distance": value, "stderr": error, "slope": law[:3]}
 
 
-def finish(axes: Axes, title: str, size: str, what: str, ticks: Sequence[int]) -> None:
+def finish(axes: Axes, title: str, size: str, what: str, sizes: Sequence[int]) -> None:
     axes.set(title=title, xlabel=size, ylabel=f"{what} (bars: 2 s.e.)", xscale="log", yscale="log")
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.xaxis.minorticks_off()
+    ticks(axes.xaxis, sizes)
     axes.legend(fontsize=8)
 
 

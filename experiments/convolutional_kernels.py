@@ -29,7 +29,7 @@ from depthmup.models import ResidualCNN, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import ConvKernels, lazy_conv_kernels
 from experiments.ntk_depth import depth_slopes, interval
-from experiments.results import write
+from experiments.results import ticks, write
 
 GAIN, TAPS = 2.0, 9
 PARTS = {"H": "C4", "ntk_branch": "C0", "ntk_readin": "C1", "ntk_readout": "C2", "ntk": "C3"}
@@ -108,8 +108,7 @@ def draw_width(axes: Axes, found: dict[int, dict[str, np.ndarray]], exact: dict[
         numbers[name] = {"mse": mse, "stderr": error, "slope": law[:3]}
     axes.set(title="2. Error: slope in N [95%]", xlabel="channels N", xscale="log", yscale="log")
     axes.set(ylabel="relative mean squared error (bars: 2 s.e.)")
-    axes.set_xticks(widths, map(str, widths))
-    axes.set_xticks([], minor=True)
+    ticks(axes.xaxis, widths)
     axes.legend(fontsize=8)
     return numbers
 
@@ -131,8 +130,7 @@ def draw_depth(axes: Axes, x: np.ndarray, depths: Sequence[int]) -> dict[str, An
     axes.plot(depths, 0.5 / np.array(depths), color="black", lw=0.8, label="slope -1")
     axes.set(title="3. Distance to infinite depth", xlabel="depth L", ylabel="|K_L - K_∞| / |K_∞|")
     axes.set(xscale="log", yscale="log")
-    axes.set_xticks(depths, map(str, depths))
-    axes.set_xticks([], minor=True)
+    ticks(axes.xaxis, depths)
     axes.legend(fontsize=8)
     return numbers
 

@@ -32,7 +32,7 @@ from depthmup.measure import feature_kernels
 from depthmup.theory import lazy_kernels
 from experiments.networks import network, train
 from experiments.ntk_depth import interval, network_ntk
-from experiments.results import write
+from experiments.results import ticks, write
 
 KINDS = {"residual": True, "plain": False}
 PAPER = {"residual": 0, "plain": 1}  # the slope in L
@@ -121,8 +121,7 @@ def draw(
         print(f"{name:>38}    the wider over the narrower, mean over depths: {2**ratio:.2f}", end="")
         print(f" [{2 ** (ratio - 1.96 * error):.2f}, {2 ** (ratio + 1.96 * error):.2f}]")
     axes.set(title=f"{kind}, {state}", xlabel="depth L", xscale="log", yscale="log")
-    axes.set_xticks(depths, depths.astype(str))
-    axes.set_xticks([], minor=True)
+    ticks(axes.xaxis, depths.tolist())
     axes.legend(fontsize=8, title=f"slope in L [95%]; paper: {PAPER[kind]}", title_fontsize=8)
     return numbers
 

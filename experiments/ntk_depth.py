@@ -30,7 +30,7 @@ from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import lazy_kernels
 from experiments.networks import GROUPS, inputs, network, train
-from experiments.results import write
+from experiments.results import ticks, write
 
 PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
 DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # of the distance to infinite depth
@@ -182,8 +182,7 @@ def draw_networks(
     over_width.set(title=f"4. Error, L = {depth}: slope in N [95%]", xlabel="width N")
     over_width.set(ylabel="mean squared error (bars: 2 s.e.)", xscale="log", yscale="log")
     over_width.set_ylim(top=3 * over_width.get_ylim()[1])  # room for the legend
-    over_width.set_xticks(widths, [f"{width}" for width in widths])
-    over_width.set_xticks([], minor=True)
+    ticks(over_width.xaxis, widths)
     for axes in (at_angles, biases, over_width):
         axes.legend(fontsize=7)
     return numbers

@@ -34,7 +34,7 @@ from depthmup.fit.transfer import nearest
 from depthmup.measure import distance
 from depthmup.theory import dmft
 from experiments.networks import train
-from experiments.results import write
+from experiments.results import ticks, write
 from experiments.richness import KX, SMALL, X, Y, exponent, last_kernels, mean, movement, of_draws, rms, words
 
 START = 16
@@ -222,11 +222,9 @@ def main(
             "errors": errors(second, seeds, depth, theory),
             "tuned": tuned(third, fourth, seeds, np.array(rates), depth, dict(theory, draws=draws // 2)),
         }
-    for axis, ticks in ((first, widths), (second, widths), (fourth, widths), (third, (0.35, 0.5, 0.7, 1, 1.4, 2))):
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_xticks([], minor=True)
-    fourth.set_yticks((0.7, 1, 1.4, 2), ("0.7", "1", "1.4", "2"))
-    fourth.set_yticks([], minor=True)
+    for axis, values in ((first, widths), (second, widths), (fourth, widths), (third, (0.35, 0.5, 0.7, 1, 1.4, 2))):
+        ticks(axis.xaxis, values)
+    ticks(fourth.yaxis, (0.7, 1, 1.4, 2))
     figure.suptitle(f"NTP against muP: ReLU, L = {depth}, {steps - 1} steps; error bars: 2 s.e.", fontsize=10)
     write(figure, numbers, "docs/images/ntp_against_mup.png")
     return numbers

@@ -28,7 +28,7 @@ from depthmup.measure import feature_kernels
 from depthmup.theory import one_step_linear
 from experiments.networks import GROUPS, network, train
 from experiments.ntk_depth import DEPTHS, depth_slopes
-from experiments.results import write
+from experiments.results import ticks, write
 
 CS = (0.5, 1.0)
 READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # the groups that are trained
@@ -90,9 +90,7 @@ def draw_kernels(
         print(f"  {c:3g} {readin:8} largest |z| of all layers: {np.abs(z).max():.1f}")
         numbers[f"c = {c:g}"] = {**rows, "largest z": np.abs(z).max()}
     axes.set(xlabel="layer time", ylabel="H_1 (bars: 2 s.e.)", yscale="log", ylim=(0.9, 120))
-    ticks = np.array([1, 2, 5, 10, 20, 50, 100])
-    axes.set_yticks(ticks, ticks.astype(str))
-    axes.set_yticks([], minor=True)
+    ticks(axes.yaxis, (1, 2, 5, 10, 20, 50, 100))
     return numbers
 
 

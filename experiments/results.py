@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 
@@ -23,6 +25,12 @@ def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
     os.replace(drawn, path)
     os.replace(written, table)
     print(f"{path}\n{table}")
+
+
+def ticks(axis: Axis, values: Sequence[float]) -> None:
+    """These and no others, written out: of a logarithmic axis, `axes.xaxis` or `axes.yaxis`."""
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def _plain(value: Any) -> Any:
