@@ -8,7 +8,6 @@ One TPU pod or several GPU hosts: the same command on each, with --distributed (
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -19,6 +18,8 @@ from typing import NoReturn
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
+
+from depthmup.backend import prepare_cpu
 
 OPTIONS = {
     "average": "calibrate",
@@ -121,9 +122,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Before the backend starts: on a CPU every core is a device of its own.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", cores or 1)
+    prepare_cpu()
     logging.set_verbosity(logging.WARNING)
     # Orbax logs a failure four times, each with its traceback; we say it in one line.
     logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)

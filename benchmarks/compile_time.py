@@ -10,11 +10,11 @@ another shape, without a compilation cache on disk. Takes a minute or two.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 
 import jax
 
+from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
@@ -44,7 +44,7 @@ def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> 
 
 def compile_seconds(depth: int, scan: bool, optimizer: str) -> float:
     """To be called in a new process."""
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)  # as main.py does
+    prepare_cpu()  # as main.py does
     jax.config.update("jax_enable_compilation_cache", False)
     first_and_second_run(WIDTH // 4, 3, scan, optimizer)
     first, second = first_and_second_run(WIDTH, depth, scan, optimizer)

@@ -21,6 +21,7 @@ import psutil
 from PIL import Image
 
 from configs import papers
+from depthmup.backend import prepare_cpu
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.patches import photographs
 from depthmup.settings import from_config
@@ -133,7 +134,7 @@ def on_disk() -> None:
 
 
 def main() -> None:
-    jax.config.update("jax_num_cpu_devices", CORES)
+    prepare_cpu(CORES)
     print(f"{CORES} CPU cores")
     in_memory()
     on_disk()

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from configs import default
+from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.sweep import report, verdicts
 from depthmup.sweep.axes import column, put
@@ -87,5 +88,6 @@ def reporting() -> None:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     calibration()
     reporting()

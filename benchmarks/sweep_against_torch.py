@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, Split, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
@@ -138,7 +139,7 @@ def main() -> None:
     except ImportError as error:
         install = "pip install -e '.[bench]'; without torchvision: pip install torch pyyaml; pip install --no-deps mup"
         sys.exit(f"no {error.name}: {install}")
-    jax.config.update("jax_num_cpu_devices", CORES)  # before JAX starts: trials are split over devices
+    prepare_cpu(CORES)  # trials are split over devices
     batches, runs, count = Batches(load("digits"), BATCH, DATA_SEED), len(RATES), min(CORES, len(RATES))
     dataset = batches.dataset
     print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")

@@ -23,12 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from configs import default
 from depthmup import sweep
+from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import Group, grouped, trials
@@ -225,7 +225,7 @@ def storing(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    jax.config.update("jax_num_cpu_devices", CORES)
+    prepare_cpu(CORES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for family in MODELS:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.models import ResidualMLP
 from depthmup.theory import dmft, lazy_conv_kernels, lazy_kernels, linear_dmft
 
@@ -120,6 +121,7 @@ def networks(width: int = 256, depth: int = 16, samples: int = 32) -> None:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     lazy()
     training()
     convolutions()

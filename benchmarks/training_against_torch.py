@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from configs import default
+from depthmup.backend import prepare_cpu
 from depthmup.data import Batches
 from depthmup.data.dataset import Dataset, Split
 from depthmup.settings import from_config
@@ -187,4 +188,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

@@ -23,8 +23,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from depthmup.backend import prepare_cpu
+
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 8)
+    prepare_cpu(8)
 
 from configs import default
 from depthmup.settings import Settings, from_config

@@ -25,6 +25,7 @@ import numpy as np
 import optax
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.models import Model, ResidualCNN, SimpleResNet, ViT, stack_blocks
 
 BATCH, SIDE, LEARNING_RATE, ROUNDS = 64, 32, 2.0**-7, 6
@@ -212,4 +213,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

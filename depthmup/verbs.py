@@ -118,9 +118,7 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
     trainer = problem.trainer(model, name)
     batch = problem.examples(settings.check.batch_size)
     features = _sown(problem.model(model))
-    return Probe(
-        trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch, in_turn=trainer.layout == "turn"
-    )
+    return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch)
 
 
 @functools.lru_cache

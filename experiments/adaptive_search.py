@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import digits
+from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.sweep import load, verdicts
 from depthmup.sweep.adaptive import Search
@@ -62,4 +63,5 @@ def _diverged(trial: Trial) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main(Path(sys.argv[1]))

@@ -27,6 +27,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.backend import prepare_cpu
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
 from experiments.networks import Observe, network, train
@@ -232,4 +233,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

@@ -26,6 +26,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.backend import prepare_cpu
 from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.fit.optimum import half_width
 from depthmup.theory import dmft, linear_dmft
@@ -245,4 +246,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

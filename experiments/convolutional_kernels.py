@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.data import digits
 from depthmup.data.dataset import Split
 from depthmup.fit import ensemble_errors, power_law
@@ -161,4 +162,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

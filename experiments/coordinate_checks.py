@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import default
+from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.train.workdir import write_atomically
 from depthmup.verbs import check_optimizer
@@ -253,6 +254,7 @@ def distance(row: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [c for c in CASES if not sys.argv[2:] or c.name in sys.argv[2:]]

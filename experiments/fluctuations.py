@@ -27,6 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.fit import Estimate, ensemble_errors, power_law
 from depthmup.measure import feature_kernels
 from depthmup.theory import lazy_kernels
@@ -150,4 +151,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from configs import default
+from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.train.assemble import problem_of
 
@@ -44,6 +45,7 @@ def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) ->
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     for axis, values in AXES.items():
         print(f"| {axis} | {' | '.join(map(str, values))} |\n|{'---|' * (len(values) + 1)}")
         for name, row in norms(axis, values).items():

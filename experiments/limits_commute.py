@@ -26,6 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import chdtrc
 
+from depthmup.backend import prepare_cpu
 from depthmup.theory import dmft, linear_dmft
 from experiments.networks import inputs, train
 from experiments.results import write
@@ -163,4 +164,5 @@ def main(widths: Mapping[int, int] = WIDTHS, depths: Sequence[int] = DEPTHS, dra
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

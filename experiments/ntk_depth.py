@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.fit import PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
@@ -209,4 +210,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

@@ -28,6 +28,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.backend import prepare_cpu
 from depthmup.fit import ensemble_errors, finite_size, log_losses, optimum, power_law
 from depthmup.fit.drift import fitted_drift
 from depthmup.fit.transfer import nearest
@@ -231,4 +232,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.measure import feature_kernels
 from depthmup.theory import one_step_linear
 from experiments.networks import GROUPS, network, train
@@ -141,4 +142,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

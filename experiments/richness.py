@@ -24,6 +24,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.backend import prepare_cpu
 from depthmup.fit import power_law
 from depthmup.fit.optimum import half_width
 from depthmup.measure import distance, feature_kernels
@@ -242,4 +243,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

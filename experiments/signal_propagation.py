@@ -23,6 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import depthmup as dm
+from depthmup.backend import prepare_cpu
 from depthmup.models import ACTIVATIONS, CNN, Model, ResidualCNN, states, stationary_gain
 
 SEEDS = 64
@@ -171,4 +172,5 @@ def mean_ratio(moments: np.ndarray) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     draw(sys.argv[1] if len(sys.argv) > 1 else "docs/images/signal_propagation.png")

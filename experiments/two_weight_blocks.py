@@ -26,6 +26,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.backend import prepare_cpu
 from depthmup.fit import power_law
 from experiments.convergence import KX, Y, blocks, draw_bias, draw_curves, draw_depth, finish, interval
 from experiments.networks import inputs
@@ -202,4 +203,5 @@ def main(
 
 
 if __name__ == "__main__":
+    prepare_cpu(1)
     main()

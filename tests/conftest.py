@@ -5,7 +5,9 @@ import gc
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 8)
+from depthmup.backend import prepare_cpu
+
+prepare_cpu(8)
 
 
 @pytest.fixture

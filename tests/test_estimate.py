@@ -11,10 +11,10 @@ from rich.console import Console
 from depthmup import verbs
 from depthmup.settings import SettingsError
 from depthmup.sweep import cost, estimate
-from depthmup.sweep.estimate import AT_ONCE, TURNS, Estimator, at_once, duration, memory
+from depthmup.sweep.estimate import AT_ONCE, STRETCH, Estimator, at_once, duration, memory
 from depthmup.sweep.plan import grouped, trials
 from depthmup.sweep.progress import Progress
-from depthmup.sweep.runner import Runner, compiled_in, hyper_of
+from depthmup.sweep.runner import LOG_EVERY, Runner, compiled_in, hyper_of
 from depthmup.train import flops
 from depthmup.train.assemble import problem_of
 from tests import tiny
@@ -137,11 +137,21 @@ def test_what_a_mapped_step_works_with_is_measured():
     assert bytes_of[64] > 0
 
 
-def test_convolutions_run_a_few_at_a_time():
+def test_dear_trials_run_a_few_at_a_time(monkeypatch):
+    """On a CPU: between two reports nobody can stop a sweep, so that a stretch has a bounded number of operations."""
     s = dataclasses.replace(settings("cnn"), sweep=tiny.settings().sweep)
     s = dataclasses.replace(s, sweep=dataclasses.replace(s.sweep, depths=(2,), widths=()))
-    assert at_once(trials(s)[0]) == TURNS * len(jax.local_devices())
-    assert at_once(trials(s)[0], devices=1) == TURNS
+    trial = trials(s)[0]
+    problem = problem_of(trial.settings)
+    trainer = problem.trainer(trial.settings.model, trial.settings.optimizer.name)
+    step = flops.of_step(trainer, hyper_of(problem, trial), problem.input_shape, 32)
+    for count in (1, 3):
+        monkeypatch.setattr(estimate, "STRETCH", (count + 0.5) * LOG_EVERY * step)
+        assert at_once(trial, devices=1) == count
+        assert at_once(trial, devices=2) == 2 * count
+    monkeypatch.setattr(estimate, "STRETCH", 0.1 * step)
+    assert at_once(trial, devices=2) == 2
+    assert STRETCH > 0.1 * step
 
 
 def row(depth, rate, loss, diverged=False):

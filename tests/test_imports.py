@@ -12,6 +12,7 @@ PACKAGE = ROOT / "depthmup"
 
 # Modules of the package that each room imports from, besides itself; a room not named here is one this list forgot.
 ALLOWED = {
+    "backend": set(),
     "parameterization": set(),
     "specs": {"parameterization"},
     "infer": {"parameterization", "specs"},
@@ -24,8 +25,30 @@ ALLOWED = {
     "measure": {"parameterization", "specs", "optim"},
     "convert": {"parameterization"},
     "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
-    "train": {"parameterization", "convert", "specs", "infer", "optim", "models", "data", "settings", "measure"},
-    "sweep": {"parameterization", "convert", "optim", "models", "data", "settings", "fit", "measure", "train"},
+    "train": {
+        "backend",
+        "parameterization",
+        "convert",
+        "specs",
+        "infer",
+        "optim",
+        "models",
+        "data",
+        "settings",
+        "measure",
+    },
+    "sweep": {
+        "backend",
+        "parameterization",
+        "convert",
+        "optim",
+        "models",
+        "data",
+        "settings",
+        "fit",
+        "measure",
+        "train",
+    },
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs", "theory"},
 }

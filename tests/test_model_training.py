@@ -76,30 +76,14 @@ def test_statistics_are_carried(x64):
     assert abs(here - elsewhere) > 1e-4
 
 
-def test_trials_in_turn_are_trials_mapped():
-    """Three trials on two devices, step by step and by lax.map and lax.scan in one program; and in chunks."""
-    s = settings("residual_cnn", width=4, depth=1)
-    problem = problem_of(s)
-    hypers = [hyper_of(problem, s, seed) for seed in range(3)]
-    devices, results = jax.local_devices()[:2], {}
-    for layout, chunk in (("turn", None), ("map", None), ("turn", 2)):
-        results[layout, chunk] = loop_of(problem, s, 3, layout=layout, devices=devices).run(hypers, 3, chunk)
-    for key, value in results["turn", None].items():
-        np.testing.assert_allclose(value, results["map", None][key], rtol=2e-4, err_msg=key)
-        np.testing.assert_array_equal(value, results["turn", 2][key], err_msg=key)
-    assert len(set(results["turn", None]["loss"])) == 3
-
-
 def test_layouts_on_a_cpu():
-    """The one decision, by backend and model (docs/design.md section 3), and that a config overrides it."""
-    assert (trial_layout(), trial_layout(convolutional=True)) == ("map", "turn")
-    assert (scan_blocks(), scan_blocks(convolutional=True)) == (True, False)
+    """The decisions by backend and model (docs/design.md), and that a config overrides the one on blocks."""
+    assert trial_layout() == "map"
     for family, model in MODELS.items():
         s = settings(family)
-        problem = problem_of(s)
-        assert problem.trainer(s.model, "adam").layout == ("turn" if model.convolutional else "map")
-        assert problem.model(s.model).scan == (not model.convolutional)
-    assert problem_of(settings("cnn")).model(settings("cnn", scan=True).model).scan
+        assert problem_of(s).model(s.model).scan == scan_blocks(model.convolutional)
+    for scan in (True, False):
+        assert problem_of(settings("cnn")).model(settings("cnn", scan=scan).model).scan == scan
 
 
 @pytest.mark.parametrize(

@@ -76,23 +76,38 @@ def test_a_divergence_changes_no_bit_of_the_others(family):
         np.testing.assert_array_equal(np.delete(values, 1), np.delete(results["diverging"][name], 1), err_msg=name)
 
 
-def test_frozen_trials_take_no_turns():
-    """Convolutions on a CPU run in turn: one that has diverged is passed over, and a group of such ends early."""
-    s = settings("cnn", **SMALL["cnn"])
-    problem, calls = problem_of(s), []
-    trainer = problem.trainer(s.model, "sgd")
-    hypers = [hyper_of(problem, s, seed) for seed in range(3)]
-    loop = TrialLoop(trainer, problem.batches, trials=3, layout="turn", devices=jax.devices()[:1])
-    step = loop.programs._step
-    loop.programs._step = lambda states, *rest: calls.append(len(states)) or step(states, *rest)
-    seen = []
-    bad = [hypers[0], *(hyper._replace(learning_rate=1e30) for hyper in hypers[1:])]
-    metrics = loop.run(bad, 8, 2, lambda at, metrics: seen.append(metrics["loss"]))
-    assert calls == [3, 3, 3, 3, 1, 1, 1, 1]  # known two steps late: the host does not wait for the devices
-    assert np.isnan(np.concatenate(seen, axis=1)[1:, 4:]).all()
-    assert metrics["diverged"].tolist() == [False, True, True]
-    alone = TrialLoop(trainer, problem.batches, trials=1, layout="turn").run(hypers[:1], 8)
-    np.testing.assert_array_equal(metrics["loss"][:1], alone["loss"])
-    calls.clear()
-    assert loop.run([bad[1]] * 3, 8, 2)["diverged"].all()
-    assert calls == [3, 3, 3, 3]
+CONVOLUTIONAL = [family for family, model in MODELS.items() if model.convolutional]
+
+
+@pytest.mark.parametrize("family", ["residual_mlp", *CONVOLUTIONAL])
+def test_the_number_of_trials_in_a_program_changes_no_bit(family):
+    """On a CPU: a trial alone, among three on one device and on two, in stretches of any length; one ends early."""
+    s = settings(family, **SMALL[family])
+    problem = problem_of(s)
+    trainer = problem.trainer(s.model, "momentum")
+    hypers = [hyper_of(problem, s, seed)._replace(learning_rate=0.01) for seed in range(3)]
+    hypers[1] = hypers[1]._replace(learning_rate=1e30)
+    alone = TrialLoop(trainer, problem.batches, trials=1, layout="map").run(hypers[:1], 5)
+    for devices, every in ((1, 5), (2, 2)):
+        loop = TrialLoop(trainer, problem.batches, trials=3, layout="map", devices=jax.devices()[:devices])
+        together = loop.run(hypers, 5, every)
+        assert together["diverged"].tolist() == [False, True, False]
+        for name, values in alone.items():
+            np.testing.assert_array_equal(together[name][:1], values, err_msg=name)
+
+
+def test_convolutions_in_a_program_have_one_layout():
+    """Also in the gradients, in the loop over trials and steps: what else XLA computes on a CPU is far slower there."""
+    s = settings("resnet", **SMALL["resnet"], scan=True)
+    problem = problem_of(s)
+    trainer, hyper = problem.trainer(s.model, "sgd"), hyper_of(problem, s).arrays()
+    state, (inputs, labels) = jax.eval_shape(trainer.init, hyper), problem.examples(8)
+
+    def steps(state, hyper):
+        return jax.lax.fori_loop(0, 3, lambda i, state: trainer.train_step(state, (inputs, labels), hyper)[0], state)
+
+    text = jax.jit(steps).lower(state, hyper).as_text()
+    layouts = {
+        line.split("dim_numbers = ")[1].split(", window")[0] for line in text.splitlines() if "convolution(" in line
+    }
+    assert layouts == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +29,6 @@ class Probe(NamedTuple):
     hyper: (group, seed) -> hyper, any pytree of arrays, under which only that group of parameters is trained.
     groups: groups of parameters, trained one at a time; "all" is added.
     batch: what each step trains on and the features are taken from.
-    in_turn: one program per step instead of one for all (for convolutions on a CPU, docs/design.md section 3).
 
     Give the same `init`, `step` and `features` for the same shape, and several checks share one compiled program.
     """
@@ -40,7 +39,6 @@ class Probe(NamedTuple):
     hyper: Callable[[str, int], PyTree]
     groups: tuple[str, ...]
     batch: PyTree
-    in_turn: bool = False
 
 
 def probe(
@@ -114,11 +112,8 @@ def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str
     """
     names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
     hypers = [probe.hyper(*name) for name in names]
-    if probe.in_turn:
-        rms = _in_turn(probe, hypers, steps)
-    else:
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-        rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
+    rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
     return {
         (group, quantity): np.asarray(values)[[i for i, name in enumerate(names) if name[0] == group]]
         for group in (*probe.groups, ALL)
@@ -147,29 +142,6 @@ def _compiled(init: Callable, step: Callable, features: Callable, steps: int) ->
         return {k: values[1:] for k, values in changes.items()}
 
     return jax.jit(lambda hypers, batch: jax.lax.map(lambda hyper: run(hyper, batch), hypers))
-
-
-@functools.lru_cache(maxsize=64)
-def _programs(init: Callable, step: Callable, features: Callable) -> tuple[Callable, ...]:
-    return jax.jit(init), jax.jit(lambda *arguments: step(*arguments)[0]), jax.jit(features)
-
-
-def _in_turn(probe: Probe, hypers: Sequence[PyTree], steps: int) -> dict[str, np.ndarray]:
-    """The same, one training after another and step by step."""
-    init, step, features = _programs(probe.init, probe.step, probe.features)
-    trainings = []
-    for hyper in jax.device_put(hypers):
-        state = init(hyper)
-        before = jax.device_get(features(state, probe.batch, hyper))
-        _check_features(before)
-        changes = []
-        for _ in range(steps):
-            state = step(state, probe.batch, hyper)
-            after = jax.device_get(features(state, probe.batch, hyper))
-            with np.errstate(over="ignore", invalid="ignore"):  # of a run that blows up
-                changes.append({k: np.sqrt(np.mean((after[k] - before[k]) ** 2)) for k in before})
-        trainings.append(jax.tree.map(lambda *leaves: np.stack(leaves), *changes))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trainings)
 
 
 def _check_features(features: Mapping[str, Any]) -> None:

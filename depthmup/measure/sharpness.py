@@ -19,7 +19,6 @@ def sharpness(
     *,
     scale: PyTree = None,
     iterations: int = ITERATIONS,
-    unroll: bool = False,
 ) -> jax.Array:
     """The largest eigenvalue of S^(1/2) H S^(1/2), H the Hessian of `loss` at `params`: Lanczos on Hessian-vector
     products, orthogonalized against all earlier vectors, from a random vector that is always the same.
@@ -31,7 +30,6 @@ def sharpness(
       loss: parameters -> scalar.
       scale: tree of scalars S, such as `LeafFactors.lr`; None: all 1.
       iterations: products, each about two gradients; memory for as many copies of the parameters.
-      unroll: no loop in the program, for convolutions on a CPU (docs/design.md section 3).
     """
     flat, unravel = ravel_pytree(params)
     if scale is None:
@@ -57,5 +55,5 @@ def sharpness(
 
     start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
     carry = jnp.zeros((steps, flat.size), flat.dtype), start / jnp.linalg.norm(start)
-    _, (diagonal, beside) = jax.lax.scan(next_vector, carry, jnp.arange(steps), unroll=unroll)
+    _, (diagonal, beside) = jax.lax.scan(next_vector, carry, jnp.arange(steps))
     return jnp.linalg.eigvalsh(jnp.diag(diagonal) + jnp.diag(beside[:-1], 1) + jnp.diag(beside[:-1], -1))[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.models.convolution import conv_general_dilated
 from depthmup.parameterization import ForwardFactors, at_least_one, unknown
 
 Initializer = Callable[..., jax.Array]
@@ -37,8 +39,24 @@ def batch_axis() -> str | None:
 
 
 def fan_in_init(gain: float = 1.0) -> Initializer:
-    """N(0, gain / fan_in)."""
-    return nn.initializers.variance_scaling(gain, "fan_in", "normal") if gain else nn.initializers.zeros
+    """N(0, gain / fan_in), where fan_in is the product of all axes but the last."""
+    return _normal_init(lambda shape: (gain / math.prod(shape[:-1])) ** 0.5) if gain else nn.initializers.zeros
+
+
+def constant_init(deviation: float) -> Initializer:
+    """N(0, deviation^2), whatever the shape."""
+    return _normal_init(lambda shape: deviation)
+
+
+def _normal_init(deviation: Callable[[Sequence[int]], float]) -> Initializer:
+    """A normal of this standard deviation. It is drawn along one axis: the numbers are those of
+    `jax.random.normal(key, shape)`, but XLA takes several times longer to compile random bits along several axes."""
+
+    def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+        flat = jax.random.normal(key, (math.prod(shape),), dtype)
+        return (flat * jnp.asarray(deviation(shape), dtype)).reshape(shape)
+
+    return init
 
 
 @functools.cache
@@ -111,6 +129,7 @@ def conv(
         use_bias=False,
         kernel_init=init or fan_in_init(),
         dtype=dtype,
+        conv_general_dilated=conv_general_dilated,
         name=name,
     )(x)
     if padding == "circular" and kernel > 1:
@@ -170,8 +189,7 @@ class Model(nn.Module):
       activation: a name in `ACTIVATIONS`.
       dtype: of the computation, "float32" or "bfloat16"; parameters, logits and the statistics of norms stay float32.
       scan: equal blocks as one scanned block with stacked parameters `blocks/...` (compile time flat in depth), or
-        unrolled as `block_0`, `block_1`, ...; the same function, and `stack_blocks` converts the parameters. On a CPU
-        convolutions are to be unrolled: inside a loop XLA runs them 60 times slower (docs/design.md section 3).
+        unrolled as `block_0`, `block_1`, ...; the same function, and `stack_blocks` converts the parameters.
     """
 
     residual: ClassVar[bool] = True  # are the blocks residual branches?

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.models.convolution import conv_general_dilated
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -16,6 +17,7 @@ from depthmup.models.layers import (
     Readout,
     check_image,
     check_name,
+    constant_init,
     fan_in_init,
     norm,
 )
@@ -140,9 +142,9 @@ class ViT(Model):
         self.check(x.shape)
         dtype, side = DTYPES[self.dtype], (self.patch, self.patch)
         embed = nn.Conv(self.width, side, side, padding="VALID", use_bias=self.use_bias, kernel_init=fan_in_init(),
-                        dtype=dtype, name="embed")  # fmt: skip
+                        dtype=dtype, conv_general_dilated=conv_general_dilated, name="embed")  # fmt: skip
         h = embed(x).reshape(len(x), -1, self.width)
-        constant = nn.initializers.normal(1.0)
+        constant = constant_init(1.0)
         if self.pool == "cls":
             token = self.param("class_token", constant, (1, 1, self.width)).astype(h.dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), h], axis=1)

@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import jax
-
+from depthmup.backend import prepare_cpu
 from depthmup.settings import SettingsError
 from depthmup.sweep.plan import Group
 from depthmup.sweep.runner import Outcome, Runner, compiled_in
@@ -103,5 +102,5 @@ def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, ...]:
 @functools.cache
 def _runner(devices: int, wrapper: str) -> Runner:
     """One for all groups that a worker is given, so that it compiles a shape once."""
-    jax.config.update("jax_num_cpu_devices", devices)
+    prepare_cpu(devices)
     return Runner(wrapper)

@@ -15,14 +15,14 @@ from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Group, Trial
-from depthmup.sweep.runner import Runner, hyper_of, hypers_of
+from depthmup.sweep.runner import LOG_EVERY, Runner, hyper_of, hypers_of
 from depthmup.train import flops
 from depthmup.train.assemble import Problem, problem_of, recipe_of
 from depthmup.train.parallel import trial_layout
 from depthmup.train.step import Hyper, Trainer
 
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
-TURNS = 4  # of a group, where trials run in turn: nothing is gained by more
+STRETCH = 1e12  # operations of a CPU between two reports, some ten seconds: until then nobody can stop the sweep
 SHARE = 0.6  # of the memory that is free
 MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # steps that a measurement counts as
 NOMINAL = 1e-10  # seconds that an operation counts where none is measured
@@ -64,11 +64,14 @@ def at_once(trial: Trial, devices: int | None = None) -> int:
     problem = problem_of(settings)
     trainer, local = problem.trainer(settings.model, settings.optimizer.name), jax.local_devices()
     devices = devices or len(local)
-    layout = trainer.layout or trial_layout()
-    most = TURNS * devices if layout == "turn" else AT_ONCE
+    layout, hyper = trial_layout(), hyper_of(problem, trial)
+    most = AT_ONCE
+    if layout == "map":
+        stretch = LOG_EVERY * flops.of_step(trainer, hyper, problem.input_shape, settings.data.batch_size)
+        most = min(most, max(1, int(STRETCH // stretch)) * devices)
     free = SHARE * _free(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
     sharpness = "sharpness" in settings.sweep.measure
-    fit = int(free // memory(trainer, problem, hyper_of(problem, trial), layout, sharpness)) * devices
+    fit = int(free // memory(trainer, problem, hyper, layout, sharpness)) * devices
     return max(1, min(most, fit))
 
 

@@ -52,6 +52,7 @@ class Store:
         self._dir, self._cut = workdir, 0
         self._others: dict[Path, tuple[int, int]] = {}  # files of other shards: bytes and lines that were read
         self._workdir = Workdir(workdir, settings, name, shared=True, differs=_difference)
+        self._messages += self._workdir.messages
         try:
             self._lines, self._taken = Lines(self.path, REMEDY), 0
             self._take()

@@ -19,7 +19,7 @@ from depthmup.parameterization import ForwardFactors, unknown
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings, Settings, SettingsError
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group, is_spec
-from depthmup.train.parallel import scan_blocks, trial_layout
+from depthmup.train.parallel import scan_blocks
 from depthmup.train.recipe import LOSSES, SCHEDULES, Recipe
 from depthmup.train.step import Hyper, Trainer, make_trainer
 
@@ -158,6 +158,5 @@ def _trainer(model: Model, input_shape: tuple[int, ...], optimizer: str, recipe:
         _, sown = model.apply(variables, inputs, forward, train=True, mutable=mutable, rngs=rngs)
         return states(sown["stream"])
 
-    layout = trial_layout(model.convolutional)
     groups = jax.tree.map(group, _specs(model, input_shape), is_leaf=is_spec) if recipe.log_updates else None
-    return make_trainer(init_model, apply, optimizer, recipe, groups, layout, stream)
+    return make_trainer(init_model, apply, optimizer, recipe, groups, stream)

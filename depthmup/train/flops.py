@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from depthmup.models.convolution import conv_p
 from depthmup.train.step import Hyper, Trainer
 
 # Dense bfloat16 operations per second of one jax device, from the vendors' data sheets; the first name that matches.
@@ -53,8 +54,9 @@ def _count(jaxpr: Any) -> float:
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
             total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
-        elif name == "conv_general_dilated":
-            kernel, out_features = equation.invars[1].aval, parameters["dimension_numbers"].rhs_spec[0]
+        elif name in ("conv_general_dilated", conv_p.name):
+            numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
+            kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
             total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
         else:
             inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]

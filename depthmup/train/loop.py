@@ -49,7 +49,7 @@ class TrialLoop:
         wrapper: str = "pmap",
         measurement: Measurement | None = None,
     ) -> None:
-        self.map = TrialMap(trials, layout or trainer.layout, devices, split, wrapper)
+        self.map = TrialMap(trials, layout, devices, split, wrapper)
         self.programs = Programs(trainer, batches, self.map, measurement)
 
     def run(
@@ -151,7 +151,7 @@ class TrialLoop:
         while step < steps and (agree or not idle.all()):
             ends = [(step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every]
             until = min([steps, *ends, *(at for at in measure_at if at > step)])
-            state, parts = programs.advance(state, hyper, step, until, settle, idle)
+            state, parts = programs.advance(state, hyper, step, until, settle)
             step = until
             waiting.append((step, parts))
             if step in measure_at:

@@ -18,20 +18,15 @@ PyTree = Any
 WRAPPERS = ("pmap", "jit")
 
 
-def trial_layout(convolutional: bool = False) -> str:
-    """How the trials of one device share it.
-
-    "map", `lax.map`, on a CPU: one trial after another is faster there, and equals a lone trial bit for bit.
-    "turn", a Python loop over trials and steps, for convolutions on a CPU: inside a loop of the program XLA runs them
-    60 times slower, and mapped ones 5 times (docs/design.md section 3). "vmap" elsewhere.
-    """
-    if jax.default_backend() != "cpu":
-        return "vmap"
-    return "turn" if convolutional else "map"
+def trial_layout() -> str:
+    """How the trials of one device share it: on a CPU "map", `lax.map`, one trial after another, which is faster there
+    and equals a lone trial bit for bit; elsewhere "vmap"."""
+    return "map" if jax.default_backend() == "cpu" else "vmap"
 
 
 def scan_blocks(convolutional: bool = False) -> bool:
-    """Scan over equal blocks (compile time flat in depth), except convolutions on a CPU, for the reason above."""
+    """Whether equal blocks are scanned, so that compile time is flat in depth. Convolutions on a CPU are not: there a
+    scan copies the activations, 20 to 30% of a step (docs/performance.md)."""
     return not convolutional or jax.default_backend() != "cpu"
 
 
@@ -44,9 +39,10 @@ class TrialMap:
     wrapper: "pmap", or "jit" over a mesh: for "trials" by `shard_map`, for "batch" XLA partitions the program of the
       whole batch.
 
+    layout: of trials on one device; None: `trial_layout()`.
+
     Trial arrays are (devices, trials per device, ...) for "trials", (trials, ...) and the same on all devices for
-    "batch". In the layout "turn" they are lists, one for each turn, without the axis of trials per device. `split`
-    makes them and `join` undoes it.
+    "batch". `split` makes them and `join` undoes it.
     """
 
     def __init__(
@@ -75,24 +71,14 @@ class TrialMap:
     def split(self, trees: Sequence[PyTree]) -> PyTree:
         """One tree per trial -> trial arrays on the devices; filled up with the last trial if need be."""
         if self.by_batch:
-            turns = [jax.tree.map(np.asarray, tree) for tree in trees]
-            if self.layout != "turn":
-                turns = [jax.tree.map(lambda *leaves: np.stack(leaves), *turns)]
-            placed = [self.replicate(turn) for turn in turns]
-        else:
-            filled = [*trees, *[trees[-1]] * (len(self.devices) * self.per_device - self.trials)]
-            trials = jax.tree.map(lambda *leaves: self._fold(np.stack(leaves)), *filled)
-            turns = [trials]
-            if self.layout == "turn":
-                turns = [jax.tree.map(lambda leaf, i=i: leaf[:, i], trials) for i in range(self.per_device)]
-            placed = [self._place(turn, PartitionSpec(self._axis)) for turn in turns]
-        return placed if self.layout == "turn" else placed[0]
+            return self.replicate(jax.tree.map(lambda *leaves: np.stack(leaves), *trees))
+        filled = [*trees, *[trees[-1]] * (len(self.devices) * self.per_device - self.trials)]
+        return self._place(
+            jax.tree.map(lambda *leaves: self._fold(np.stack(leaves)), *filled), PartitionSpec(self._axis)
+        )
 
     def join(self, tree: PyTree) -> PyTree:
         """Trial arrays -> (trials, ...) NumPy arrays."""
-        if self.layout == "turn":
-            axis = 0 if self.by_batch else 1
-            tree = jax.tree.map(lambda *turns: np.stack([np.asarray(turn) for turn in turns], axis), *tree)
         if self.by_batch:
             return jax.tree.map(np.asarray, tree)
         return jax.tree.map(
@@ -118,7 +104,6 @@ class TrialMap:
         (of `spread`), and the `shared` last are the same for all.
 
         donate: the first argument's buffers become the first result's.
-        In the layout "turn" a list of results, one for each turn.
         """
 
         def layout(*arguments: PyTree) -> PyTree:
@@ -130,11 +115,7 @@ class TrialMap:
                 return jax.lax.map(lambda t: function(*t, *common), trials)
             return jax.vmap(lambda *t: function(*t, *common))(*trials)
 
-        inside = function if self.layout == "turn" else layout
-        together = self._wrapped(inside, trial, batch, shared, (0,) if donate else ())
-        if self.layout != "turn":
-            return together
-        return lambda *arguments: [together(*turn, *arguments[trial:]) for turn in zip(*arguments[:trial], strict=True)]
+        return self._wrapped(layout, trial, batch, shared, (0,) if donate else ())
 
     def _wrapped(self, inside: Callable[..., PyTree], trial: int, batch: int, shared: int, donate: Any) -> Any:
         whole = NamedSharding(self._mesh, PartitionSpec())

@@ -27,8 +27,7 @@ class Programs:
     """Compiled once for a trainer, a data set and a `TrialMap`, for as many groups of trials as you like.
 
     What fits in memory lies on the devices as raw pixels, and up to CHUNK steps are one program that indexes, augments
-    and trains: the host does nothing per step. In the layout "turn", and for data on disk, a step is one program, and
-    the host hands it the batch.
+    and trains: the host does nothing per step. For data on disk a step is one program, and the host hands it the batch.
 
     measurement: (state, hyper, batch) -> arrays, and the batch that they are measured on.
     waited: seconds so far that were spent on getting a batch while the devices had nothing left to do, at most.
@@ -38,7 +37,7 @@ class Programs:
         self, trainer: Trainer, batches: Batches, trial_map: TrialMap, measurement: Measurement | None = None
     ) -> None:
         self.batches, self.map = batches, trial_map
-        self.stepwise = trial_map.layout == "turn" or not batches.dataset.in_memory
+        self.stepwise = not batches.dataset.in_memory
         self.waited = 0.0
         self._last: Any = None  # metrics of the step that was handed over last
         self._source: Generator[Batch, None, None] | None = None
@@ -105,7 +104,7 @@ class Programs:
             quantities, self._examples = measurement
 
             def measure(state: TrainState, hyper: Hyper, batch: Any) -> Any:
-                if trial_map.layout != "map":  # what is in a branch of the program is slow for convolutions on a CPU
+                if not one_by_one:
                     return quantities(state, hyper, batch)
                 nothing = jax.tree.map(
                     lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype),
@@ -135,15 +134,12 @@ class Programs:
         start: int,
         stop: int,
         meanwhile: Callable[[], None] = lambda: None,
-        idle: np.ndarray | None = None,
     ) -> tuple[Any, list[Any]]:
         """Train steps start..stop-1; the old state is gone. (state, what `read` takes).
 
         meanwhile: called once the devices have enough to do; to wait for what came before keeps none of them waiting.
-        idle: (trials,), which are known to be frozen; in the layout "turn" their turns are passed over.
         """
         parts: list[Any] = []
-        turns = self._turns(idle)
         if not self.stepwise:
             for first in range(start, stop, CHUNK):
                 count = min(CHUNK, stop - first)
@@ -160,13 +156,7 @@ class Programs:
             batch = self.map.spread((self._places, *self._batch(number)))
             if all(leaf.is_ready() for leaf in jax.tree.leaves(self._last)):
                 self.waited += time.perf_counter() - before
-            if self.map.layout == "turn":
-                chosen = ([state[i] for i in turns], [hyper[i] for i in turns])
-                result = dict(zip(turns, self._step(*chosen, batch, np.int32(number)), strict=True))
-                state = [result[i][0] if i in result else one for i, one in enumerate(state)]
-                metrics = {i: metrics for i, (_, metrics) in result.items()}
-            else:
-                state, metrics = self._step(state, hyper, batch, np.int32(number))
+            state, metrics = self._step(state, hyper, batch, np.int32(number))
             self._last = metrics
             parts.append((metrics, None))
             if number == min(start + AHEAD, stop) - 1:
@@ -179,10 +169,6 @@ class Programs:
         """Metrics of every step, each (trials, steps); waits for the devices."""
         stretches = []
         for metrics, count in parts:
-            if self.map.layout == "turn":
-                one = next(iter(metrics.values()))
-                nothing = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), one)
-                metrics = [metrics.get(i, nothing) for i in range(self.map.per_device)]
             joined = self.map.join(metrics)
             stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in joined.items()})
         return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}
@@ -219,7 +205,7 @@ class Programs:
             values = self.evaluate(state, hyper, split)
             values["loss"] = np.where(halted, np.float32(np.nan), values["loss"])
             result |= {prefix + name: value for name, value in values.items()}
-        first = self._field(state, "first_loss")
+        first = self.map.join(state.first_loss)
         return {**result, "diverged": diverged(result["loss"], first)}
 
     def measure(self, state: Any, hyper: Any) -> dict[str, np.ndarray]:
@@ -230,26 +216,13 @@ class Programs:
 
     def halted(self, state: Any) -> np.ndarray:
         """`TrainState.halted` of every trial."""
-        return self._field(state, "halted")
+        return self.map.join(state.halted)
 
     def close(self) -> None:
         """End the data set's workers."""
         if self._source:
             self._source.close()
         self._source, self._next_step = None, -1
-
-    def _turns(self, idle: np.ndarray | None) -> list[int]:
-        """The turns in which some trial is not idle; never none."""
-        every = list(range(self.map.per_device))
-        if self.map.layout != "turn" or idle is None or self.map.by_batch:
-            return every
-        padded = np.ones(len(self.map.devices) * self.map.per_device, bool)
-        padded[: len(idle)] = idle
-        turns = padded.reshape(self.map.per_device, -1)
-        return [i for i in every if not turns[i].all()] or every[:1]
-
-    def _field(self, state: Any, name: str) -> np.ndarray:
-        return self.map.join([getattr(s, name) for s in state] if self.map.layout == "turn" else getattr(state, name))
 
     def _batch(self, number: int) -> Batch:
         """The raw batch of a step; those of the following steps are read ahead."""

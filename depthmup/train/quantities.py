@@ -39,12 +39,7 @@ def measurement(
 
     def sharp(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
         scale = hyper.factors.lr if family_of(optimizer) == "sgd" else None
-        return sharpness(
-            lambda params: trainer.objective(params, state, batch, hyper),
-            state.params,
-            scale=scale,
-            unroll=trainer.layout == "turn",
-        )[None]
+        return sharpness(lambda params: trainer.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 
     def kernels(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
         assert trainer.states is not None

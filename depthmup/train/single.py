@@ -49,13 +49,18 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
     identity = {k: v for k, v in settings.deciding().items() if k != "sweep"}
     with contextlib.ExitStack() as stack:
+        messages: list[str] = []
         if workdir and first:
-            stack.callback(Workdir(workdir, identity, FOLDER).close)
+            opened = Workdir(workdir, identity, FOLDER)
+            stack.callback(opened.close)
+            messages = opened.messages
         log = _log(problem, loop, trainer, hyper, workdir if first else None)
         stack.callback(log.close)
         say = log.say if first else _silent
         say(overview(jax.eval_shape(trainer.init, hyper.arrays()).params, include_stats=False))
         say(_headline(problem, settings, loop))
+        for message in messages:
+            say(message)
         if workdir is None:
             say("nothing is saved: --workdir=DIR keeps metrics and checkpoints")
         checkpoints = None

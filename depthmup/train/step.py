@@ -61,7 +61,7 @@ class TrainState(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """The pure functions of one model, shape and optimizer name, and how trials of it share a device.
+    """The pure functions of one model, shape and optimizer name.
 
     init: hyper -> TrainState
     train_step: (state, batch, hyper) -> (state, {"loss", "grad_norm", "learning_rate"}), loss and norm before the step.
@@ -78,7 +78,6 @@ class Trainer(NamedTuple):
     objective: Callable[[PyTree, TrainState, Batch, Hyper], jax.Array]
     direction: Callable[[TrainState, Batch, Hyper], PyTree]
     states: Callable[[PyTree, TrainState, Batch, Hyper], Any] | None = None
-    layout: str | None = None  # of train.parallel; None: that of dense models
 
 
 def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
@@ -92,7 +91,6 @@ def make_trainer(
     optimizer: str,
     recipe: Recipe,
     groups: PyTree = None,
-    layout: str | None = None,
     stream: Callable[[PyTree, PyTree, jax.Array, ForwardFactors], Any] | None = None,
 ) -> Trainer:
     """The training functions of a model.
@@ -105,7 +103,6 @@ def make_trainer(
       optimizer: "sgd", "momentum", "adam" or "adamw".
       recipe: all else.
       groups: tree of names, one per parameter, for `recipe.log_updates`: "update_rms/NAME" among the metrics.
-      layout: how trials share a device (train.parallel).
       stream: (parameters, statistics, inputs, forward factors) -> h^0 .. h^L, for measurements.
 
     A trial whose loss or gradient is not finite is frozen as it was before that step, one whose `Hyper.steps` are done
@@ -169,8 +166,7 @@ def make_trainer(
         parts = jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
         shapes = jax.eval_shape(of_part, state.params, state.statistics, jax.tree.map(lambda leaf: leaf[0], parts), key)
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
-        unroll = layout == "turn"  # convolutions inside a loop are slow on a CPU
-        (value, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts), unroll=unroll)
+        (value, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts))
         value, grads = jax.tree.map(lambda leaf: leaf / count, (value, grads))
         return value, grads, statistics
 
@@ -224,7 +220,7 @@ def make_trainer(
         sums = {name: Average.from_model_output(value, labels >= 0) for name, value in values.items()}
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
-    return Trainer(init, train_step, evaluate, objective, direction, states if stream else None, layout)
+    return Trainer(init, train_step, evaluate, objective, direction, states if stream else None)
 
 
 def going(state: TrainState, hyper: Hyper) -> jax.Array:

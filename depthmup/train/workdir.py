@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from depthmup.backend import described
+
 Row = dict[str, Any]
 LOCK = ".lock"
 SETTINGS = "settings.json"
+ENVIRONMENT = "environment.json"
 
 
 class WorkdirError(RuntimeError):
@@ -24,6 +27,9 @@ class WorkdirError(RuntimeError):
 
 class Workdir:
     """A folder of results and the settings that decide them, in `settings.json`.
+
+    `environment.json` has the version of jaxlib and the XLA flags that the results were computed with; where they are
+    others than those of the last time, `messages` says so, for they may change last digits.
 
     Opening it takes a lock for as long as the process lives. Raises WorkdirError if it belongs to other settings,
     naming the first that differs, or is in use by another process.
@@ -48,12 +54,28 @@ class Workdir:
         self._lock = _locked(path, shared)
         try:
             write_atomically(path / SETTINGS, json.dumps(settings, indent=1))
+            self.messages = self._note_environment()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         self._lock.close()
+
+    def _note_environment(self) -> list[str]:
+        """Add this process's environment to the file; what is to be said of a new one."""
+        path, here = self.path / ENVIRONMENT, described()
+        try:
+            earlier = json.loads(path.read_text()) if path.exists() else []
+        except ValueError:
+            earlier = []
+        if here in earlier:
+            return []
+        write_atomically(path, json.dumps([*earlier, here], indent=1))
+        if not earlier:
+            return []
+        difference = first_difference(earlier[-1], here)
+        return [f"note: {self.path} was computed in another environment ({difference}): last digits may differ"]
 
     def _check_settings(self, settings: Any, results: Path, differs: Callable[[Any, Any], str]) -> None:
         saved_at = self.path / SETTINGS

@@ -1,0 +1,188 @@
+"""A convolution whose gradients are fast on a CPU inside loops as well; elsewhere it is `lax.conv_general_dilated`.
+
+XLA on a CPU has one fast convolution: of inputs (batch, *space, in) with a kernel (*space, in, out). It brings other
+layouts into that form in the outermost computation of a program only. The two gradients of a convolution have their
+axes elsewhere, and so run 20 to 60 times slower inside a `scan`, a `fori_loop` or a `lax.map` (docs/performance.md).
+Therefore a convolution is a primitive here, whose lowering for a CPU writes the transpositions out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def conv_general_dilated(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    precision: Any = None,
+) -> jax.Array:
+    """As `jax.lax.conv_general_dilated`: give it to Flax's `nn.Conv` as `conv_general_dilated=`.
+
+    It has derivatives of any order, forward and reverse, and works under `vmap`, `jit` and `shard_map`, as that of
+    `lax` does. For other backends than CPU the program is the same. Convolutions in groups go to `lax`; a `vmap` over
+    both inputs and kernels makes one in groups. Raises TypeError and ValueError as `lax` does.
+    """
+    numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    ones = (1,) * (lhs.ndim - 2)
+    strides, lhs_dilation, rhs_dilation = (tuple(s or ones) for s in (window_strides, lhs_dilation, rhs_dilation))
+    if feature_group_count > 1:
+        return lax.conv_general_dilated(
+            lhs, rhs, strides, padding, lhs_dilation, rhs_dilation, numbers, feature_group_count, precision=precision
+        )
+    if isinstance(padding, str):
+        if lhs_dilation != ones:
+            raise ValueError(f"padding {padding!r} of dilated inputs: give (low, high) of each axis")
+        window = [_dilated(rhs.shape[axis], by) for axis, by in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)]
+        padding = lax.padtype_to_pads([lhs.shape[axis] for axis in numbers.lhs_spec[2:]], window, strides, padding)
+    pads = tuple((int(low), int(high)) for low, high in padding)
+    return _bind(lhs, rhs, Window(strides, pads, lhs_dilation, rhs_dilation, numbers, precision))
+
+
+class Window(NamedTuple):
+    """What `lax.conv_general_dilated` takes after its operands, normalized."""
+
+    window_strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    dimension_numbers: lax.ConvDimensionNumbers
+    precision: Any
+
+
+def _bind(lhs: Any, rhs: Any, window: Window) -> Any:
+    # Inside `shard_map` a kernel that all devices share must be marked as varying like the inputs, as `lax` does.
+    axes = [_varying(operand) for operand in (lhs, rhs)]
+    lhs, rhs = (
+        lax.pcast(operand, tuple(missing), to="varying") if missing else operand
+        for operand, missing in ((lhs, axes[1] - axes[0]), (rhs, axes[0] - axes[1]))
+    )
+    return conv_p.bind(lhs, rhs, window=window)
+
+
+def _varying(operand: Any) -> frozenset[str]:
+    kind = jax.typeof(operand)
+    return kind.vma if hasattr(kind, "vma") else kind.mat.varying  # jax 0.11 and 0.10
+
+
+def _by_lax(lhs: Any, rhs: Any, *, window: Window) -> jax.Array:
+    return lax.conv_general_dilated(lhs, rhs, **window._asdict())
+
+
+def _on_cpu(lhs: jax.Array, rhs: jax.Array, *, window: Window) -> jax.Array:
+    """Transposed to (batch, *space, in) and (*space, in, out), and back."""
+    (batch, features, *space), (rhs_out, rhs_in, *rhs_space), (out_batch, out_features, *out_space) = (
+        window.dimension_numbers
+    )
+    lhs, rhs = lhs.transpose(batch, *space, features), rhs.transpose(*rhs_space, rhs_in, rhs_out)
+    last = lhs.ndim - 1
+    image = (0, last, *range(1, last))
+    window = window._replace(
+        dimension_numbers=lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
+    )
+    if any(low < 0 or high < 0 for low, high in window.padding):  # the fast convolution does not crop
+        edges = [(min(low, 0), min(high, 0)) for low, high in window.padding]
+        dilated = [(*edge, by - 1) for edge, by in zip(edges, window.lhs_dilation, strict=True)]
+        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *dilated, (0, 0, 0)])
+        window = window._replace(
+            padding=tuple((max(low, 0), max(high, 0)) for low, high in window.padding), lhs_dilation=(1,) * len(edges)
+        )
+    out = _by_lax(lhs, rhs, window=window)
+    order = [out_batch, *out_space, out_features]
+    return out.transpose([order.index(axis) for axis in range(out.ndim)])
+
+
+def _lhs_gradient(g: jax.Array, lhs: Any, rhs: jax.Array, *, window: Window) -> jax.Array:
+    """A convolution of the gradient with the kernel, reversed in space and with in and out exchanged."""
+    lhs_spec, rhs_spec, out_spec = window.dimension_numbers
+    padding = []
+    for i, (low, _) in enumerate(window.padding):
+        kernel = _dilated(rhs.shape[rhs_spec[2 + i]], window.rhs_dilation[i])
+        before = kernel - 1 - low
+        size = _dilated(lhs.aval.shape[lhs_spec[2 + i]], window.lhs_dilation[i])
+        padding.append(
+            (before, size + kernel - 1 - _dilated(g.shape[out_spec[2 + i]], window.window_strides[i]) - before)
+        )
+    transposed = Window(
+        window_strides=window.lhs_dilation,
+        padding=tuple(padding),
+        lhs_dilation=window.window_strides,
+        rhs_dilation=window.rhs_dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(out_spec, _exchanged(rhs_spec), lhs_spec),
+        precision=window.precision,
+    )
+    return _bind(g, lax.rev(rhs, rhs_spec[2:]), transposed)
+
+
+def _rhs_gradient(g: jax.Array, lhs: jax.Array, rhs: Any, *, window: Window) -> jax.Array:
+    """A convolution of the inputs with the gradient, in which batch and channels are exchanged."""
+    lhs_spec, rhs_spec, out_spec = window.dimension_numbers
+    padding = []
+    for i, (low, _) in enumerate(window.padding):
+        kernel = _dilated(rhs.aval.shape[rhs_spec[2 + i]], window.rhs_dilation[i])
+        size = _dilated(lhs.shape[lhs_spec[2 + i]], window.lhs_dilation[i])
+        padding.append((low, kernel - 1 + _dilated(g.shape[out_spec[2 + i]], window.window_strides[i]) - size - low))
+    transposed = Window(
+        window_strides=window.rhs_dilation,
+        padding=tuple(padding),
+        lhs_dilation=window.lhs_dilation,
+        rhs_dilation=window.window_strides,
+        dimension_numbers=lax.ConvDimensionNumbers(*(_exchanged(spec) for spec in (lhs_spec, out_spec, rhs_spec))),
+        precision=window.precision,
+    )
+    return _bind(lhs, g, transposed)
+
+
+def _batched(operands: tuple[Any, Any], axes: tuple[int | None, int | None], *, window: Window) -> tuple[Any, int]:
+    """`vmap`: inputs become more examples, kernels more output channels; both, by `lax`, groups."""
+    (lhs, rhs), (lhs_axis, rhs_axis) = operands, axes
+    lhs_spec, rhs_spec, out_spec = window.dimension_numbers
+    if lhs_axis is not None and rhs_axis is not None:
+        return jax.vmap(functools.partial(_by_lax, window=window), in_axes=(lhs_axis, rhs_axis))(lhs, rhs), 0
+    if lhs_axis is not None:
+        count, axis = lhs.shape[lhs_axis], out_spec[0]
+        lhs = _merge(lhs, lhs_axis, lhs_spec[0])
+    else:
+        assert rhs_axis is not None
+        count, axis = rhs.shape[rhs_axis], out_spec[1]
+        rhs = _merge(rhs, rhs_axis, rhs_spec[0])
+    out = _bind(lhs, rhs, window)
+    return out.reshape(*out.shape[:axis], count, -1, *out.shape[axis + 1 :]), axis
+
+
+def _merge(array: jax.Array, axis: int, into: int) -> jax.Array:
+    """Without `axis`, which is then the slower part of the axis `into` (counted without it)."""
+    array = jnp.moveaxis(array, axis, into)
+    return array.reshape(*array.shape[:into], -1, *array.shape[into + 2 :])
+
+
+def _dilated(size: int, by: int) -> int:
+    return 1 + by * (size - 1) if size else 0
+
+
+def _exchanged(spec: Sequence[int]) -> tuple[int, ...]:
+    return (spec[1], spec[0], *spec[2:])
+
+
+conv_p = Primitive("depthmup_conv")
+conv_p.def_impl(jax.jit(_by_lax, static_argnames="window"))
+conv_p.def_abstract_eval(
+    lambda lhs, rhs, window: jax.make_jaxpr(functools.partial(_by_lax, window=window))(lhs, rhs).out_avals[0]
+)
+ad.defbilinear(conv_p, _lhs_gradient, _rhs_gradient)
+batching.primitive_batchers[conv_p] = _batched
+mlir.register_lowering(conv_p, mlir.lower_fun(_by_lax, multiple_results=False))
+mlir.register_lowering(conv_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")

@@ -1,0 +1,188 @@
+"""The convolution of our own against that of `lax`: values, all derivatives, all transformations, programs."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from depthmup.models.convolution import conv_general_dilated
+
+
+def drawn(rng, space):
+    """A random convolution: (inputs, kernel, keyword arguments)."""
+    batch, features_in, features_out = rng.integers(1, 4, 3)
+    size, kernel = rng.integers(5, 9, space), rng.integers(1, 4, space)
+    lhs_dilation, rhs_dilation = rng.integers(1, 3, space), rng.integers(1, 3, space)
+    low = rng.integers(-1, 3, space)
+    extent = (size - 1) * lhs_dilation + 1 + low
+    high = np.maximum(rng.integers(-1, 3, space), (kernel - 1) * rhs_dilation + 1 - extent)
+    options = dict(
+        window_strides=tuple(map(int, rng.integers(1, 4, space))),
+        padding=tuple((int(a), int(b)) for a, b in zip(low, high, strict=True)),
+        lhs_dilation=tuple(map(int, lhs_dilation)),
+        rhs_dilation=tuple(map(int, rhs_dilation)),
+        dimension_numbers=[("NHC", "HIO", "NHC"), ("NHWC", "HWIO", "NHWC")][space - 1],
+    )
+    x = rng.normal(size=(batch, *size, features_in))
+    w = rng.normal(size=(*kernel, features_in, features_out))
+    return jnp.asarray(x), jnp.asarray(w), options
+
+
+def pair(options):
+    """(ours, that of `lax`), of (inputs, kernel)."""
+    return tuple(functools.partial(f, **options) for f in (conv_general_dilated, lax.conv_general_dilated))
+
+
+def same(ours, theirs, *arguments, rtol=1e-12):
+    ours, theirs = ours(*arguments), theirs(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), ours, theirs)
+
+
+def scalar(conv):
+    """A function of (inputs, kernel) with derivatives of every order in both together."""
+    return lambda x, w: jnp.sum(jnp.sin(conv(x, w)) ** 2)
+
+
+def hessian_product(f):
+    return lambda x, w: jax.jvp(jax.grad(f, (0, 1)), (x, w), (jnp.cos(x), jnp.cos(w)))[1]
+
+
+def reverse_over_reverse(f):
+    return lambda x, w: jax.grad(lambda x, w: sum(jnp.vdot(a, a) for a in jax.grad(f, (0, 1))(x, w)), (0, 1))(x, w)
+
+
+def jvp(f):
+    return lambda x, w: jax.jvp(f, (x, w), (jnp.cos(x), jnp.cos(w)))
+
+
+DERIVATIVES = {
+    "value": lambda f: f,
+    "gradient": lambda f: jax.grad(f, (0, 1)),
+    "jvp": jvp,
+    "hessian product": hessian_product,
+    "reverse over reverse": reverse_over_reverse,
+    "gradient of a gradient's jvp": lambda f: jax.grad(lambda x, w: jnp.sum(hessian_product(f)(x, w)[0] ** 2), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("space", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_derivatives_are_those_of_lax(space, seed, x64):
+    """On random shapes, strides, dilations, and paddings (negative ones crop)."""
+    x, w, options = drawn(np.random.default_rng([space, seed]), space)
+    ours, theirs = pair(options)
+    same(ours, theirs, x, w)
+    for name, derivative in DERIVATIVES.items():
+        same(jax.jit(derivative(scalar(ours))), jax.jit(derivative(scalar(theirs))), x, w, rtol=1e-11)
+        assert name
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (2, None), (None, 3), (1, 2)])
+def test_vmap(axes, x64):
+    rng = np.random.default_rng(3)
+    x, w, options = drawn(rng, 2)
+    stack = lambda array, axis: array if axis is None else jnp.stack([array, 2 * array, array**2], axis)  # noqa: E731
+    ours, theirs = (jax.vmap(jax.grad(scalar(f), (0, 1)), axes) for f in pair(options))
+    same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
+    ours, theirs = (jax.grad(lambda *of, f=f: jax.vmap(scalar(f), axes)(*of).sum(), (0, 1)) for f in pair(options))
+    same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
+
+
+def test_vmap_over_one_operand_keeps_the_primitive():
+    x, w, options = drawn(np.random.default_rng(3), 2)
+    conv, _ = pair(options)
+    for axes, kept in (((0, None), True), ((None, 0), True), ((0, 0), False)):
+        operands = [a if axis is None else jnp.stack([a, a]) for a, axis in zip((x, w), axes, strict=True)]
+        assert ("depthmup_conv" in str(jax.make_jaxpr(jax.vmap(conv, axes))(*operands))) == kept
+
+
+def test_bfloat16():
+    """Rounded as `lax` rounds, in value and gradient."""
+    x, w, options = drawn(np.random.default_rng(5), 2)
+    x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+    ours, theirs = pair(options)
+    assert ours(x, w).dtype == jnp.bfloat16
+    for derivative in (lambda f: f, lambda f: jax.grad(f, (0, 1))):
+        found, expected = (derivative(scalar(f))(x, w) for f in (ours, theirs))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=0.05, atol=0.05), found, expected
+        )
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_through_flax(padding, x64):
+    """nn.Conv with its strides and paddings by name: the same parameters, outputs and gradients."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 8, 3), jnp.float64)
+    modules = [
+        nn.Conv(4, (3, 2), strides=2, padding=padding, param_dtype=jnp.float64, conv_general_dilated=conv)
+        for conv in (conv_general_dilated, lax.conv_general_dilated)
+    ]
+    params = [module.init(jax.random.key(1), x) for module in modules]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+    ours, theirs = (jax.grad(lambda p, x, m=m: jnp.sum(jnp.sin(m.apply(p, x))), (0, 1)) for m in modules)
+    same(ours, theirs, params[0], x)
+
+
+def lowered(f, platform, *arguments):
+    return jax.jit(f).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_other_backends_get_the_program_of_lax(platform):
+    """The same StableHLO, forward and in both gradients; on a CPU the gradients have transpositions besides."""
+    x, w, options = drawn(np.random.default_rng(1), 2)
+
+    def squared(f):
+        return lambda x, w: jnp.sum(f(x, w) ** 2)
+
+    for derivative in (lambda f: f, lambda f: jax.grad(squared(f), (0, 1))):
+        ours, theirs = (lowered(derivative(f), platform, x, w) for f in pair(options))
+        assert "stablehlo.convolution" in ours
+        assert ours == theirs
+
+
+def test_gradients_on_a_cpu_have_one_layout():
+    """Every convolution reads [b, 0, 1, f] and [0, 1, i, o], which is all that XLA computes fast inside a loop."""
+    x, w, options = drawn(np.random.default_rng(1), 2)
+    text = lowered(jax.grad(scalar(pair(options)[0]), (0, 1)), "cpu", x, w)
+    convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
+    assert len(convolutions) == 3
+    assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
+    assert not any("-1" in line.split("pad")[1].split("}")[0] for line in convolutions)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_inside_shard_map(check, x64):
+    """Examples over two devices, one kernel for all."""
+    rng = np.random.default_rng(2)
+    x, w = jnp.asarray(rng.normal(size=(4, 6, 6, 2))), jnp.asarray(rng.normal(size=(3, 3, 2, 3)))
+    options = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def gradient(conv):
+        def local(x, w):
+            gradients = jax.grad(scalar(conv), (0, 1))(x, w)
+            return gradients if check else (gradients[0], lax.psum(gradients[1], "batch"))
+
+        part, whole = jax.P("batch"), jax.P()
+        return jax.shard_map(local, mesh=mesh, in_specs=(part, whole), out_specs=(part, whole), check_vma=check)
+
+    ours, theirs = pair(options)
+    same(jax.jit(gradient(ours)), jax.jit(gradient(theirs)), x, w)
+    same(jax.jit(gradient(ours)), jax.grad(scalar(theirs), (0, 1)), x, w)
+
+
+def test_groups_and_mistakes():
+    x, w = jnp.ones((1, 5, 5, 4)), jnp.ones((3, 3, 2, 6))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    ours, theirs = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers, feature_group_count=2))
+    same(ours, theirs, x, w)
+    ungrouped, _ = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers))
+    with pytest.raises(TypeError, match="feature"):
+        ungrouped(x, w)
+    with pytest.raises(ValueError, match="dilated inputs"):
+        conv_general_dilated(x, w[:, :, :1].repeat(4, 2), (1, 1), "SAME", (2, 2), dimension_numbers=numbers)
