@@ -19,6 +19,7 @@ from depthmup.models.layers import (
     check_name,
     constant_init,
     fan_in_init,
+    matrix_product,
     norm,
 )
 from depthmup.models.stack import sow_hidden, stack, state
@@ -39,9 +40,9 @@ class Attention(nn.Module):
 
         def project(name: str, gain: float) -> jax.Array:
             shape = (self.heads, width // self.heads)
-            return nn.DenseGeneral(
-                shape, use_bias=self.use_bias, kernel_init=fan_in_init(gain), dtype=self.dtype, name=name
-            )(x)
+            init = fan_in_init(gain)
+            options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
+            return nn.DenseGeneral(shape, **options, dot_general=matrix_product, name=name)(x)
 
         q, k, v = project("query", 0), project("key", 1), project("value", 1)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
@@ -54,6 +55,7 @@ class Attention(nn.Module):
             use_bias=self.use_bias,
             kernel_init=fan_in_init(0 if self.zero_init else 1),
             dtype=self.dtype,
+            dot_general=matrix_product,
             name="out",
         )(mixed)
 
@@ -79,7 +81,8 @@ class TransformerBlock(nn.Module):
 
         def dense(x: jax.Array, features: int, gain: float, name: str) -> jax.Array:
             init = fan_in_init(gain)
-            return nn.Dense(features, use_bias=self.use_bias, kernel_init=init, dtype=self.dtype, name=name)(x)
+            options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
+            return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
 
         x = ACTIVATIONS[self.activation](dense(x, self.mlp_ratio * width, 1, "mlp_in"))
         # Variance 1/width, not 1/fan_in: "all the other weights ... standard deviation" width^-1/2.
