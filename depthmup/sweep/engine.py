@@ -19,7 +19,7 @@ from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import LEARNING_RATE, OWN, flat, parse
 from depthmup.sweep.estimate import Estimator, at_once, too_large
 from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
-from depthmup.sweep.progress import Progress
+from depthmup.sweep.progress import CompileClock, Progress
 from depthmup.sweep.runner import CACHE, UNFINISHED, GroupCheckpoints, Outcome, Runner, compiled_in
 from depthmup.sweep.store import Claims, Store
 from depthmup.train.assemble import problem_of
@@ -75,7 +75,8 @@ def train(
 
             cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
         stop = stack.enter_context(Stop())  # after Ray, which has a handler of its own
-        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress))
+        clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
+        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock))
         sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
         if settings.sweep.adaptive:
             search = Search(settings)
@@ -161,7 +162,7 @@ class _Sweep:
             return self._say_messages()
         self._say_cost(todo)
         while todo:
-            self.progress.expect({group.name: self.estimator.seconds(group) for group in todo})
+            self.progress.expect(self.estimator.expected(todo), self.estimator.measured)
             if self.cluster:
                 self._on_ray(todo, self.cluster)
             else:
@@ -176,7 +177,7 @@ class _Sweep:
 
     def _here(self, todo: Sequence[Group]) -> None:
         self._stop_if_asked("before the next group")
-        while taken := self.claims.take(todo):
+        while taken := self._take(todo):
             planned, group = taken
             say = functools.partial(self.progress.running, planned.name, str(group))
             say(0.0)
@@ -196,7 +197,7 @@ class _Sweep:
         running: dict[Any, tuple[Group, Group]] = {}
         failed: tuple[Group, Exception] | None = None
         while True:
-            while not failed and len(running) < cluster.slots() and (taken := self.claims.take(todo)):
+            while not failed and len(running) < cluster.slots() and (taken := self._take(todo)):
                 running[cluster.submit(taken[1])] = taken
                 self.progress.running(taken[0].name, str(taken[1]), 0.0)
             if not running:
@@ -212,6 +213,12 @@ class _Sweep:
             self._stop_if_asked("with the groups that are done")
         if failed:
             raise RuntimeError(f"{failed[0]} failed on the Ray cluster; all else is kept, start again") from failed[1]
+
+    def _take(self, todo: Sequence[Group]) -> tuple[Group, Group] | None:
+        """As `Claims.take`; the progress hears which groups other processes have finished."""
+        taken = self.claims.take(todo)
+        self.progress.only({group.name for group in self._missing(todo)})
+        return taken
 
     def _keep(self, planned: Group, group: Group, outcome: Outcome) -> None:
         self.store.append(*outcome)

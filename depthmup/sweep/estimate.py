@@ -45,6 +45,16 @@ class Estimate(NamedTuple):
         return f"{text}, about {duration(self.seconds)} (compilation {duration(self.compiling)})"
 
 
+class Expected(NamedTuple):
+    """Seconds that a group takes for training, and for its program if it is the first to need it.
+
+    Where nothing was measured, each of the two is right in proportion alone.
+    """
+
+    training: float
+    compiling: float = 0.0
+
+
 def duration(seconds: float) -> str:
     """ "45 s", "3 min 20 s", "5 h 10 min"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -101,6 +111,10 @@ class Estimator:
         self._points: list[tuple[float, float]] = [(1.0, NOMINAL)]  # (operations, seconds) of a step of one trial
         self._compiling: float | None = None  # seconds for one program
 
+    @property
+    def measured(self) -> bool:
+        return self._compiling is not None
+
     def measure(self, groups: Sequence[Group], runner: Runner) -> None:
         """Time the cheapest and the dearest program of these groups, which are compiled for it; others lie between."""
         first = {group.program: group for group in reversed(groups)}
@@ -123,6 +137,12 @@ class Estimator:
         x, y = zip(*self._points, strict=True)
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
         return self._steps(group) * step
+
+    def expected(self, groups: Sequence[Group]) -> dict[str, Expected]:
+        """What each group takes, by its name, if they are trained in this order."""
+        once = 1.0 if self._compiling is None else self._compiling
+        first = {group.program: group.name for group in reversed(groups)}
+        return {g.name: Expected(self.seconds(g), once * (first[g.program] == g.name)) for g in groups}
 
     def total(self, groups: Sequence[Group]) -> Estimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})

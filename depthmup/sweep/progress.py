@@ -2,39 +2,185 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
+import jax
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from depthmup.sweep.estimate import duration
+from depthmup.sweep.estimate import Expected, duration
 from depthmup.train.workdir import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 LINES = 24  # of the table of the best, at most
+COMPILING = "/jax/core/compile/"  # JAX's events of tracing, lowering and compiling
+PRIOR = 0.05  # of a sweep: as if so much of it had been measured, and had taken what was expected
+KNOWN = 0.1  # of a sweep of which nothing was measured, after which its time is known
+STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # seconds from which a time is rounded to so many
+
+
+class CompileClock:
+    """Counts the seconds in which JAX traces, compiles or loads programs in this process, between enter and exit.
+
+    These are seconds of wall-clock time: what several threads do at the same time counts once.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []  # (start, end), apart from each other
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CompileClock:
+        jax.monitoring.register_event_time_span_listener(self.add)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_time_span_listener(self.add)
+
+    def add(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
+        """Take an event of JAX, when it ends."""
+        if event.startswith(COMPILING):
+            with self._lock:
+                while self._spans and self._spans[-1][1] > start_time:
+                    start_time = min(start_time, self._spans.pop()[0])
+                self._spans.append((start_time, end_time))
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return sum(end - start for start, end in self._spans)
+
+
+@dataclasses.dataclass
+class _Group:
+    """start, heard: when this process began it and when it last heard of it. share: what was done by then."""
+
+    expected: Expected
+    here: bool = False  # this process trains it, or has done so
+    done: bool = False
+    start: float = 0.0
+    heard: float = 0.0
+    share: float = 0.0
+
+
+class TimeLeft:
+    """How long the groups that are left will take: what was expected, corrected by what the groups so far took.
+
+    Training and compilation have a correction each, (measured + prior) / (expected + prior) of what is done. The prior
+    is PRIOR of the whole sweep, so that the estimate counts while little is done. Where nothing was measured before the
+    sweep it is 0, and the time is not known until KNOWN of the training is done. Groups that run at the same time share
+    the time, and so do other processes, which are taken to go on as fast as so far.
+    """
+
+    def __init__(self, clock: CompileClock | None = None) -> None:
+        """clock: of compilation; without one compilation counts as training."""
+        self._clock = clock or CompileClock()
+        self._groups: dict[str, _Group] = {}
+        self._measured = False
+        self._before = 0.0  # what the clock said before the first group
+        self._compiled = 0.0  # seconds of compilation until a group was last heard of
+
+    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
+        """What is still to do. measured: the expected seconds are more than proportions."""
+        if not self._groups:
+            self._before = self._clock.seconds
+        self.only(groups.keys())
+        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
+        self._measured = measured
+
+    def only(self, names: Set[str]) -> None:
+        """What is still to do, or runs here; all else is done, by other processes if not by this one."""
+        for name in self._groups.keys() - names - self.running().keys():
+            self._groups[name].done, self._groups[name].share = True, 1.0
+
+    def hear(self, name: str, share: float) -> None:
+        """A group of this process has begun, or so much of it is done."""
+        group, now = self._groups[name], time.monotonic()
+        if not group.here:
+            group.here, group.start = True, now
+        group.heard, group.share = now, share
+        if share:
+            self._compiled = self._clock.seconds - self._before
+
+    def finish(self, name: str) -> None:
+        self.hear(name, 1.0)
+        self._groups[name].done = True
+
+    def running(self) -> dict[str, float]:
+        """Name -> share that is done, of the groups that run here."""
+        return {name: group.share for name, group in list(self._groups.items()) if group.here and not group.done}
+
+    def waiting(self) -> int:
+        """How many groups have not begun here, nor are done."""
+        return sum(not group.here and not group.done for group in list(self._groups.values()))
+
+    def trained(self) -> tuple[float, float]:
+        """Expected seconds of the training that is done, and of all."""
+        groups = list(self._groups.values())
+        return sum(g.share * g.expected.training for g in groups), sum(g.expected.training for g in groups)
+
+    def seconds(self) -> float | None:
+        """None while it is not known."""
+        groups = list(self._groups.values())  # a copy: the table is drawn by a thread of its own
+        here, now = [group for group in groups if group.here], time.monotonic()
+        (done, whole), compiling = self.trained(), sum(group.expected.compiling for group in groups)
+        trained = sum(group.share * group.expected.training for group in here)
+        if not self._measured and trained < KNOWN * whole:
+            return None
+        prior = PRIOR if self._measured else 0.0
+        compiled = sum(group.expected.compiling for group in here if group.share)
+        training_only = max(0.0, sum(group.heard - group.start for group in here) - self._compiled)
+        slower = _correction(training_only, trained, prior * whole)
+        compiling_slower = _correction(self._compiled, compiled, prior * compiling)
+        rests = []
+        for group in groups:
+            if not group.done:
+                rest = slower * (1.0 - group.share) * group.expected.training
+                rest += 0.0 if group.share else compiling_slower * group.expected.compiling
+                rests.append(max(0.0, rest - (now - group.heard)) if group.here else rest)
+        at_once = max(1, len(self.running())) * (done / trained if trained else 1.0)
+        return max(sum(rests) / at_once, max(rests, default=0.0))
+
+
+def _correction(measured: float, expected: float, prior: float) -> float:
+    return (measured + prior) / (expected + prior) if expected + prior else 1.0
+
+
+def about(seconds: float) -> str:
+    """ "about 40 s", "about 4 min", "about 1 h 20 min": as rough as an estimate is."""
+    step = [step for start, step in STEPS if seconds >= start][-1]
+    rounded = max(step, step * round(seconds / step))
+    hours, minutes = divmod(rounded // 60, 60)
+    words = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (minutes > 0)
+    return f"about {' '.join(words) or f'{rounded} s'}"
 
 
 class Progress:
-    """A live table on a terminal; elsewhere a line every ten seconds. Silent if told so.
+    """A live table on a terminal; elsewhere a line every ten seconds; at the end what was trained. Silent if told so.
 
-    It is told how long each group is expected to take, which need only be right in proportion.
+    It is told how long each group is expected to take. clock: of compilation in this process, if it compiles.
     """
 
-    def __init__(self, rows: Iterable[Row], silent: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        silent: bool = False,
+        console: Console | None = None,
+        clock: CompileClock | None = None,
+    ) -> None:
         self._console = console or Console(quiet=silent)
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
-        self._said = time.monotonic()
+        self._entered = self._said = time.monotonic()
         self._start = 0.0  # when there was something to do
-        self._shares: dict[str, float] = {}  # of the groups that are running
+        self._clock, self._time = clock, TimeLeft(clock)
         self._names: dict[str, str] = {}
-        self._expected: dict[str, float] = {}
-        self._spent = 0.0  # expected time of what this process has done
         self._trials = self._groups = 0
         # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
         self.losses: dict[tuple[str, str], dict[tuple[int, int], dict[float, list[float]]]] = {}
@@ -47,14 +193,20 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._drawn:
             self._live.stop()
+        if self._trials and error is None:
+            self.say(self.summary())
 
-    def expect(self, groups: Mapping[str, float]) -> None:
-        """All groups that are still to do: name -> expected seconds, at least in proportion."""
-        self._expected, self._shares = dict(groups), {}
+    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
+        """All groups that are still to do, by name. measured: in seconds, not in proportion alone."""
+        self._time.expect(groups, measured)
         self._start = self._start or time.monotonic()
+
+    def only(self, names: Set[str]) -> None:
+        """What is still to do; other processes have done the rest."""
+        self._time.only(names)
 
     def say(self, text: str) -> None:
         """A message that stays."""
@@ -66,13 +218,13 @@ class Progress:
         self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
-        self._shares[name], self._names[name] = share, words
+        self._time.hear(name, share)
+        self._names[name] = words
         self._now_and_then()
 
     def finished(self, name: str, rows: Iterable[Row]) -> None:
         rows = list(rows)
-        self._shares.pop(name, None)
-        self._spent += self._expected.pop(name, 0.0)
+        self._time.finish(name)
         self._groups, self._trials = self._groups + 1, self._trials + len(rows)
         self._take(rows)
         self._now_and_then()
@@ -81,34 +233,34 @@ class Progress:
         """A line, where there is no terminal to draw on."""
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
-            self.say(self.line() if self._shares or not self._note else f"{self.line()}; {self._note}")
-
-    def _parts(self) -> tuple[float, float]:
-        """Expected seconds of what is done, and of all."""
-        running = sum(share * self._expected.get(name, 0.0) for name, share in self._shares.items())
-        return self._spent + running, self._spent + sum(self._expected.values())
+            self.say(self.line() if self._time.running() or not self._note else f"{self.line()}; {self._note}")
 
     def line(self) -> str:
         """Groups, trials per minute, time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        part, whole = self._parts()
-        left = whole - part
-        remaining = f"{duration(elapsed * left / part)} left" if part else "time left not known yet"
-        waiting = len(self._expected) - len(self._shares)
+        left, running, waiting = self._time.seconds(), len(self._time.running()), self._time.waiting()
+        remaining = "time left not known yet" if left is None else f"{about(left)} left"
+        if self._start and not running + waiting:
+            remaining = "nothing left"
         return (
-            f"groups: {self._groups} done, {len(self._shares)} running, {max(0, waiting)} to go; "
+            f"groups: {self._groups} done, {running} running, {waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
         )
 
+    def summary(self) -> str:
+        """What was trained here, and in what time."""
+        text = f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}"
+        return f"{text}, of which {duration(self._clock.seconds)} compiling" if self._clock else text
+
     def table(self) -> RenderableType:
         """The whole picture."""
-        part, whole = self._parts()
+        part, whole = self._time.trained()
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
         parts: list[RenderableType] = [
             bar,
             Text(self.line()),
-            Text(", ".join(f"{self._names[n]} {100 * share:.0f}%" for n, share in self._shares.items()) or self._note),
+            Text(", ".join(f"{self._names[n]} {100 * s:.0f}%" for n, s in self._time.running().items()) or self._note),
         ]
         return Group(*parts, self.best_table())
 
