@@ -9,7 +9,7 @@ from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
-from depthmup.train.parallel import scan_blocks, trial_layout
+from depthmup.train.parallel import trial_layout
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -77,13 +77,12 @@ def test_statistics_are_carried(x64):
 
 
 def test_layouts_on_a_cpu():
-    """The decisions by backend and model (docs/design.md), and that a config overrides the one on blocks."""
+    """Trials run one after another, blocks are scanned (docs/design.md), and a config overrides the latter."""
     assert trial_layout() == "map"
-    for family, model in MODELS.items():
+    for family in MODELS:
         s = settings(family)
-        assert problem_of(s).model(s.model).scan == scan_blocks(model.convolutional)
-    for scan in (True, False):
-        assert problem_of(settings("cnn")).model(settings("cnn", scan=scan).model).scan == scan
+        assert problem_of(s).model(s.model).scan
+        assert not problem_of(s).model(settings(family, scan=False).model).scan
 
 
 @pytest.mark.parametrize(

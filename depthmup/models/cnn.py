@@ -59,7 +59,6 @@ class CNN(Model):
     """
 
     residual: ClassVar[bool] = False
-    convolutional: ClassVar[bool] = True
 
     channels: tuple[float, ...] = (1.0,)
     kernels: tuple[int, ...] = (3,)
@@ -157,7 +156,6 @@ class ResidualCNN(Model):
       zero_init_branch: the last convolution of a branch starts at 0 (paper A, Appendix M).
     """
 
-    convolutional: ClassVar[bool] = True
     even_scan: ClassVar[bool] = True
 
     width: int = 64

@@ -203,7 +203,6 @@ class Model(nn.Module):
     """
 
     residual: ClassVar[bool] = True  # are the blocks residual branches?
-    convolutional: ClassVar[bool] = False
     even_scan: ClassVar[bool] = False  # is the number of scanned blocks proportional to depth?
 
     width: int
@@ -222,14 +221,13 @@ class Model(nn.Module):
 
     @classmethod
     def option_types(cls) -> dict[str, Any]:
-        """Types of what a config may set besides width and depth, from the defaults; scan may be None, "by backend"."""
+        """Types of what a config may set besides width and depth, from the defaults."""
         fixed = {"parent", "name", "width", "depth", "outputs"}
         defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in fixed}
-        types: dict[str, Any] = {
+        return {
             name: tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value)  # type: ignore[misc]
             for name, value in defaults.items()
         }
-        return {**types, "scan": bool | None}
 
     @property
     def head_dim(self) -> int:

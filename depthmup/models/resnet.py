@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -63,8 +63,6 @@ class SimpleResNet(Model):
       norm: "none" (the paper's), or "batch" for a batch norm after each convolution of a branch.
       zero_init_branch: branches start at 0 (Appendix M).
     """
-
-    convolutional: ClassVar[bool] = True
 
     pool: str = "average"
     count: str = "blocks"
@@ -203,8 +201,6 @@ class ResNet(Model):
         per channel: ours) or "none".
       zero_init_branch: the last convolution of a branch starts at 0 (Appendix M).
     """
-
-    convolutional: ClassVar[bool] = True
 
     stages: tuple[int, ...] = (1, 1, 1)
     bottleneck: bool = False

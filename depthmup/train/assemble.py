@@ -19,7 +19,6 @@ from depthmup.parameterization import ForwardFactors, unknown
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings, Settings, SettingsError
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group, is_spec
-from depthmup.train.parallel import scan_blocks
 from depthmup.train.recipe import LOSSES, SCHEDULES, Recipe
 from depthmup.train.step import Hyper, Trainer, make_trainer
 
@@ -39,11 +38,8 @@ class Problem(NamedTuple):
 
     def model(self, settings: ModelSettings) -> Model:
         """The module. Raises SettingsError if a setting is out of range or does not fit the data."""
-        arguments = dict(settings.options)
-        family = MODELS[settings.name]
-        if arguments.get("scan") is None:
-            arguments["scan"] = scan_blocks(family.convolutional)
-        model = family(width=settings.width, depth=settings.depth, outputs=self.batches.dataset.classes, **arguments)
+        outputs = self.batches.dataset.classes
+        model = MODELS[settings.name](width=settings.width, depth=settings.depth, outputs=outputs, **settings.options)
         try:
             model.check((1, *self.input_shape))
         except ValueError as error:

@@ -24,12 +24,6 @@ def trial_layout() -> str:
     return "map" if jax.default_backend() == "cpu" else "vmap"
 
 
-def scan_blocks(convolutional: bool = False) -> bool:
-    """Whether equal blocks are scanned, so that compile time is flat in depth. Convolutions on a CPU are not: there a
-    scan copies the activations, 20 to 30% of a step (docs/performance.md)."""
-    return not convolutional or jax.default_backend() != "cpu"
-
-
 class TrialMap:
     """Maps functions of one trial over many, on many devices.
 
