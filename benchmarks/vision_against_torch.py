@@ -31,10 +31,13 @@ from depthmup.models import Model, ResidualCNN, SimpleResNet, ViT, stack_blocks
 BATCH, SIDE, LEARNING_RATE, ROUNDS = 64, 32, 2.0**-7, 6
 CORES = os.cpu_count() or 1
 VIT = ViT(width=192, depth=12, heads=3, patch=4, scan=False)
+CONVOLUTIONS = ResidualCNN(64, 8, kernels=(3,), padding="zero", scan=False)
 MODELS: dict[str, Model] = {
-    "8 convolutions, 64 channels, zero padding": ResidualCNN(64, 8, kernels=(3,), padding="zero", scan=False),
-    "8 convolutions, 64 channels, circular": ResidualCNN(64, 8, kernels=(3,), padding="circular", scan=False),
+    "8 convolutions, 64 channels, zero padding": CONVOLUTIONS,
+    "the same, scanned": CONVOLUTIONS.clone(scan=True),
+    "8 convolutions, 64 channels, circular": CONVOLUTIONS.clone(padding="circular"),
     "SimpleResNet, 64 to 512 channels, depth 8": SimpleResNet(512, 8, scan=False),
+    "SimpleResNet, scanned": SimpleResNet(512, 8),
     "ViT-Ti, patch 4, unrolled": VIT,
     "ViT-Ti, patch 4, scanned": VIT.clone(scan=True),
 }
@@ -42,6 +45,7 @@ SMALL_CNN = ResidualCNN(16, kernels=(3,), scan=False)
 SMALL_VIT = ViT(64, 4, scan=False)
 COMPILED = {
     "convolutions unrolled, width 16": (SMALL_CNN, (4, 8, 16, 32, 64)),
+    "convolutions scanned, width 16": (SMALL_CNN.clone(scan=True), (4, 8, 16, 32, 64)),
     "ViT unrolled, width 64": (SMALL_VIT, (4, 8, 16, 32)),
     "ViT scanned, width 64": (SMALL_VIT.clone(scan=True), (4, 8, 16, 32)),
 }

@@ -13,7 +13,7 @@ from depthmup.sweep import calibration, report, tables, verdicts
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import column
 from depthmup.sweep.histories import Histories
-from depthmup.sweep.plan import trials
+from depthmup.sweep.plan import SCHEMA, trials
 from depthmup.sweep.store import Store
 from tests import tiny
 
@@ -43,7 +43,7 @@ def planted(settings, optimum=None, noise=0.01):
             {
                 **columns,
                 "key": trial.key,
-                "schema": 2,
+                "schema": SCHEMA,
                 "steps": 40,
                 "loss": None if x > 2.5 else loss,
                 "diverged": x > 2.5,
@@ -154,7 +154,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
 def test_the_page(judged, tmp_path):
     """Every picture once, every verdict and rule; strange names are text; learning curves, where there are some."""
     settings, rows, curves = judged
-    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
     ends = np.array([2.0 if row["loss"] is None else row["loss"] for row in rows])
@@ -184,7 +184,7 @@ def test_the_page(judged, tmp_path):
 def test_when_the_optimum_settles(judged, tmp_path):
     """Planted: in the first half of training small rates are best, then the optimum is where it stays."""
     _, rows, curves = judged
-    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
     rates = np.log2([row["learning_rate"] for row in rows])
@@ -211,7 +211,7 @@ def test_when_it_settles_by_accuracy(judged, tmp_path):
     """Training losses are capped as losses, whatever is minimized."""
     _, rows, _ = judged
     settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
-    store = Store(tmp_path, {"schema": 2, "axes": [], "sweep": {}})
+    store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
     ends = np.array([np.nan if row["loss"] is None else 1.2 + row["loss"] for row in rows], np.float32)
     store.append(rows, {"trial": trial, "step": step, "loss": ends, "grad_norm": ends})

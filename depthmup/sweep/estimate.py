@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,19 +31,21 @@ MEASURED = 2, 60  # steps whose time is taken: so many, and then more of them, a
 
 
 class Estimate(NamedTuple):
-    """seconds: None if nothing was measured."""
+    """seconds: None if nothing was measured. memory: bytes that the measured programs needed, data and JAX included."""
 
     trials: int
     programs: int
     flops: float
     seconds: float | None = None
     compiling: float = 0.0
+    memory: float = 0.0
 
     def __str__(self) -> str:
         text = f"{self.trials:,} trials, {self.programs:,} programs, {self.flops:.1e} floating point operations"
         if self.seconds is None:
             return text
-        return f"{text}, about {duration(self.seconds)} (compilation {duration(self.compiling)})"
+        text += f", about {duration(self.seconds)} (compilation {duration(self.compiling)})"
+        return f"{text}, {self.memory / 2**30:.1f} GiB of memory"
 
 
 class Expected(NamedTuple):
@@ -110,6 +113,7 @@ class Estimator:
         self._work: dict[Any, float] = {}  # operations of a step, by program
         self._points: list[tuple[float, float]] = [(1.0, NOMINAL)]  # (operations, seconds) of a step of one trial
         self._compiling: float | None = None  # seconds for one program
+        self._memory = 0.0  # bytes
 
     @property
     def measured(self) -> bool:
@@ -123,6 +127,7 @@ class Estimator:
         for group in ends if len(ends) < 2 else (ends[0], ends[-1]):
             self._compiling, seconds = _measure(runner, group)  # the first one's has JAX's own start in it
             self._points.append((self.work(group), seconds))
+        self._memory = _used(jax.local_devices()[0])
 
     def work(self, group: Group) -> float:
         """Operations of one step of one trial."""
@@ -150,7 +155,8 @@ class Estimator:
         if self._compiling is None:
             return Estimate(trials, programs, operations)
         compiling = self._compiling * programs
-        return Estimate(trials, programs, operations, compiling + sum(map(self.seconds, groups)), compiling)
+        seconds = compiling + sum(map(self.seconds, groups))
+        return Estimate(trials, programs, operations, seconds, compiling, self._memory)
 
     def _steps(self, group: Group) -> float:
         """Of all its trials; the evaluation at the end as many as take as long (forwards only, a third of a step), and
@@ -201,6 +207,12 @@ def _free(device: jax.Device) -> float:
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except OSError:
         return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _used(device: jax.Device) -> float:
+    """Bytes of memory that were in use at most so far: of the device, or for a CPU of this process."""
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    return float(peak) if peak is not None else 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def too_large(settings: Settings, trials: int) -> str:
