@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,7 @@ from depthmup.models import (
     stationary_gain,
     unstack_blocks,
 )
-from depthmup.models.layers import conv
+from depthmup.models.layers import conv, fan_in_init
 from tests.families import CASES, FACTORS, QUICK, applied, init, inputs, model, variables
 
 COLLECTIONS = ["batch_stats", "stream", "features"]
@@ -265,3 +266,13 @@ def test_resnet_without_factor_is_post_activation():
     module: ResNet = model("resnet")
     _, sown = applied(module, mutable=("stream",))(init(module, x), x)
     assert min(float(h.min()) for h in states(sown["stream"])) == 0
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (3, 3, 4, 5), (5, 2, 8)])
+def test_initial_weights_are_those_of_flax(shape):
+    """Bit for bit, though drawn along one axis; also under the vmap of a scanned stack."""
+    expected = nn.initializers.variance_scaling(2.0, "fan_in", "normal", in_axis=range(len(shape) - 1), out_axis=-1)
+    keys = jax.random.split(jax.random.key(1), 3)
+    np.testing.assert_array_equal(fan_in_init(2.0)(keys[0], shape), expected(keys[0], shape))
+    drawn, theirs = (jax.vmap(lambda key, f=f: f(key, shape))(keys) for f in (fan_in_init(2.0), expected))
+    np.testing.assert_array_equal(drawn, theirs)
