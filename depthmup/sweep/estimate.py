@@ -23,7 +23,7 @@ from depthmup.train.parallel import trial_layout
 from depthmup.train.step import Hyper, Trainer
 
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
-STRETCH = 1e12  # operations of a CPU between two reports, some ten seconds: until then nobody can stop the sweep
+STRETCH = 3e11  # operations of a CPU between two reports, some ten seconds: until then nobody can stop the sweep
 SHARE = 0.6  # of the memory that is free
 MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # steps that a measurement counts as
 NOMINAL = 1e-10  # seconds that an operation counts where none is measured
