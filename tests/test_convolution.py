@@ -38,7 +38,7 @@ def pair(options):
     return tuple(functools.partial(f, **options) for f in (conv_general_dilated, lax.conv_general_dilated))
 
 
-def same(ours, theirs, *arguments, rtol=1e-12):
+def assert_same(ours, theirs, *arguments, rtol=1e-12):
     ours, theirs = ours(*arguments), theirs(*arguments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), ours, theirs)
 
@@ -76,7 +76,7 @@ def test_derivatives_are_those_of_lax(space, seed, x64):
     """On random shapes, strides, dilations, and paddings (negative ones crop)."""
     x, w, options = drawn(np.random.default_rng([space, seed]), space)
     ours, theirs = pair(options)
-    same(ours, theirs, x, w)
+    assert_same(ours, theirs, x, w)
     for name, derivative in DERIVATIVES.items():
         found, expected = (jax.jit(derivative(scalar(f)))(x, w) for f in (ours, theirs))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -89,9 +89,9 @@ def test_vmap(axes, x64):
     x, w, options = drawn(rng, 2)
     stack = lambda array, axis: array if axis is None else jnp.stack([array, 2 * array, array**2], axis)  # noqa: E731
     ours, theirs = (jax.vmap(jax.grad(scalar(f), (0, 1)), axes) for f in pair(options))
-    same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
+    assert_same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
     ours, theirs = (jax.grad(lambda *of, f=f: jax.vmap(scalar(f), axes)(*of).sum(), (0, 1)) for f in pair(options))
-    same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
+    assert_same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
 
 
 def test_vmap_over_one_operand_keeps_the_primitive():
@@ -126,7 +126,7 @@ def test_through_flax(padding, x64):
     params = [module.init(jax.random.key(1), x) for module in modules]
     jax.tree.map(np.testing.assert_array_equal, *params)
     ours, theirs = (jax.grad(lambda p, x, m=m: jnp.sum(jnp.sin(m.apply(p, x))), (0, 1)) for m in modules)
-    same(ours, theirs, params[0], x)
+    assert_same(ours, theirs, params[0], x)
 
 
 def lowered(f, platform, *arguments):
@@ -189,15 +189,15 @@ def test_inside_shard_map(check, x64):
         return jax.shard_map(local, mesh=mesh, in_specs=(part, whole), out_specs=(part, whole), check_vma=check)
 
     ours, theirs = pair(options)
-    same(jax.jit(gradient(ours)), jax.jit(gradient(theirs)), x, w)
-    same(jax.jit(gradient(ours)), jax.grad(scalar(theirs), (0, 1)), x, w)
+    assert_same(jax.jit(gradient(ours)), jax.jit(gradient(theirs)), x, w)
+    assert_same(jax.jit(gradient(ours)), jax.grad(scalar(theirs), (0, 1)), x, w)
 
 
 def test_groups_and_mistakes():
     x, w = jnp.ones((1, 5, 5, 4)), jnp.ones((3, 3, 2, 6))
     numbers = ("NHWC", "HWIO", "NHWC")
     ours, theirs = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers, feature_group_count=2))
-    same(ours, theirs, x, w)
+    assert_same(ours, theirs, x, w)
     ungrouped, _ = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers))
     with pytest.raises(ValueError, match="feature dimension"):
         ungrouped(x, w)
