@@ -94,8 +94,8 @@ def _on_cpu(lhs: jax.Array, rhs: jax.Array, *, window: Window) -> jax.Array:
     window = window._replace(
         dimension_numbers=lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
     )
-    # A convolution that crops is slower (the gradient of a strided 1x1 kernel does). Where the kernel is larger than the
-    # image, XLA exchanges the two, which is 20 times slower. In both cases the image is padded beforehand.
+    # A convolution that crops, as the gradient of a strided 1x1 kernel does, is slower. Where the kernel is larger than
+    # the image, XLA exchanges the two, which is 20 times slower. In both cases the image is padded beforehand.
     cropped = any(size < 0 for edges in window.padding for size in edges)
     if cropped or math.prod(lhs.shape[1:-1]) < math.prod(rhs.shape[:-2]):
         edges = [(*pair, by - 1) for pair, by in zip(window.padding, window.lhs_dilation, strict=True)]
