@@ -90,9 +90,10 @@ def test_gradients(x64, wrapper):
     problem = problem_of(s)
     trainer, hyper = problem.trainer(s.model, "sgd"), hyper_of(problem, s)
     loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", wrapper=wrapper)
-    (state,), hypers = loop.programs.start([hyper])
-    before = double(jax.tree.map(np.asarray, state))
-    (after,), parts = loop.programs.advance([double(state)], hypers, 0, 1)
+    states, hypers = loop.programs.start([hyper])
+    before = double(jax.tree.map(lambda leaf: np.asarray(leaf[0]), states))  # of the one trial
+    states, parts = loop.programs.advance(double(states), hypers, 0, 1)
+    after = jax.tree.map(lambda leaf: leaf[0], states)
     model, split = problem.model(s.model), problem.batches.dataset.train
     chosen = problem.batches.indices(0, 1)[0]
     inputs, labels = problem.batches.prepare(split.inputs[chosen]), split.labels[chosen]
