@@ -1,4 +1,4 @@
-"""Every family through the one training step: it learns, carries statistics, and trials in turn are trials mapped."""
+"""Every family through the one training step: it learns, carries statistics, and says what is wrong with its settings."""
 
 import jax
 import numpy as np

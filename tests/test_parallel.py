@@ -61,7 +61,7 @@ def assert_same(one, other, rtol=1e-10):
     ],
 )
 def test_eight_devices_are_one(x64, family, trials, recipe, norm):
-    """Ten steps in float64, augmented; the dense one in one program, the convolutions step by step."""
+    """Ten steps in float64, augmented."""
     problem, trainer, hypers = problem_and_hyper(family, recipe, trials, norm=norm, **SMALL.get(family, {}))
     one = trained(problem, trainer, hypers, 1)
     assert np.ptp(one[1]["loss"][0]) > 0.02
