@@ -1,4 +1,4 @@
-"""Every family through the one training step: it learns, carries statistics, and says what is wrong with its settings."""
+"""Every family through the one training step: it learns and carries statistics; wrong settings raise errors."""
 
 import jax
 import numpy as np
