@@ -75,9 +75,8 @@ def _bind(lhs: Any, rhs: Any, window: Window) -> Any:
 
 
 def _varying(operand: Any) -> frozenset[str]:
-    """The axes of `shard_map` over which an operand varies; versions of jax name them differently."""
-    kind = jax.typeof(operand)
-    return kind.vma if hasattr(kind, "vma") else getattr(getattr(kind, "mat", None), "varying", frozenset())
+    """The axes of `shard_map` over which an operand varies."""
+    return jax.typeof(operand).manual_axis_type.varying
 
 
 def _by_lax(lhs: Any, rhs: Any, *, window: Window) -> jax.Array:
