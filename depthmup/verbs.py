@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,20 +14,18 @@ from tqdm import tqdm
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import explain
-from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
 from depthmup.measure.maximal_update import AVERAGES
-from depthmup.models import Model
 from depthmup.optim import family_of
 from depthmup.parameterization import unknown
 from depthmup.settings import Settings, SettingsError
-from depthmup.train import single
-from depthmup.train.assemble import problem_of
-from depthmup.train.step import Hyper, TrainState
+from depthmup.train import run
+from depthmup.train.build import hyper_of, task_of
+from depthmup.train.check import check_optimizer
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
     """Train one network: a sweep of one, by the same loop. Status 1 if it diverges."""
-    metrics = single.train(settings, workdir, command, profile)
+    metrics = run.train(settings, workdir, command, profile)
     if jax.process_index() == 0:
         print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
         if metrics["diverged"] and "loss" in metrics:
@@ -81,73 +77,14 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
     return 0 if all(verdicts) else 1
 
 
-def check_optimizer(
-    settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
-) -> CoordinateReport:
-    """The coordinate check of one optimizer, in the absolute form: base width and base depth 1."""
-    c = settings.check
-    return coordinate_check(
-        functools.partial(probe_at, settings, name),
-        widths=c.widths,
-        depths=c.depths,
-        width=c.width,
-        depth=c.depth,
-        steps=c.steps,
-        seeds=c.seeds,
-        tolerance=c.tolerance,
-        title=f"{settings.parameterization.name}, {name}, learning rate 2^{c.log2_learning_rates[name]:g}",
-        progress=progress,
-    )
-
-
-def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
-    """The config's model at this shape, trained by our own training step with the optimizer `name`."""
-    problem = problem_of(settings)
-    problem = problem._replace(recipe=problem.recipe.plain)
-    beta0 = settings.parameterization.beta0 * settings.check.beta0
-    absolute = dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0)
-    model = dataclasses.replace(settings.model, width=width, depth=depth)
-    learning_rate = 2.0 ** settings.check.log2_learning_rates[name]
-    optimizer = dataclasses.replace(settings.optimizer, name=name, learning_rate=learning_rate)
-    specs = problem.specs(model)
-
-    def hyper(group: str, seed: int) -> Hyper:
-        full = problem.hyper(model, absolute, optimizer, seed)
-        return full._replace(factors=train_only(full.factors, specs, group)).arrays()
-
-    trainer = problem.trainer(model, name)
-    batch = problem.examples(settings.check.batch_size)
-    features = _sown(problem.model(model))
-    return Probe(trainer.init, trainer.train_step, features, hyper, groups_of(specs), batch)
-
-
-@functools.lru_cache
-def _sown(model: Model) -> Callable[..., Mapping[str, jax.Array]]:
-    """What the model sows in "features", and its logits; one object per model, so that checks share programs.
-
-    As in training: batch norm by the batch's statistics (those of the first steps say little), one dropout mask.
-    """
-
-    def features(state: TrainState, batch: tuple[jax.Array, jax.Array], hyper: Hyper) -> Mapping[str, jax.Array]:
-        variables = {"params": state.params, **state.statistics}
-        rngs = {"dropout": jax.random.key(0)}
-        mutable = ["features", *state.statistics]
-        logits, sown = model.apply(variables, batch[0], hyper.forward, train=True, mutable=mutable, rngs=rngs)
-        return {**sown["features"], "logits": logits}
-
-    return features
-
-
 def explain_parameters(settings: Settings, workdir: Path | None, command: str) -> int:
     """Print what is really applied to every parameter of the model of the config."""
-    problem = problem_of(settings)
-    model, optimizer = settings.model, settings.optimizer
-    hyper = problem.hyper(model, settings.parameterization, optimizer, settings.seed)
-    state = problem.trainer(model, optimizer.name).init(hyper.arrays())
+    task, optimizer = task_of(settings), settings.optimizer
+    state = task.init(hyper_of(settings).arrays())
     print(
         explain(
             settings.parameterization.build(),
-            problem.specs(model),
+            task.specs,
             optimizer.name,
             optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
@@ -168,7 +105,7 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
     if average not in AVERAGES:
         raise SettingsError(str(unknown("--average", average, AVERAGES)))
     try:
-        problem_of(of_depth[tuned])
+        task_of(of_depth[tuned])
     except SettingsError as error:
         raise SettingsError(
             f"parameterization.base_depth = {tuned}, where the learning rate was tuned, is no depth of {error}"

@@ -15,7 +15,7 @@ from depthmup.sweep import report, tables, verdicts
 from depthmup.sweep.axes import put
 from depthmup.sweep.calibration import calibrate, calibrations, path_sum
 from depthmup.sweep.engine import cost, train
-from depthmup.sweep.runner import CACHE, compiled_in
+from depthmup.sweep.group import CACHE, compiled_in
 from depthmup.sweep.store import curves, load, measured
 from depthmup.train.workdir import Row
 

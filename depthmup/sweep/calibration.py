@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
 from depthmup.settings import Settings
 from depthmup.sweep.axes import LEARNING_RATE
 from depthmup.sweep.plan import SCHEMA, Trial, trials_of
-from depthmup.sweep.runner import hyper_of
-from depthmup.train.assemble import problem_of
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import update_profile
+from depthmup.train.recipe import Recipe
 from depthmup.train.workdir import digest, write_atomically
 
 NOT_AT_THE_START = (  # nor in the direction of a first step
@@ -33,7 +32,7 @@ def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
 
     A gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, not augmented,
     without clipping and label noise.
-    Warns where depth is above .05 of the width; raises ValueError where nothing moves, SettingsError as `problem_of`.
+    Warns where depth is above .05 of the width; raises ValueError where nothing moves, SettingsError as `task_of`.
     """
     per_seed, mean_squares = next(_profiles([settings]))
     found = MaximalUpdate(per_seed, mean_squares, average)
@@ -69,7 +68,7 @@ def key(curve: Settings) -> str:
 
 def path_sum(settings: Settings) -> int:
     """PathSum of the config's model: sum over paths of (layers on the path)^3."""
-    return chain_path_sum(problem_of(settings).model(settings.model).ways)
+    return chain_path_sum(task_of(settings).model.ways)
 
 
 def _start(curve: Settings) -> list[Trial]:
@@ -82,16 +81,13 @@ def _profiles(curves: Iterable[Settings]) -> Iterator[np.ndarray]:
     program, function = None, None
     for curve in curves:
         trials = _start(curve)
-        problem = problem_of(curve)
         if program != trials[0].program or function is None:
             program, function = trials[0].program, _function(curve)
-        batch = problem.examples(curve.data.batch_size)
-        yield np.stack([function(hyper_of(problem, trial).arrays(), batch) for trial in trials], axis=1)
+        batch = examples(batches_of(curve), curve.data.batch_size)
+        yield np.stack([function(hyper_of(trial.settings).arrays(), batch) for trial in trials], axis=1)
 
 
 def _function(curve: Settings) -> Any:
-    problem = problem_of(curve)
-    problem = problem._replace(recipe=dataclasses.replace(problem.recipe.plain, label_smoothing=curve.label_smoothing))
-    trainer = problem.trainer(curve.model, curve.optimizer.name)
-    profile = update_profile(trainer)
-    return jax.jit(lambda hyper, batch: profile(trainer.init(hyper), batch, hyper))
+    task = task_of(curve, Recipe(loss=curve.loss, label_smoothing=curve.label_smoothing))
+    profile = update_profile(task)
+    return jax.jit(lambda hyper, batch: profile(task.init(hyper), batch, hyper))

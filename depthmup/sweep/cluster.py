@@ -12,8 +12,9 @@ from typing import Any
 
 from depthmup.backend import prepare_cpu
 from depthmup.settings import SettingsError
+from depthmup.sweep.group import Runner, compiled_in
 from depthmup.sweep.plan import Group
-from depthmup.sweep.runner import Outcome, Runner, compiled_in
+from depthmup.sweep.store import Finished
 
 RETRIES = 10  # of a group whose worker was lost
 
@@ -83,20 +84,20 @@ class Cluster:
         self._ray.wait(list(tasks), num_returns=1, timeout=seconds)
         return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0])
 
-    def outcome(self, task: Any) -> Outcome:
+    def outcome(self, task: Any) -> list[Finished]:
         """What a task returned; raises what it raised."""
-        return Outcome(*self._ray.get(task))
+        return self._ray.get(task)
 
     def cancel(self, tasks: Sequence[Any]) -> None:
         for task in tasks:
             self._ray.cancel(task, force=True)
 
 
-def _train(group: Group, devices: int, cache: str | None) -> tuple[Any, ...]:
+def _train(group: Group, devices: int, cache: str | None) -> list[Finished]:
     """In a worker."""
     runner = _runner(devices, group.settings.parallel.wrapper)
     with compiled_in(Path(cache) if cache else None):
-        return tuple(runner.train(group))
+        return runner.train(group)
 
 
 @functools.cache

@@ -18,11 +18,11 @@ from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import LEARNING_RATE, OWN, flat, parse
 from depthmup.sweep.estimate import Estimator, at_once, too_large
+from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
 from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
 from depthmup.sweep.progress import CompileClock, Progress
-from depthmup.sweep.runner import CACHE, UNFINISHED, GroupCheckpoints, Outcome, Runner, compiled_in
-from depthmup.sweep.store import Claims, Store
-from depthmup.train.assemble import problem_of
+from depthmup.sweep.store import Claims, Finished, Store
+from depthmup.train.build import task_of
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import Row
 
@@ -50,8 +50,8 @@ def train(
     Args:
       settings: or a config.
       launcher: "local", or "ray": groups of trials are tasks of a Ray cluster (sweep.cluster).
-      shard: (i, n), from 0: only the i-th of n parts of the plan. Its rows go to a file of their own, which a call
-        without a shard takes in.
+      shard: (i, n), from 0: only the i-th of n parts of the plan, perhaps in a workdir of its own on another machine.
+        A call without a shard takes in the files of all parts that were copied into `workdir/groups`.
       yes: train a plan of more than sweep.max_trials trials.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled; Stopped when asked to stop.
@@ -63,10 +63,9 @@ def train(
     if mistake and not yes:
         raise SettingsError(mistake)
     with contextlib.ExitStack() as stack:
-        store = Store(workdir, identity(settings), shard)
-        stack.callback(store.close)
-        claims = Claims(store, workdir)
-        stack.callback(claims.close)
+        store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings))))
+        stack.callback(store.export)
+        claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
         cache = workdir / CACHE if settings.sweep.cache else None
         stack.enter_context(compiled_in(cache))
         cluster = None
@@ -113,7 +112,7 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
         raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
     plan = trials(settings)
     for trial in {trial.program: trial for trial in plan}.values():
-        problem_of(trial.settings)
+        task_of(trial.settings)
     return plan
 
 
@@ -184,11 +183,9 @@ class _Sweep:
             with contextlib.ExitStack() as stack:
                 checkpoints = None
                 if self.settings.checkpoint.every.unit != "never":
-                    per_epoch = problem_of(group.settings).batches.steps_per_epoch
-                    checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, per_epoch, self.progress.say)
+                    checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, self.progress.say)
                     stack.callback(checkpoints.close)
-                outcome = self.runner.train(group, say, checkpoints, self.stop)
-                self._keep(planned, group, outcome)
+                self._keep(planned, group, self.runner.train(group, say, checkpoints, self.stop))
                 if checkpoints:
                     checkpoints.remove()
             self._stop_if_asked(f"after {group}")
@@ -220,11 +217,11 @@ class _Sweep:
         self.progress.only({group.name for group in self._missing(todo)})
         return taken
 
-    def _keep(self, planned: Group, group: Group, outcome: Outcome) -> None:
-        self.store.append(*outcome)
+    def _keep(self, planned: Group, group: Group, finished: list[Finished]) -> None:
+        self.store.add(finished)
         self.claims.release(group)
         self._say_messages()
-        self.progress.finished(planned.name, outcome.rows)
+        self.progress.finished(planned.name, [trial.row for trial in finished])
 
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]

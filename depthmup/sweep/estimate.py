@@ -15,12 +15,12 @@ import numpy as np
 from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.settings import Settings
+from depthmup.sweep.group import LOG_EVERY, Runner, hypers_of
 from depthmup.sweep.plan import Group, Trial
-from depthmup.sweep.runner import LOG_EVERY, Runner, hyper_of, hypers_of
 from depthmup.train import flops
-from depthmup.train.assemble import Problem, problem_of, recipe_of
-from depthmup.train.parallel import trial_layout
-from depthmup.train.step import Hyper, Trainer
+from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.train.devices import trial_layout
+from depthmup.train.task import FOREVER, Hyper, Task
 
 AT_ONCE = 128  # trials of a group at most, so that results come in steadily
 STRETCH = 3e11  # operations of a CPU between two reports, some ten seconds: until then nobody can stop the sweep
@@ -74,34 +74,30 @@ def at_once(trial: Trial, devices: int | None = None) -> int:
     settings = trial.settings
     if settings.sweep.at_once:
         return settings.sweep.at_once
-    problem = problem_of(settings)
-    trainer, local = problem.trainer(settings.model, settings.optimizer.name), jax.local_devices()
-    devices = devices or len(local)
-    layout, hyper = trial_layout(), hyper_of(problem, trial)
-    most = AT_ONCE
+    task, hyper, local = task_of(settings), hyper_of(settings), jax.local_devices()
+    devices, layout, most = devices or len(local), trial_layout(), AT_ONCE
     if layout == "map":
-        stretch = LOG_EVERY * flops.of_step(trainer, hyper, problem.input_shape, settings.data.batch_size)
+        stretch = LOG_EVERY * flops.of_step(task, hyper, settings.data.batch_size)
         most = min(most, max(1, int(STRETCH // stretch)) * devices)
     free = SHARE * _free(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
     sharpness = "sharpness" in settings.sweep.measure
-    fit = int(free // memory(trainer, problem, hyper, layout, sharpness)) * devices
+    fit = int(free // memory(task, hyper, settings.data.batch_size, layout, sharpness)) * devices
     return max(1, min(most, fit))
 
 
-def memory(trainer: Trainer, problem: Problem, hyper: Hyper, layout: str, sharpness: bool = False) -> float:
+def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
     """Bytes that each trial of a group takes on its device: its state, which a checkpoint holds twice more, and, where
     all trials are computed at the same time, what the compiled step works with. sharpness: it is measured too."""
     arrays = hyper.arrays()
-    state = jax.eval_shape(trainer.init, arrays)
+    state = jax.eval_shape(task.init, arrays)
     held = 3.0 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     if sharpness:  # its basis
         held += ITERATIONS * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     if layout != "vmap":
         return held
-    size = problem.batches.batch_size
-    inputs = jax.ShapeDtypeStruct((size, *problem.input_shape), np.float32)
-    labels = jax.ShapeDtypeStruct((size,), np.int32)
-    step = jax.jit(trainer.train_step).lower(state, (inputs, labels), arrays).compile()
+    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
+    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    step = jax.jit(task.step).lower(state, (inputs, labels), arrays).compile()
     analysis: Any = step.memory_analysis()
     return held + (analysis.temp_size_in_bytes if analysis else 0.0)
 
@@ -132,9 +128,8 @@ class Estimator:
     def work(self, group: Group) -> float:
         """Operations of one step of one trial."""
         if group.program not in self._work:
-            s, problem = group.settings, problem_of(group.settings)
-            trainer, hyper = problem.trainer(s.model, s.optimizer.name), hyper_of(problem, group.trials[0])
-            self._work[group.program] = flops.of_step(trainer, hyper, problem.input_shape, s.data.batch_size)
+            s = group.settings
+            self._work[group.program] = flops.of_step(task_of(s), hyper_of(s), s.data.batch_size)
         return self._work[group.program]
 
     def seconds(self, group: Group) -> float:
@@ -163,27 +158,26 @@ class Estimator:
         measurements likewise."""
         sweep = group.settings.sweep
         measuring = sweep.measure_points * sum(MEASURING[name] for name in sweep.measure)
-        problem, per_step = problem_of(group.settings), 3 * group.settings.data.batch_size
-        dataset = problem.batches.dataset
+        dataset, per_step = batches_of(group.settings).dataset, 3 * group.settings.data.batch_size
         train = min(dataset.train.examples, TRAIN_EVALUATED)
         evaluated = (train + dataset.validation.examples + dataset.test.examples) / per_step
-        of_epochs = (recipe_of(t.settings, problem.batches.steps_per_epoch).steps for t in group.trials)
-        return sum(of_epochs) + (evaluated + measuring) * len(group.trials)
+        return sum(steps_of(t.settings) for t in group.trials) + (evaluated + measuring) * len(group.trials)
 
 
 def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     """(seconds to compile, seconds of one step of one trial)."""
     start = time.perf_counter()
-    problem, loop = runner.loop(group)
+    loop = runner.loop(group)
     # None of them may diverge or end: what is frozen takes no time.
-    calm = [hyper._replace(learning_rate=1e-9, steps=2**30) for hyper in hypers_of(problem, group)]
-    state, hyper = loop.programs.start(calm)
+    calm = [hyper._replace(learning_rate=1e-9, steps=FOREVER) for hyper in hypers_of(group)]
+    state, hyper = loop.start(calm)
 
     def seconds(first: int, count: int) -> float:
         nonlocal state
         before = time.perf_counter()
-        state, parts = loop.programs.advance(state, hyper, first, first + count)
-        loop.programs.read(parts)
+        for stretch in loop.stretches(state, hyper, first, [first + count]):
+            state = stretch.state
+            stretch.read()
         return time.perf_counter() - before
 
     few, most = MEASURED
@@ -193,7 +187,6 @@ def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     more = max(2 * few, min(most, round(0.5 * few / again)))
     longer = seconds(3 * few, few + more)
     step = max(longer - again, 0.1 * longer) / more  # without what a call costs, however many its steps
-    loop.programs.close()
     return max(0.0, until_first - again), step / group.size
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 POINTS = 1000  # of a learning curve, at most: of longer trainings means over equal stretches of steps
 METRICS = ("loss", "grad_norm")  # of a learning curve
 LAST = 0.1  # share of the steps that the last loss is a mean over
+PREFIX = "history/"  # of the names of its arrays in a checkpoint
 Columns = dict[str, np.ndarray]
 
 
@@ -25,26 +25,25 @@ class History:
         self.values = np.full((len(METRICS), trials, steps), np.nan, np.float32)
         self.measured: dict[int, dict[str, np.ndarray]] = {}
 
-    def content(self, step: int) -> bytes:
+    def arrays(self, step: int) -> dict[str, np.ndarray]:
         """What `restore` takes, up to this step."""
-        named = {f"{at}/{name}": array for at, arrays in self.measured.items() for name, array in arrays.items()}
-        buffer = io.BytesIO()
-        np.savez(buffer, values=self.values[:, :, :step], **named)  # type: ignore[arg-type]
-        return buffer.getvalue()
+        named = {f"{PREFIX}{at}/{name}": array for at, named in self.measured.items() for name, array in named.items()}
+        return {f"{PREFIX}values": self.values[:, :, :step], **named}
 
-    def restore(self, content: bytes, step: int) -> None:
-        """Raises what `np.load` does, or KeyError, for bytes that are not whole."""
-        with np.load(io.BytesIO(content)) as arrays:
-            self.values[:, :, :step] = arrays["values"]
-            for name in set(arrays.files) - {"values"}:
-                at, quantity = name.split("/")
-                self.measured.setdefault(int(at), {})[quantity] = arrays[name]
+    def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Take in what `arrays` gave at this step."""
+        for name, array in arrays.items():
+            at, _, quantity = name.removeprefix(PREFIX).partition("/")
+            if quantity:
+                self.measured.setdefault(int(at), {})[quantity] = array
+            else:
+                self.values[:, :, :step] = array
 
-    def add(self, first: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Metrics of the steps from `first` on, (trials, steps) each; there may be more trials."""
-        last = first + metrics["loss"].shape[1]
+    def add(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Metrics of the steps up to `step`, (trials, steps) each; there may be more trials."""
+        first = step - metrics["loss"].shape[1]
         for i, name in enumerate(METRICS):
-            self.values[i, :, first:last] = metrics[name][: self.values.shape[1]]
+            self.values[i, :, first:step] = metrics[name][: self.values.shape[1]]
 
     def measure(self, step: int, quantities: Mapping[str, np.ndarray]) -> None:
         """Quantities after `step` steps, (trials, layers) each; there may be more trials."""
@@ -57,31 +56,28 @@ class History:
         last = max(1, round(LAST * steps))
         return {"last_loss": float(curve[-last:].mean()), "mean_loss": float(curve.mean())}
 
-    def curves(self, steps: Sequence[int]) -> Columns:
-        """Columns trial, step (the last of a stretch) and METRICS. steps: of each trial; where there is no loss (it has
-        diverged) there is no point."""
-        parts = []
-        for trial, count in enumerate(steps):
-            starts = np.arange(0, count, -(-count // POINTS))
-            ends = np.append(starts[1:], count)
-            means = np.add.reduceat(self.values[:, trial, :count], starts, axis=1) / (ends - starts).astype(np.float32)
-            there = ~np.isnan(means[0])
-            parts.append((np.full(there.sum(), trial, np.int32), ends[there].astype(np.int32), *means[:, there]))
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return dict(zip(("trial", "step", *METRICS), columns, strict=True))
+    def curve(self, trial: int, steps: int) -> Columns:
+        """The learning curve of a trial: "step" (the last of a stretch) and METRICS, (points,) each.
 
-    def measurements(self, steps: Sequence[int], points: int) -> Columns:
-        """Columns trial, step, quantity, layer, value. steps, points: of each trial, at whose `measured_after` it was
-        measured; nothing of a trial that has diverged."""
-        own = [set(measured_after(count, points)) for count in steps]
-        parts = []
-        for at, quantities in sorted(self.measured.items()):
-            for name, values in quantities.items():
-                there = np.isfinite(values) & np.array([at in ats for ats in own])[:, None]
-                trial, layer = np.nonzero(there)
-                same = np.full(len(trial), at, np.int32), np.full(len(trial), name)
-                parts.append((trial.astype(np.int32), *same, layer.astype(np.int32), values[there].astype(np.float32)))
-        names = ("trial", "step", "quantity", "layer", "value")
-        if not parts:
-            return {name: np.zeros(0) for name in names}
-        return dict(zip(names, (np.concatenate(column) for column in zip(*parts, strict=True)), strict=True))
+        There is no point where there is no loss, since the trial has diverged.
+        """
+        starts = np.arange(0, steps, -(-steps // POINTS))
+        ends = np.append(starts[1:], steps)
+        means = np.add.reduceat(self.values[:, trial, :steps], starts, axis=1) / (ends - starts).astype(np.float32)
+        there = ~np.isnan(means[0])
+        return {"step": ends[there].astype(np.int32), **dict(zip(METRICS, means[:, there], strict=True))}
+
+    def measurements(self, trial: int, steps: int, points: int) -> Columns:
+        """ "step", "quantity", "layer" and "value", (measurements,) each, of a trial's own `measured_after`; nothing of
+        a trial that has diverged."""
+        own = measured_after(steps, points)
+        found = [
+            (at, name, layer, value)
+            for at, quantities in sorted(self.measured.items())
+            for name, values in quantities.items()
+            for layer, value in enumerate(values[trial])
+            if at in own and np.isfinite(value)
+        ]
+        columns = zip(*found, strict=True) if found else ((), (), (), ())
+        kinds = {"step": np.int32, "quantity": str, "layer": np.int32, "value": np.float32}
+        return {name: np.array(values, kind) for (name, kind), values in zip(kinds.items(), columns, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from depthmup.settings import Settings
-from depthmup.train.assemble import problem_of
+from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
 from depthmup.train.workdir import Row
 
@@ -20,5 +20,5 @@ def score(row: Row, settings: Settings) -> float:
 
 def cap(settings: Settings, measure: str) -> float:
     """The score of knowing nothing."""
-    classes = problem_of(settings).batches.dataset.classes
+    classes = batches_of(settings).dataset.classes
     return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

@@ -1,4 +1,4 @@
-"""Rows and learning curves on disk: append-only, safe against a kill at any moment, for several processes at once."""
+"""A sweep on disk: a file for each finished group of trials, whole or not there, for several processes at once."""
 
 from __future__ import annotations
 
@@ -6,155 +6,131 @@ import contextlib
 import fcntl
 import io
 import json
-import os
+import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from depthmup.sweep.plan import SCHEMA, Group
-from depthmup.train.workdir import (
-    Lines,
-    Row,
-    Workdir,
-    WorkdirError,
-    digest,
-    first_difference,
-    flat,
-    parsed,
-    write_atomically,
-)
+from depthmup.sweep.plan import Group
+from depthmup.train.workdir import Row, Workdir, WorkdirError, digest, first_difference, write_atomically
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
 
-RESULTS = "results*.jsonl"  # one file of this process's shard, those of the others beside it
-CURVES = "curves"  # folder of parquet files, one per group of trials
-MEASURED = "measured"  # likewise, of what sweep.measure asks for
-CLAIMS = "claims"  # folder of files, one per process that is running: the keys of the trials it is at
-REMEDY = "delete that line to run its trial again"
-Columns = Mapping[str, np.ndarray]  # as of `history.History`
+GROUPS = "groups"  # folder of the finished groups
+RESULTS = "results.jsonl"  # all rows, for other programs: written by `Store.export`
+CLAIMS = "claims"  # folder of locked files, which say what the running processes are at
+# Columns of a group's file that hold a list for each trial, by what they are about.
+LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
+KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types of these columns; else float
+Columns = Mapping[str, np.ndarray]
+NOTHING: Columns = {}
+
+
+class Finished(NamedTuple):
+    """A finished trial. curve, measured: columns of its learning curve and measurements (LISTS), or nothing."""
+
+    row: Row
+    curve: Columns = NOTHING
+    measured: Columns = NOTHING
 
 
 class Store:
-    """The rows of a sweep, by key, in `workdir/results.jsonl`, and the settings they belong to, in `settings.json`.
+    """The finished trials of a sweep in `workdir/groups`, and the settings they belong to in `settings.json`.
 
-    Several processes may have it open at once. Raises WorkdirError if it belongs to other settings or another schema,
-    or holds a line that is not JSON; a last line that a kill cut off is removed, with a message in `messages`.
+    rows: {key: row}, in the order in which this process has read them.
+
+    Several processes may have a store open at once, and the files of several workdirs of one sweep may be copied
+    together. Raises WorkdirError if the workdir belongs to other settings or was written by another version.
     """
 
-    def __init__(self, workdir: Path, settings: Mapping[str, Any], shard: tuple[int, int] = (0, 1)) -> None:
-        """settings: `engine.identity`. shard: (number of this part of the sweep, number of parts)."""
-        name = "results.jsonl" if shard[1] == 1 else f"results-{shard[0]}-of-{shard[1]}.jsonl"
-        self.path, self.rows, self._messages = workdir / name, dict[str, Row](), list[str]()
-        self._dir, self._cut = workdir, 0
-        self._others: dict[Path, tuple[int, int]] = {}  # files of other shards: bytes and lines that were read
-        self._workdir = Workdir(workdir, settings, name, shared=True, differs=_difference)
-        self._messages += self._workdir.messages
-        try:
-            self._lines, self._taken = Lines(self.path, REMEDY), 0
-            self._take()
-            self._read_others()
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
+        """settings: `engine.identity`."""
+        self.rows, self._path, self._seen = dict[str, Row](), workdir, set[Path]()
+        self._workdir = Workdir(workdir, settings, GROUPS, shared=True, differs=_difference)
+        self._messages = self._workdir.messages
+        (workdir / GROUPS).mkdir(exist_ok=True)
+        self.refresh()
 
-    def append(self, rows: Sequence[Row], curves: Columns, measured: Columns | None = None) -> None:
-        """Add finished trials and what goes with them: on the disk when this returns, or nothing of them."""
-        name = digest([row["key"] for row in rows])
-        _write_columns(self._dir / CURVES / f"{name}.parquet", rows, curves)
-        if measured and len(measured["trial"]):
-            _write_columns(self._dir / MEASURED / f"{name}.parquet", rows, measured)
-        self._lines.append(rows)
-        self._take()
+    def add(self, group: Sequence[Finished]) -> None:
+        """Add finished trials: on the disk when this returns, or none of them."""
+        group = [finished._replace(row=_finite(finished.row)) for finished in group]
+        path = self._path / GROUPS / f"{digest([finished.row['key'] for finished in group])}.parquet"
+        _write(path, group)
+        self._take(path, [finished.row for finished in group])
 
     def refresh(self) -> None:
         """Take in what other processes have added."""
-        self._lines.refresh()
-        self._take()
-        self._read_others()
+        for path in sorted(set((self._path / GROUPS).glob("*.parquet")) - self._seen):
+            try:
+                self._take(path, _read_rows(path))
+            except (OSError, ValueError) as error:
+                self._seen.add(path)
+                self._messages.append(f"{path} cannot be read, and its trials run again: {error}")
 
     def messages(self) -> list[str]:
         """What there is to say since the last time."""
         new, self._messages = self._messages, []
         return new
 
+    def export(self) -> None:
+        """Write all rows to `results.jsonl`, one object a line."""
+        write_atomically(self._path / RESULTS, "".join(json.dumps(row) + "\n" for row in self.rows.values()))
+
     def close(self) -> None:
-        if hasattr(self, "_lines"):
-            self._lines.close()
         self._workdir.close()
 
-    def _add(self, rows: Iterable[Row], path: Path) -> None:
+    def _take(self, path: Path, rows: Iterable[Row]) -> None:
+        self._seen.add(path)
         for row in rows:
-            if row.get("schema") != SCHEMA:
-                raise WorkdirError(
-                    f"{path} has rows of schema {row.get('schema', 'none')}, this version writes {SCHEMA}: its numbers "
-                    "may be others. Give another --workdir, or delete this one to start over"
-                )
             self.rows.setdefault(row["key"], row)
-
-    def _read_others(self) -> None:
-        for path in sorted(set(self._dir.glob(RESULTS)) - {self.path}):
-            seen, lines = self._others.get(path, (0, 0))
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-                file.seek(seen)
-                rows, whole, broken = parsed(file.read(), path, REMEDY, lines)
-            self._add(rows, path)
-            if broken and path not in self._others:
-                self._messages.append(f"{path}: the last row is cut off and not used; its trial runs again")
-            self._others[path] = seen + whole, lines + len(rows)
-
-    def _take(self) -> None:
-        """What is new in the file: of this process and of others."""
-        new, self._taken = self._lines.rows[self._taken :], len(self._lines.rows)
-        self._add(new, self.path)
-        if self._lines.cut > self._cut:
-            self._cut = self._lines.cut
-            self._messages.append(f"{self.path}: the last row was cut off and is removed; its trial runs again")
 
 
 class Claims:
-    """What the processes that share a store are at, so that none repeats another's work: a file each, that its process
-    holds a lock on for as long as it lives."""
+    """What the processes that share a workdir are at, so that none repeats another's work.
+
+    A claim is a file with the keys of some trials, which its process locks until they are finished. A lock is the one
+    claim that a killed process gives back by itself.
+    """
 
     def __init__(self, store: Store, workdir: Path) -> None:
         self._store, self._dir = store, workdir / CLAIMS
         self._dir.mkdir(exist_ok=True)
-        self._own: set[str] = set()
-        self._path = self._dir / f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
+        self._held: dict[str, IO[str]] = {}
         with self._mutex():
-            self._file = open(self._path, "w+")  # noqa: SIM115 - held open: the claim lives as long as the file
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._write(set())
+            self._hold(uuid.uuid4().hex, [])  # says that this process is at the store, until `close`
 
     def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
         """The first of these groups with trials neither done nor claimed, and a group of those, which it claims."""
         with self._mutex():
             self._store.refresh()
-            taken = self._own.union(*self._others())
+            taken = self._store.rows.keys() | set(self._claimed(own=True)) | set(self._claimed(own=False))
             for group in groups:
-                free = tuple(t for t in group.trials if t.key not in self._store.rows and t.key not in taken)
+                free = tuple(trial for trial in group.trials if trial.key not in taken)
                 if free:
-                    self._write(self._own | {trial.key for trial in free})
-                    return group, Group(free, group.size)
+                    claimed = Group(free, group.size)
+                    self._hold(claimed.name, [trial.key for trial in free])
+                    return group, claimed
         return None
 
     def release(self, group: Group) -> None:
+        """The group's trials are finished."""
         with self._mutex():
-            self._write(self._own - {trial.key for trial in group.trials})
+            self._let_go(group.name)
 
     def alone(self) -> bool:
         """Whether no other process is at this store."""
         with self._mutex():
-            return not list(self._others())
+            return not any(True for _ in self._others())
 
     def close(self) -> None:
         with self._mutex():
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+            for name in list(self._held):
+                self._let_go(name)
 
     @contextlib.contextmanager
     def _mutex(self) -> Iterator[None]:
@@ -162,91 +138,145 @@ class Claims:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _others(self) -> Iterator[set[str]]:
+    def _hold(self, name: str, keys: Sequence[str]) -> None:
+        file = open(self._file(name), "w")  # noqa: SIM115 - held open: the claim lives as long as the file
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(list(keys), file)
+        file.flush()
+        self._held[name] = file
+
+    def _let_go(self, name: str) -> None:
+        self._file(name).unlink(missing_ok=True)
+        self._held.pop(name).close()
+
+    def _file(self, name: str) -> Path:
+        return self._dir / f"{name}.json"
+
+    def _claimed(self, own: bool) -> Iterator[str]:
+        """Keys of the trials that this process, or the others, are at."""
+        for path in [self._file(name) for name in self._held] if own else self._others():
+            yield from json.loads(path.read_text())
+
+    def _others(self) -> Iterator[Path]:
         for path in self._dir.glob("*.json"):
-            if path == self._path:
+            if path.stem in self._held:
                 continue
             with open(path) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
-                    yield set(json.load(file))
+                    yield path
                 else:  # nobody holds it: its process is gone
                     path.unlink(missing_ok=True)
 
-    def _write(self, keys: set[str]) -> None:
-        self._own = keys
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump(sorted(keys), self._file)
-        self._file.flush()
 
-
-def load(path: str | Path) -> pandas.DataFrame:
+def load(workdir: str | Path) -> pandas.DataFrame:
     """The rows of a sweep as a table: a row per trial, a column per setting and result (docs/sweeps.md).
 
-    path: its workdir. Raises WorkdirError if it holds no rows, or a line that is not JSON.
+    Without a folder of groups the rows are those of results.jsonl, for rows that were copied alone. Raises WorkdirError
+    if the workdir holds no rows.
     """
     import pandas
 
-    files = sorted(Path(path).glob(RESULTS))
     rows: dict[str, Row] = {}
-    for file in files:
-        found, _, broken = parsed(file.read_bytes(), file, REMEDY)
-        if broken:
-            print(f"{file}: the last row is cut off and left out")
-        for row in found:
-            rows.setdefault(row.get("key", str(len(rows))), row)
+    for path in _files(Path(workdir)):
+        for row in _readable(_read_rows, path) or []:
+            rows.setdefault(row["key"], row)
+    exported = Path(workdir) / RESULTS
+    if not rows and exported.exists():
+        for number, line in enumerate(exported.read_text().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                rows.setdefault(row.get("key", str(number)), row)
+            except (ValueError, AttributeError) as error:
+                raise WorkdirError(f"{exported} line {number} is not a JSON object: delete that line") from error
     if not rows:
-        raise WorkdirError(f"{path} holds no rows of a sweep ({RESULTS}): give the --workdir of main.py sweep")
+        raise WorkdirError(f"{workdir} holds no rows of a sweep: give the --workdir of main.py sweep")
     return pandas.DataFrame(rows.values())
 
 
-def curves(path: str | Path) -> pandas.DataFrame:
+def curves(workdir: str | Path) -> pandas.DataFrame:
     """The learning curves of a sweep: columns key (of `load`'s rows), step, loss, grad_norm."""
-    return _read_columns(Path(path) / CURVES, "learning curves", ["key", "step"])
+    return _lists(Path(workdir), "curve", "learning curves")
 
 
-def measured(path: str | Path) -> pandas.DataFrame:
+def measured(workdir: str | Path) -> pandas.DataFrame:
     """What a sweep has measured (sweep.measure): columns key (of `load`'s rows), step, quantity, layer, value."""
-    return _read_columns(Path(path) / MEASURED, "measurements", ["key", "step", "quantity", "layer"])
+    return _lists(Path(workdir), "measured", "measurements")
 
 
-def _read_columns(folder: Path, what: str, unique: list[str]) -> pandas.DataFrame:
+def _lists(workdir: Path, about: str, words: str) -> pandas.DataFrame:
+    """A row for each entry of the trials' lists; a trial that two files have counts once."""
     import pandas
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    files = sorted(folder.glob("*.parquet"))
-    if not files:
-        raise WorkdirError(f"{folder} holds no {what}: give the --workdir of main.py sweep")
-    parts = []
-    for file in files:
-        try:
-            parts.append(pandas.read_parquet(file).astype({"key": "str"}))
-        except (OSError, ValueError) as error:  # cut off by a power cut
-            print(f"{file}: cannot be read and is left out ({error})")
-    if not parts:
-        raise WorkdirError(f"{folder} holds no {what} that can be read")
-    return pandas.concat(parts, ignore_index=True).drop_duplicates(unique, ignore_index=True)
+    parts, seen = [], set[str]()
+    for path in _files(workdir):
+        table = _readable(_read_lists, path, about)
+        if table is None:
+            continue
+        table = table.filter(pa.array([key not in seen for key in table["key"].to_pylist()], pa.bool_()))
+        seen.update(table["key"].to_pylist())
+        columns = {name: table[f"{about}/{name}"].combine_chunks() for name in LISTS[about]}
+        trial = pc.list_parent_indices(columns["step"])
+        flat = {name: pc.list_flatten(column) for name, column in columns.items()}
+        parts.append(pa.table({"key": table["key"].combine_chunks().take(trial), **flat}))
+    if not sum(map(len, parts)):
+        raise WorkdirError(f"{workdir} holds no {words}: give the --workdir of main.py sweep")
+    return pandas.concat([part.to_pandas() for part in parts], ignore_index=True)
 
 
-def _write_columns(path: Path, rows: Sequence[Row], columns: Columns) -> None:
+def _files(workdir: Path) -> list[Path]:
+    return sorted((workdir / GROUPS).glob("*.parquet"))
+
+
+def _readable(read: Any, path: Path, *arguments: Any) -> Any:
+    """What `read` gives; None, with a message, if the file cannot be read."""
+    try:
+        return read(path, *arguments)
+    except (OSError, ValueError) as error:
+        print(f"{path} cannot be read and is left out: {error}")
+        return None
+
+
+def _read_rows(path: Path) -> list[Row]:
+    from pyarrow import parquet
+
+    names = [name for name in parquet.read_schema(path).names if "/" not in name]
+    return parquet.read_table(path, columns=names).to_pylist()
+
+
+def _read_lists(path: Path, about: str) -> pyarrow.Table:
+    from pyarrow import parquet
+
+    return parquet.read_table(path, columns=["key", *(f"{about}/{name}" for name in LISTS[about])])
+
+
+def _write(path: Path, group: Sequence[Finished]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    keys = pa.DictionaryArray.from_arrays(pa.array(columns["trial"]), pa.array([row["key"] for row in rows]))
-    table = pa.table({"key": keys, **{name: pa.array(values) for name, values in columns.items() if name != "trial"}})
-    path.parent.mkdir(exist_ok=True)
+    table = pa.Table.from_pylist([finished.row for finished in group])
+    for about, names in LISTS.items():
+        for name in names:
+            kind = pa.list_(pa.type_for_alias(KINDS.get(name, "float")))
+            lists = [getattr(finished, about).get(name, []) for finished in group]
+            table = table.append_column(f"{about}/{name}", pa.array([list(values) for values in lists], kind))
     content = io.BytesIO()
     parquet.write_table(table, content, compression="zstd")
     write_atomically(path, content.getvalue(), sync=True)
+
+
+def _finite(row: Row) -> Row:
+    """JSON has neither NaN nor infinity: nothing."""
+    return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
 
 
 def _difference(saved: Any, here: Any) -> str:
     """The first setting in which two sweeps differ but for what they sweep over: a sweep may be extended."""
     if saved.get("schema") != here["schema"]:
         return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
-    swept = {"axes", *saved["axes"], *here["axes"]}
-    before, now = (
-        {k: v for k, v in flat(tree).items() if k not in swept and not k.startswith("sweep.")} for tree in (saved, here)
-    )
+    swept = {"axes", "sweep", *saved["axes"], *here["axes"]}
+    before, now = ({k: v for k, v in tree.items() if k not in swept} for tree in (saved, here))
     return first_difference(before, now)

@@ -1,6 +1,8 @@
-"""One pure step, one loop for a single run and for a sweep of one shape."""
+"""One training task, one loop for a lone run and for a sweep of one shape."""
 
+from depthmup.train.devices import BatchOverDevices, TrialsOverDevices
 from depthmup.train.loop import TrialLoop
-from depthmup.train.step import Hyper, Trainer, TrainState, make_trainer
+from depthmup.train.recipe import Recipe
+from depthmup.train.task import Hyper, Task, TrainState
 
-__all__ = ["Hyper", "TrainState", "Trainer", "TrialLoop", "make_trainer"]
+__all__ = ["BatchOverDevices", "Hyper", "Recipe", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]

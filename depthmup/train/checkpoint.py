@@ -1,4 +1,4 @@
-"""Orbax checkpoints of a run: written in the background, the last and the best kept, each whole or not used."""
+"""Orbax checkpoints: written in the background, the last and the best kept, each whole or not used."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 import json
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,41 +19,27 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from depthmup.convert import Interval
-from depthmup.train.saved import (
-    FOLDER,
-    METRIC,
-    CheckpointError,
-    Flat,
-    describe,
-    first_line,
-    flatten,
-    read_meta,
-    read_state,
-)
 from depthmup.train.workdir import WorkdirError, digest, first_difference
 
 PyTree = Any
-UNUSABLE = "unusable_checkpoints"  # where those that cannot be read are moved to
-ATTEMPTS, PAUSE = 20, 0.05  # to remove what is half written, and seconds after each
+Arrays = dict[str, np.ndarray]
+FOLDER = "checkpoints"
+METRIC = "validation_loss"  # by which the best checkpoints are chosen
+UNUSABLE = "unusable_checkpoints"  # folder that checkpoints which cannot be read are moved to
+ATTEMPTS, PAUSE = (
+    20,
+    0.05,
+)  # to remove a half-written checkpoint, which Orbax's threads may still write; seconds between
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-class Every(NamedTuple):
-    """How often: every so many steps, or after so many seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, interval: Interval, per_epoch: int) -> Every:
-        """per_epoch: steps of an epoch."""
-        return cls(interval.steps(per_epoch), interval.seconds)
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read; the message says what is wrong with it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _BestAndLast(checkpoint_managers.PreservationPolicy):
-    """Keep the last and, by `losses`, the best."""
+    """Keep the last `keep` checkpoints and the `best` ones with the lowest loss."""
 
     keep: int
     best: int
@@ -66,16 +53,17 @@ class _BestAndLast(checkpoint_managers.PreservationPolicy):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `workdir/checkpoints`.
+    """The checkpoints of one run, or of one group of trials, in `workdir/checkpoints`.
 
-    A checkpoint holds the state of all trials, (trials, ...) and so independent of devices, and beside it as JSON its
-    step (which is the position in the data and, with the seed, in all random numbers), the identity of the run with its
-    hash, specs, package versions and a checksum of every array. Of several processes only the first reads and writes.
+    A checkpoint is one commit of two items. "state" has the arrays: the state of all trials, (trials, ...) and so
+    independent of devices, by path, and more arrays that the caller wants back. "meta" is JSON: the step (which is the
+    position in the data and, with the seed, in all random numbers), the identity of the run with its hash, specs,
+    package versions and a checksum of every array. Of several processes only the first reads and writes.
 
     Args:
-      identity: what decides the run, as JSON: a checkpoint of another one is refused, naming the first difference.
-      every: how often one is due; one that is the best so far is written at any evaluation.
-      keep, best: how many of the last and of those with the lowest validation loss stay.
+      identity: what decides the run, as JSON: a checkpoint of another run is refused, naming the first difference.
+      seconds: after which a checkpoint is `overdue`; None: never.
+      keep, best: how many of the last checkpoints, and of those with the lowest validation loss, stay.
       say: takes messages.
     """
 
@@ -84,13 +72,13 @@ class Checkpoints:
         workdir: Path,
         identity: Mapping[str, Any],
         *,
-        every: Every,
+        seconds: float | None = None,
         keep: int = 2,
         best: int = 1,
         specs: Any = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.path, self.every, self._say = (workdir / FOLDER).resolve(), every, say
+        self.path, self._seconds, self._say = (workdir / FOLDER).resolve(), seconds, say
         self._identity, self._specs = json.loads(json.dumps([identity, specs]))
         self._keep, self._best = keep, best
         self._primary = jax.process_index() == 0
@@ -101,24 +89,9 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._saving: int | None = None  # the step whose checkpoint is being written
 
-    def _open(self) -> None:
-        """Open the folder, only when there is something to read or to write: it takes 10 ms."""
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            cleanup_tmp_directories=True,
-            preservation_policy=_BestAndLast(self._keep, self._best, self._losses),
-            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
-        )
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(self.path, item_names=("state", "meta"), options=options)
-        for step in self.steps():
-            with contextlib.suppress(CheckpointError):  # it is said when it is read
-                loss = read_meta(self._manager, step)["metrics"].get(METRIC)
-                self._losses |= {} if loss is None else {step: loss}
-
     def overdue(self) -> bool:
-        """Whether `every.seconds` have passed since the last one."""
-        return self.every.seconds is not None and time.monotonic() - self._saved_at >= self.every.seconds
+        """Whether `seconds` have passed since the last checkpoint."""
+        return self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
 
     def improves(self, loss: float) -> bool:
         """Whether a validation loss is among the best that are kept."""
@@ -128,26 +101,34 @@ class Checkpoints:
         return len(losses) < self._best or loss < losses[self._best - 1]
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, whole ones as far as their names tell; the last is the newest."""
+        """Steps of the checkpoints there are, whole as far as their names tell; the last is the newest."""
         return sorted(self._manager.all_steps()) if self._manager else []
 
-    def save(self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None) -> None:
-        """Write the state, a tree of (trials, ...) arrays, in the background; Orbax copies it first.
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint of a step is on the disk; waits for one that is being written."""
+        self.wait()
+        return step in self.steps()
 
-        A failure of this or of the one before (a full disk) is said, and training goes on: what was written stays.
+    def save(
+        self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None, more: Arrays | None = None
+    ) -> None:
+        """Write the state, a tree of (trials, ...) arrays, and more arrays, in the background; Orbax copies them first.
+
+        A failure of this checkpoint or of the one before (a full disk) is said, and training goes on: what was written
+        stays.
         """
         self._saved_at = time.monotonic()
         if not self._primary or step in self.steps():
             return
         self.wait()
-        flat = {path: np.asarray(leaf) for path, leaf in flatten(state).items()}
+        arrays = {path: np.asarray(leaf) for path, leaf in flatten(state).items()} | (more or {})
         meta = {
             "step": step,
             "identity": self._identity,
             "identity_hash": digest(self._identity),
             "specs": self._specs,
             "versions": {name: metadata.version(name) for name in PACKAGES},
-            "arrays": {path: describe(leaf) for path, leaf in flat.items()},
+            "arrays": {path: _described(leaf) for path, leaf in arrays.items()},
             "metrics": dict(metrics or {}),
         }
         meta["digest"] = digest(meta)
@@ -158,10 +139,8 @@ class Checkpoints:
             if self._manager is None:
                 self._open()
             assert self._manager is not None
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(flat), meta=ocp.args.JsonSave(meta)),
-            )
+            items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta))
+            self._manager.save(step, args=items)
         except Exception as error:
             self._failed(error)
 
@@ -181,14 +160,14 @@ class Checkpoints:
             self._manager.close()
             self._manager = None
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """(step, state) of the newest whole checkpoint as NumPy arrays, or None if there is none.
+    def restore(self, like: PyTree) -> tuple[int, PyTree, Arrays] | None:
+        """(step, state, more arrays) of the newest whole checkpoint as NumPy arrays, or None if there is none.
 
-        One that cannot be read is moved aside, saying so. like: arrays or shapes of the state. Raises WorkdirError if
-        the newest readable one is of another run or model, naming the first difference.
+        A checkpoint that cannot be read is moved aside, with a message. like: arrays or shapes of the state. Raises
+        WorkdirError if the newest readable checkpoint is of another run or model, naming the first difference.
         """
         wanted = flatten(like)
-        found: tuple[int, Flat] | None = None
+        found: tuple[int, Arrays] | None = None
         for step in reversed(self.steps()):
             try:
                 found = step, self._read(step, wanted)
@@ -197,31 +176,47 @@ class Checkpoints:
                 aside = self.path.parent / UNUSABLE / str(step)
                 self._say(f"checkpoint {step} cannot be used, moved to {aside}: {error}")
                 self._move(step, aside)
-        found = _agree(found, wanted)
+        found = _agreed(found, wanted)
         if found is None:
             return None
         self._say(f"going on from step {found[0]}")
-        leaves = [found[1][path] for path in wanted]
-        return found[0], jax.tree.unflatten(jax.tree.structure(like), leaves)
+        state = jax.tree.unflatten(jax.tree.structure(like), [found[1].pop(path) for path in wanted])
+        return found[0], state, found[1]
 
-    def _read(self, step: int, wanted: Mapping[str, Any]) -> Flat:
+    def _open(self) -> None:
+        """Open the folder, only when there is something to read or to write: it takes 10 ms."""
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            cleanup_tmp_directories=True,
+            preservation_policy=_BestAndLast(self._keep, self._best, self._losses),
+            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
+        )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._manager = ocp.CheckpointManager(self.path, item_names=("state", "meta"), options=options)
+        for step in self.steps():
+            with contextlib.suppress(CheckpointError):  # it is said when it is read
+                loss = _read_meta(self._manager, step)["metrics"].get(METRIC)
+                self._losses |= {} if loss is None else {step: loss}
+
+    def _read(self, step: int, wanted: Mapping[str, Any]) -> Arrays:
         assert self._manager is not None
-        meta = read_meta(self._manager, step)
+        meta = _read_meta(self._manager, step)
         difference = first_difference(meta["identity"], self._identity)
         if difference:
             raise WorkdirError(
                 f"{self.path} holds a checkpoint of another run: {difference}. Give another --workdir, or delete this "
                 "one to start over"
             )
-        for path in [*wanted, *meta["arrays"]]:
-            saved = meta["arrays"].get(path, {})
-            here = {"shape": list(wanted[path].shape), "dtype": str(wanted[path].dtype)} if path in wanted else {}
-            if {k: saved.get(k) for k in here} != here or bool(saved) != bool(here):
+        here = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in wanted.items()}
+        saved = {path: {k: array[k] for k in ("shape", "dtype")} for path, array in meta["arrays"].items()}
+        of_state = [path for path in saved if path.split("/")[0] in {own.split("/")[0] for own in here}]
+        for path in [*here, *of_state]:
+            if saved.get(path) != here.get(path):
                 raise WorkdirError(
-                    f"{self.path} holds a checkpoint of another model: {path} was {_words(saved)}, now it is "
-                    f"{_words(here)}. Give another --workdir, or delete this one to start over"
+                    f"{self.path} holds a checkpoint of another model: {path} was {_words(saved.get(path))}, now it is "
+                    f"{_words(here.get(path))}. Give another --workdir, or delete this one to start over"
                 )
-        return read_state(self._manager, step, meta)
+        return _read_arrays(self._manager, step, meta)
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
@@ -229,7 +224,7 @@ class Checkpoints:
             if self._manager is not None:
                 self._manager.close()
         self._manager = None
-        for _ in range(ATTEMPTS):  # Orbax's other threads may still write into it
+        for _ in range(ATTEMPTS):
             for folder in self.path.glob(f"{step}.*"):  # what is half written takes up room that the next one needs
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE)
@@ -239,7 +234,7 @@ class Checkpoints:
             self._open()
         newest = self.steps()
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
-        self._say(f"checkpoint {step} could not be written; {left}, and training goes on. {first_line(error)}")
+        self._say(f"checkpoint {step} could not be written; {left}, and training goes on. {_first_line(error)}")
 
     def _move(self, step: int, aside: Path) -> None:
         assert self._manager is not None
@@ -249,7 +244,59 @@ class Checkpoints:
         self._manager.reload()
 
 
-def _agree(found: tuple[int, Flat] | None, wanted: Mapping[str, Any]) -> tuple[int, Flat] | None:
+def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any]]:
+    """A run's newest checkpoint, or its best on the validation split: ({path: array of one trial}, meta).
+
+    Paths are those of `TrainState`: "params/blocks/dense/kernel". meta has "step", "identity" (the settings), "specs"
+    and "metrics". Raises CheckpointError if there is none, or it is not whole.
+    """
+    path = (Path(workdir) / FOLDER).resolve()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
+    options = ocp.CheckpointManagerOptions(create=False)  # read_only=True warns of what it implies
+    with ocp.CheckpointManager(path, item_names=("state", "meta"), options=options) as manager:
+        metas = {step: _read_meta(manager, step) for step in sorted(manager.all_steps())}
+        if best:
+            metas = {step: meta for step, meta in metas.items() if METRIC in meta["metrics"]}
+        if not metas:
+            raise CheckpointError(f"{path} holds no checkpoint{' with a validation loss' if best else ''}")
+        step = min(metas, key=lambda s: metas[s]["metrics"][METRIC]) if best else max(metas)
+        state = _read_arrays(manager, step, metas[step])
+    return {name: leaf[0] for name, leaf in state.items()}, metas[step]
+
+
+def flatten(tree: PyTree) -> dict[str, Any]:
+    """{"params/blocks/kernel": leaf}, in tree order."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """Raises CheckpointError if it cannot be read or is not what was written."""
+    try:
+        meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        written = meta.pop("digest")
+    except Exception as error:  # whatever the reader raises for bytes that are not right
+        raise CheckpointError(f"its JSON cannot be read ({_first_line(error)})") from error
+    if written != digest(meta):
+        raise CheckpointError("its JSON is not what was written")
+    return meta
+
+
+def _read_arrays(manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any]) -> Arrays:
+    """Raises CheckpointError if an array cannot be read or is not what was written."""
+    try:
+        arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
+    except Exception as error:
+        raise CheckpointError(f"its arrays cannot be read ({_first_line(error)})") from error
+    # Orbax notices what is missing or cut off, but not a changed byte in an array.
+    for path, written in meta["arrays"].items():
+        if path not in arrays or _described(arrays[path]) != written:
+            raise CheckpointError(f"{path} is not what was written")
+    return arrays
+
+
+def _agreed(found: tuple[int, Arrays] | None, wanted: Mapping[str, Any]) -> tuple[int, Arrays] | None:
     """What the first process found, on all of them: as bytes, so that nothing is rounded on the way."""
     if jax.process_count() == 1:
         return found
@@ -265,5 +312,16 @@ def _agree(found: tuple[int, Flat] | None, wanted: Mapping[str, Any]) -> tuple[i
     return step, result
 
 
-def _words(array: Mapping[str, Any]) -> str:
+def _described(leaf: np.ndarray) -> dict[str, Any]:
+    """Shape, dtype and checksum of an array, as JSON."""
+    content = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "crc32": zlib.crc32(content.data)}
+
+
+def _words(array: Mapping[str, Any] | None) -> str:
     return f"{array['dtype']} {tuple(array['shape'])}" if array else "not there"
+
+
+def _first_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from depthmup.models.convolution import conv_p
-from depthmup.train.step import Hyper, Trainer
+from depthmup.train.task import Hyper, Task
 
 # Dense bfloat16 operations per second of one jax device, from the vendors' data sheets; the first name that matches.
 PEAK = {
@@ -39,12 +39,12 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def of_step(trainer: Trainer, hyper: Hyper, input_shape: tuple[int, ...], batch_size: int) -> float:
-    """Operations of a training step, forwards and backwards. input_shape: of one example."""
-    inputs = jax.ShapeDtypeStruct((batch_size, *input_shape), np.float32)
+def of_step(task: Task, hyper: Hyper, batch_size: int) -> float:
+    """Operations of a training step, forwards and backwards."""
+    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
     labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
     arrays = hyper.arrays()
-    return count(trainer.train_step, jax.eval_shape(trainer.init, arrays), (inputs, labels), arrays)
+    return count(task.step, jax.eval_shape(task.init, arrays), (inputs, labels), arrays)
 
 
 def _count(jaxpr: Any) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -10,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from depthmup.train.workdir import Lines, Row
+from depthmup.train.workdir import Row, WorkdirError, write_atomically
 
 METRICS = "metrics.jsonl"
 
 
 class RunLog:
-    """The progress of one run, as `TrialLoop.run` reports it.
+    """The progress of one run: takes the number of steps done and the metrics of a stretch, or of an evaluation.
 
-    On a terminal a bar, else a line per report. With a workdir each report is a row of `metrics.jsonl`, and goes to
-    TensorBoard if tensorflow and tensorboard are installed. Rows of steps that are done again after a kill are dropped.
-    Where the disk is full they are said to be lost, and the run goes on.
+    On a terminal there is a bar, else a line per report. With a workdir each report is a row of `metrics.jsonl`, and
+    goes to TensorBoard if tensorflow and tensorboard are installed. Rows of steps that are done again after a kill are
+    dropped. Where the disk is full, a message says which row is lost, and the run goes on.
 
     Args:
       steps: of the whole training. batch_size: examples per step.
-      devices: that share the work. flops: of a step; peak: per second of a device; None where not known.
+      devices: number of devices that share the work. flops: operations of a step. peak: operations per second that a
+        device can do; None where it is not known.
       waited: seconds spent on waiting for input, so far.
     """
 
@@ -45,10 +49,14 @@ class RunLog:
         self._steps, self._batch_size, self._per_epoch, self._devices = steps, batch_size, steps_per_epoch, devices
         self._share = flops / peak / devices if peak else None
         self._waited = waited
-        self._path = workdir / METRICS if workdir else None
-        self._lines = Lines(self._path, "delete that line") if self._path else None
+        self._file = MetricsFile(workdir / METRICS) if workdir else None
         self._board = _tensorboard(workdir) if workdir else None
-        self._bar = tqdm(total=steps, disable=not sys.stderr.isatty(), leave=False, dynamic_ncols=True)
+        self._drawn = sys.stderr.isatty()
+        columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+        console, both = Console(stderr=True), sys.stdout.isatty()
+        self._bar = Progress(*columns, console=console, transient=True, disable=not self._drawn, redirect_stdout=both)
+        self._task = self._bar.add_task("", total=steps)
+        self._bar.start()
         self._began = False
         self._clock: tuple[float, float] | None = None  # time and seconds waited for input at the last report
 
@@ -73,7 +81,11 @@ class RunLog:
                 row["mfu"] = self._share * count / seconds
         self._clock = now
         rate = f", {row['images_per_second']:,.0f} images/s" if "images_per_second" in row else ""
-        self._show(step, f"loss {row['loss']:.4f}{rate}")
+        text = f"loss {row['loss']:.4f}{rate}"
+        if self._drawn:
+            self._bar.update(self._task, completed=step, description=text)
+        else:
+            print(f"step {step}/{self._steps}: {text}", flush=True)
         self._write(row)
 
     def _evaluated(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
@@ -89,38 +101,78 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        if self._bar.disable:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
+        print(text, flush=True)
 
     def close(self) -> None:
-        self._bar.close()
-        if self._lines:
-            self._lines.close()
+        self._bar.stop()
+        if self._file:
+            self._file.close()
         if self._board:
             self._board.close()
 
-    def _show(self, step: int, text: str) -> None:
-        if self._bar.disable:
-            print(f"step {step}/{self._steps}: {text}", flush=True)
-        else:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
-
     def _write(self, row: Row, prefix: str = "") -> None:
-        if self._lines:
+        if self._file:
             try:
-                self._lines.append([row], sync=False)  # the disk need not be waited for
+                self._file.append(row)
             except OSError as error:
-                self.say(f"{self._path}: the row of step {row['step']} is lost: {error}")
+                self.say(f"{self._file.path}: the row of step {row['step']} is lost: {error}")
         if self._board:
             self._board.write_scalars(row["step"], {prefix + k: v for k, v in row.items() if k != "step"})
 
     def _drop(self, step: int) -> None:
-        """Rows after this step, and those of the end: they come again."""
-        if self._lines:
-            self._lines.keep(lambda row: row["step"] <= step and "test_loss" not in row)
+        """Drop the rows after this step, and those of the end: they come again."""
+        if self._file:
+            self._file.keep(lambda row: row["step"] <= step and "test_loss" not in row)
+
+
+class MetricsFile:
+    """A file of JSON objects, one a line, that one process appends to.
+
+    A last line that is not whole (a kill, a power cut) is removed on opening. Raises WorkdirError for any other line
+    that is not JSON.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = path.read_bytes() if path.exists() else b""
+        self._whole = content.rfind(b"\n") + 1  # bytes of whole lines
+        for number, line in enumerate(content[: self._whole].splitlines(), 1):
+            try:
+                json.loads(line)["step"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise WorkdirError(f"{path} line {number} is not JSON of a step: delete that line") from error
+        self._open()
+
+    def _open(self) -> None:
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - held open: one append after another
+        self._file.truncate(self._whole)
+
+    def append(self, row: Row) -> None:
+        """Add a row; if this raises OSError (a full disk), nothing of the row is in the file. NaN becomes null."""
+        finite = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
+        content = json.dumps(finite).encode() + b"\n"
+        try:
+            left = content
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(self._whole)
+            raise
+        self._whole += len(content)
+
+    def keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Remove the other rows, all at once."""
+        lines = self.path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if wanted(json.loads(line))]
+        if len(kept) < len(lines):
+            content = "".join(kept).encode()
+            write_atomically(self.path, content)
+            self._file.close()
+            self._whole = len(content)
+            self._open()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _tensorboard(workdir: Path) -> Any:

@@ -1,197 +1,271 @@
-"""The loop: trials of one shape together, from their checkpoint to the end. A single run is a sweep of one."""
+"""The training loop: trials of one shape together, stretch by stretch. A lone run is a sweep of one."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from depthmup.data import Batches
-from depthmup.train.checkpoint import Checkpoints
-from depthmup.train.parallel import TrialMap
-from depthmup.train.programs import Measurement, Programs
-from depthmup.train.saved import METRIC
-from depthmup.train.step import Hyper, Trainer
-from depthmup.train.stop import Stop, Stopped
+from depthmup.data.dataset import Records, Split
+from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
+from depthmup.train.devices import Placement
+from depthmup.train.task import FOREVER, NEVER, Hyper, Task, TrainState, diverged, going
 
-Progress = Callable[[int, Mapping[str, np.ndarray]], None]
-AHEAD = 1  # stretches of steps before what a process asked for in one is known to all
-SAVE, STOP = 1, 2  # what a process may ask of all
+PyTree = Any
+Report = Callable[[int, dict[str, np.ndarray]], None]
+CHUNK = 64  # steps that one program takes at most
+AHEAD = 2  # steps or batches that the host may be ahead of the devices: the next ones travel while one is computed
 
 
-class Diverged(Exception):
-    """A lone run whose loss or gradient is not finite: `loss` and `grad_norm` of the step."""
+class Measurement(NamedTuple):
+    """function: (state, hyper, batch) of one trial -> {name: array}. batch: the examples that it is measured on."""
 
-    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
-        super().__init__(f"at step {step} the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}")
-        self.step = step
+    function: Callable[..., dict[str, jax.Array]]
+    batch: Any
+
+
+class Stretch(NamedTuple):
+    """Some steps of training, handed to the devices and perhaps still on their way.
+
+    step: steps done after it. state: of the trials after it, on the devices; the next stretch takes its buffers.
+    read: waits for the devices; "loss", "grad_norm" and "learning_rate" of each step, (trials, steps) each.
+    """
+
+    step: int
+    state: PyTree
+    read: Callable[[], dict[str, np.ndarray]]
+
+
+class Reader:
+    """Reads the metrics of a stretch when the next stretch is on its way, so that no device waits meanwhile.
+
+    take: gets the number of steps done and the metrics of the stretch.
+    """
+
+    def __init__(self, take: Report) -> None:
+        self._take = take
+        self._unread: Stretch | None = None
+
+    def follow(self, stretch: Stretch) -> None:
+        """Read the stretch before this one."""
+        self.catch_up()
+        self._unread = stretch
+
+    def catch_up(self) -> None:
+        """Read the last stretch too."""
+        if self._unread:
+            stretch, self._unread = self._unread, None
+            self._take(stretch.step, stretch.read())
+
+
+def ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 0) -> list[int]:
+    """The steps at which the stretches from `start` to `steps` end: multiples of each `every`, and those of `also`."""
+    wanted = {steps, *also}
+    for interval in filter(None, every):
+        wanted.update(range(interval, steps, interval))
+    return sorted(step for step in wanted if start < step <= steps)
 
 
 class TrialLoop:
-    """Compiled once for a trainer, a data set and a number of trials; `run` it for as many groups as you like.
+    """The programs of a task on a data set, compiled once, for as many groups of trials as you like.
 
-    split, wrapper, devices, layout: of train.parallel.TrialMap. measurement: of `Programs`.
+    What fits in memory lies on the devices as raw pixels, and up to CHUNK steps are one program that indexes, augments
+    and trains: the host does nothing per step. For data on disk a step is one program, and the host hands it the batch.
+
+    placement: how trials, or the parts of a batch, are split over devices (train.devices).
+    waited: seconds so far that were spent on getting a batch while the devices had nothing left to do, at most.
+
     Raises ValueError if a batch cannot be split evenly.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        batches: Batches,
-        *,
-        trials: int,
-        layout: str | None = None,
-        devices: Sequence[jax.Device] | None = None,
-        split: str = "trials",
-        wrapper: str = "pmap",
-        measurement: Measurement | None = None,
+        self, task: Task, batches: Batches, placement: Placement, measurement: Measurement | None = None
     ) -> None:
-        self.map = TrialMap(trials, layout, devices, split, wrapper)
-        self.programs = Programs(trainer, batches, self.map, measurement)
+        self.task, self.batches, self.placement = task, batches, placement
+        self.waited = 0.0
+        self._last: PyTree = None  # metrics of the step that was handed over last
+        parts = placement.parts
+        if batches.batch_size % parts:
+            raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {parts} devices")
+        self._evaluation_batch = -(-EVALUATION_BATCH // parts) * parts
+        self._part = part_of(batches.batch_size, placement.shard)
+        self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
+        self._init = placement.over(task.init, trial=1)
+        self._evaluate = placement.over(self._evaluate_one, trial=2, batch=1)
+        self._measure = placement.over(measurement.function, trial=2, batch=1) if measurement else None
+        self._measured_on = measurement.batch if measurement else None
+        if batches.dataset.in_memory:
+            self._train_split = placement.replicate(tuple(batches.dataset.train))
+            self._chunk = placement.over(self._chunk_of_one, trial=2, batch=1, shared=3, donate=True)
+        else:
+            self._step = placement.over(self._step_of_one, trial=2, batch=1, shared=1, donate=True)
+
+    def start(self, hypers: Sequence[Hyper], restored: PyTree = None) -> tuple[PyTree, PyTree]:
+        """(state, hyper) of the trials, on the devices.
+
+        restored: the state to go on from, NumPy arrays (trials, ...); None: the state before the first step.
+        """
+        if len(hypers) != self.placement.trials:
+            raise ValueError(f"this loop is compiled for {self.placement.trials} trials, got {len(hypers)}")
+        hyper = self.placement.put([h.arrays() for h in hypers])
+        if restored is None:
+            return self._init(hyper), hyper
+        trials = [jax.tree.map(lambda leaf, i=i: leaf[i], restored) for i in range(len(hypers))]
+        return self.placement.put(trials), hyper
+
+    def state_shapes(self, hypers: Sequence[Hyper]) -> PyTree:
+        """Shapes and types of the trials' state, (trials, ...) each: what a checkpoint must have."""
+        one = jax.eval_shape(self.task.init, hypers[0].arrays())
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(hypers), *leaf.shape), leaf.dtype), one)
+
+    def stretches(self, state: PyTree, hyper: PyTree, start: int, ends: Iterable[int]) -> Iterator[Stretch]:
+        """Train from step `start` on; each stretch is handed over as soon as the devices have it, before it is done.
+
+        So whoever reads a stretch when the next one is handed over keeps no device waiting.
+        """
+        # Closing the source ends the data set's workers.
+        with contextlib.closing(self.batches.train(start, FOREVER, self.placement.shard)) as source:
+            in_memory = self.batches.dataset.in_memory
+            advance = self._chunks if in_memory else functools.partial(self._steps, source)
+            for end in ends:
+                state, parts = advance(state, hyper, start, end)
+                yield Stretch(end, state, functools.partial(self._read, parts))
+                start = end
 
     def run(
-        self,
-        hypers: Sequence[Hyper],
-        steps: int,
-        log_every: int | None = None,
-        progress: Progress | None = None,
-        *,
-        evaluate_every: int | None = None,
-        checkpoints: Checkpoints | None = None,
-        stop: Stop | None = None,
-        alone: bool = False,
-        measure_at: Sequence[int] = (),
-        measured: Callable[[int, dict[str, np.ndarray]], None] = lambda step, values: None,
+        self, hypers: Sequence[Hyper], steps: int, every: int | None = None, report: Report | None = None
     ) -> dict[str, np.ndarray]:
-        """Train all trials for `steps` steps; metrics at the end, each (trials,), as `Programs.metrics`.
+        """Train all trials for `steps` steps; their `results`. report: takes the metrics of every `every` steps."""
+        state, hyper = self.start(hypers)
+        reader = Reader(report or (lambda step, metrics: None))
+        for stretch in self.stretches(state, hyper, 0, ends(steps, every)):
+            state = stretch.state
+            reader.follow(stretch)
+        reader.catch_up()
+        return self.results(state, hyper)
 
-        A trial whose `Hyper.steps` are fewer is frozen after them.
+    def evaluate(self, state: PyTree, hyper: PyTree, split: Split | Records) -> dict[str, np.ndarray]:
+        """Loss and accuracy over a split (of the training split its first examples), each (trials,)."""
+        limit = TRAIN_EVALUATED if split is self.batches.dataset.train else None
+        queue: deque[PyTree] = deque()
+        total: Any = None
 
-        Args:
-          log_every: steps between two reports of the metrics; None: one report at the end.
-          progress: takes (steps done, metrics): of the steps since the last report, each (trials, steps); and of the
-            validation split at that step, "validation_loss" and "validation_accuracy", each (trials,).
-          evaluate_every: steps between two evaluations of the validation split.
-          checkpoints: where the run goes on from, and what it writes.
-          stop: a request that is met after a report: the state is saved and Stopped raised.
-          alone: one trial that is a run of its own: its best state and its last are saved as well, and if it diverges
-            Diverged is raised. In a sweep a trial that diverges is frozen and the rest go on.
-          measure_at: numbers of steps after which the loop's measurement is taken; measured: takes it.
+        def add(total: Any, sums: PyTree) -> Any:
+            sums = jax.tree.map(lambda leaf: leaf.astype(np.float64), self.placement.get(sums))
+            return sums if total is None else jax.tree.map(np.add, total, sums)
 
-        Raises WorkdirError as `Checkpoints.restore`.
+        for batch in self.batches.evaluation(split, limit, self._evaluation_batch, self.placement.shard):
+            queue.append(self._evaluate(state, hyper, self.placement.spread(batch)))
+            if len(queue) > AHEAD:
+                total = add(total, queue.popleft())
+        for sums in queue:
+            total = add(total, sums)
+        return {name: np.asarray(total[name].compute(), np.float32) for name in ("loss", "accuracy")}
+
+    def results(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
+        """The metrics of a state at the end of training, each (trials,).
+
+        "loss" and "accuracy" of the training split (its first 10,000 examples), the same with "validation_" and
+        "test_", and "diverged": the trial was frozen, or its loss ended above twice the first batch's or not finite.
+        The losses of a frozen trial are NaN.
         """
-        try:
-            options = (evaluate_every, checkpoints, stop, alone, sorted(measure_at), measured)
-            return self._run(hypers, steps, log_every or steps, progress, *options)
-        finally:
-            self.programs.close()
+        data = self.batches.dataset
+        result: dict[str, np.ndarray] = {}
+        halted = self.halted(state) != NEVER
+        for prefix, split in (("", data.train), ("validation_", data.validation), ("test_", data.test)):
+            values = self.evaluate(state, hyper, split)
+            values["loss"] = np.where(halted, np.float32(np.nan), values["loss"])
+            result |= {prefix + name: value for name, value in values.items()}
+        return {**result, "diverged": diverged(result["loss"], self.placement.get(state.first_loss))}
 
-    def _run(
-        self,
-        hypers: Sequence[Hyper],
-        steps: int,
-        log_every: int,
-        progress: Progress | None,
-        evaluate_every: int | None,
-        checkpoints: Checkpoints | None,
-        stop: Stop | None,
-        alone: bool,
-        measure_at: Sequence[int],
-        measured: Callable[[int, dict[str, np.ndarray]], None],
-    ) -> dict[str, np.ndarray]:
-        programs, several = self.programs, jax.process_count() > 1
-        state, hyper = programs.start(hypers)
-        step = 0
-        if checkpoints:
-            found = checkpoints.restore(self.map.join(state))
-            if found:
-                step, saved = found
-                state = self.map.split([jax.tree.map(lambda leaf, i=i: leaf[i], saved) for i in range(len(hypers))])
-        idle = np.array([hyper.steps <= step for hyper in hypers])  # trials known to be frozen
-        agree = self._agreement() if several and self.map.by_batch else None
-        saving = checkpoints.every.steps if checkpoints else None
-        waiting: list[tuple[int, Any]] = []  # at most one
-        votes: deque[Any] = deque()
+    def measure(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
+        """The measurement of every trial, (trials, ...) each; NaN of a trial that has diverged."""
+        assert self._measure is not None
+        values = self.placement.get(self._measure(state, hyper, self._measured_on))
+        good = self.halted(state) == NEVER
+        return {k: np.where(good.reshape(-1, *[1] * (v.ndim - 1)), v, np.nan) for k, v in values.items()}
 
-        def wish() -> int:
-            if stop and stop.requested:
-                return STOP
-            return SAVE if checkpoints and checkpoints.overdue() else 0
+    def halted(self, state: PyTree) -> np.ndarray:
+        """`TrainState.halted` of every trial."""
+        return self.placement.get(state.halted)
 
-        def asked() -> int:
-            """What some process wishes. Of several, the wishes of an earlier stretch: the same answer for all, at the
-            same step, without waiting."""
-            if agree is None:
-                return wish()
-            votes.append(agree(wish()))
-            return int(votes.popleft()) if len(votes) > AHEAD else 0
+    def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
+        """A training step on raw examples."""
+        places, inputs, labels = batch
+        return self.task.step(state, (self.batches.prepare(inputs, number, places), labels), hyper)
 
-        def settle() -> None:
-            """Report the stretch of steps that was trained last."""
-            nonlocal idle
-            while waiting:
-                at, parts = waiting.pop()
-                metrics = programs.read(parts)
-                idle = np.isnan(metrics["loss"][:, -1])
-                if progress:
-                    progress(at, metrics)
-                if alone:
-                    _check(at, metrics)
+    def _chunk_of_one(
+        self, state: TrainState, hyper: Hyper, order: Any, split: Any, first: Any, count: Any
+    ) -> tuple[TrainState, Any]:
+        """Up to CHUNK steps; metrics (CHUNK,), NaN where there was no step.
 
-        def save(metrics: Mapping[str, float] | None = None) -> None:
-            settle()
-            if checkpoints and not (alone and programs.halted(state)[0] >= 0):
-                checkpoints.save(step, self.map.join(state), metrics)
+        The number of steps is traced, so that a shorter stretch before an evaluation is no other program.
+        """
+        places, indices = order
 
-        if step == 0 and 0 in measure_at:
-            measured(0, programs.measure(state, hyper))
-        while step < steps and (agree or not idle.all()):
-            ends = [(step // every + 1) * every for every in (log_every, evaluate_every, saving, steps) if every]
-            until = min([steps, *ends, *(at for at in measure_at if at > step)])
-            state, parts = programs.advance(state, hyper, step, until, settle)
-            step = until
-            waiting.append((step, parts))
-            if step in measure_at:
-                settle()
-                measured(step, programs.measure(state, hyper))
-            answer = asked()
-            validation = None
-            if evaluate_every and step % evaluate_every == 0 and step < steps:
-                settle()
-                validation = programs.evaluate(state, hyper, programs.batches.dataset.validation)
-                validation = {f"validation_{name}": value for name, value in validation.items()}
-                if progress:
-                    progress(step, validation)
-            scores = {name: float(value[0]) for name, value in (validation or {}).items()} if alone else None
-            if checkpoints and step < steps:
-                best = bool(scores) and checkpoints.improves(scores[METRIC])  # type: ignore[index]
-                if best or answer or (saving and step % saving == 0):
-                    save(scores or None)
-            if answer == STOP and step < steps:
-                settle()
-                if checkpoints:
-                    checkpoints.wait()
-                saved = checkpoints is not None and step in checkpoints.steps()
-                kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
-                raise Stopped(stop.requested if stop else None, f"at step {step}: {kept}")
-        settle()
-        metrics = programs.metrics(state, hyper)
-        if checkpoints and alone:
-            save({METRIC: float(metrics[METRIC][0])})
-        return metrics
+        def at(i: Any, state: TrainState) -> tuple[TrainState, Any]:
+            batch = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
+            return self._step_of_one(state, hyper, (places, *batch), first + i)
 
-    def _agreement(self) -> Callable[[int], Any]:
-        """A wish of this process -> the greatest of all processes, on its way: it is read with the metrics."""
-        devices = len(self.map.local)
-        greatest = jax.pmap(lambda wish: jax.lax.pmax(wish, "batch"), axis_name="batch", out_axes=None)
-        return lambda wish: greatest(np.full(devices, wish, np.int32))
+        def next_step(i: Any, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+            state, metrics = at(i, carry[0])
+            return state, jax.tree.map(lambda all, one: all.at[i].set(one), carry[1], metrics)
 
+        shapes = jax.eval_shape(at, 0, state)[1]
+        metrics = jax.tree.map(lambda leaf: jnp.full((CHUNK, *leaf.shape), jnp.nan, leaf.dtype), shapes)
+        if not self.placement.skips_frozen:
+            return jax.lax.fori_loop(0, count, next_step, (state, metrics))
 
-def _check(stop_step: int, metrics: Mapping[str, np.ndarray]) -> None:
-    loss, norm = metrics["loss"][0], metrics["grad_norm"][0]
-    bad = np.flatnonzero(~(np.isfinite(loss) & np.isfinite(norm)))
-    if bad.size:
-        raise Diverged(stop_step - len(loss) + int(bad[0]), float(loss[bad[0]]), float(norm[bad[0]]))
+        def more(carry: Any) -> jax.Array:
+            return (carry[0] < count) & going(carry[1], hyper)
+
+        done, state, metrics = jax.lax.while_loop(
+            more, lambda carry: (carry[0] + 1, *next_step(carry[0], carry[1:])), (jnp.int32(0), state, metrics)
+        )
+        return state._replace(step=state.step + count - done), metrics
+
+    def _evaluate_one(self, state: TrainState, hyper: Hyper, batch: Any) -> Any:
+        inputs, labels = batch
+        return self.task.evaluate(state, (self.batches.prepare(inputs), labels), hyper)
+
+    def _chunks(self, state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
+        """Steps start..end-1 of data in memory; (state, what `_read` takes)."""
+        parts = []
+        for first in range(start, end, CHUNK):
+            count = min(CHUNK, end - first)
+            indices = np.zeros((len(self._places), CHUNK), np.int32)
+            indices[:, :count] = self.batches.indices(first, first + count)[:, self._part].T
+            order = self.placement.spread((self._places, indices))
+            state, metrics = self._chunk(state, hyper, order, self._train_split, np.int32(first), np.int32(count))
+            parts.append((metrics, count))
+        return state, parts
+
+    def _steps(self, source: Iterator[Batch], state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
+        """The same of data on disk: a program a step, at most AHEAD of them not yet computed."""
+        parts: list[Any] = []
+        for number in range(start, end):
+            before = time.perf_counter()
+            batch = self.placement.spread((self._places, *next(source)))
+            if all(leaf.is_ready() for leaf in jax.tree.leaves(self._last)):
+                self.waited += time.perf_counter() - before
+            state, self._last = self._step(state, hyper, batch, np.int32(number))
+            parts.append((self._last, None))
+            if len(parts) > AHEAD:
+                jax.block_until_ready(parts[-1 - AHEAD][0])
+        return state, parts
+
+    def _read(self, parts: list[Any]) -> dict[str, np.ndarray]:
+        """Metrics of every step, (trials, steps) each; waits for the devices."""
+        stretches = []
+        for metrics, count in parts:
+            values = self.placement.get(metrics)
+            stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in values.items()})
+        return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}

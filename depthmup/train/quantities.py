@@ -1,4 +1,4 @@
-"""What can be measured on a network while it trains (sweep.measure), by the functions of its trainer."""
+"""What can be measured on a network while it trains (sweep.measure), by the functions of its task."""
 
 from __future__ import annotations
 
@@ -8,45 +8,42 @@ import jax
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.optim import family_of
-from depthmup.settings import QUANTITIES
-from depthmup.train.step import Batch, Hyper, Trainer, TrainState
+from depthmup.train.task import Batch, Hyper, Task, TrainState
 
 Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
 
 
-def update_profile(trainer: Trainer) -> Quantity:
+def update_profile(task: Task) -> Quantity:
     """`measure.update_sizes` of the next step with learning rate 1: (2, layers)."""
 
-    def quantity(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        direction = trainer.direction(state, batch, hyper)
-        assert trainer.states is not None
-        stream = trainer.states
-        return update_sizes(lambda params: stream(params, state, batch, hyper), state.params, direction)
+    def profile(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+        direction = task.direction(state, batch, hyper)
+        return update_sizes(lambda params: task.stream(params, state, batch, hyper), state.params, direction)
 
-    return quantity
+    return profile
 
 
-def measurement(
-    trainer: Trainer, optimizer: str, names: Sequence[str]
-) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
-    """(state, hyper, batch) -> {name: array}; the batch is a fixed one. names: of settings.QUANTITIES.
+def measurement(task: Task, names: Sequence[str]) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
+    """(state, hyper, batch) -> {name: array}. names: of the setting sweep.measure.
 
     updates: s_l of the next step (measure.maximal_update), (layers,).
     sharpness: (1,), the largest eigenvalue of the loss's Hessian; for SGD and momentum in the coordinates in which all
       leaves have the same learning rate, so that gradient descent is stable below 2 / learning rate.
     kernels: relative change of every layer's feature kernel since the start of training, (layers,).
     """
+    profile = update_profile(task)
 
-    def sharp(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        scale = hyper.factors.lr if family_of(optimizer) == "sgd" else None
-        return sharpness(lambda params: trainer.objective(params, state, batch, hyper), state.params, scale=scale)[None]
+    def updates(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+        return profile(state, batch, hyper)[0]
+
+    def largest_eigenvalue(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+        scale = hyper.factors.lr if family_of(task.optimizer) == "sgd" else None
+        return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 
     def kernels(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        assert trainer.states is not None
-        start = trainer.init(hyper)  # again: nothing of it has to be kept
-        before, after = (feature_kernels(trainer.states(s.params, s, batch, hyper)) for s in (start, state))
+        start = task.init(hyper)  # computed again, so that nothing of it has to be kept
+        before, after = (feature_kernels(task.stream(s.params, s, batch, hyper)) for s in (start, state))
         return kernel_movement(before, after)
 
-    profile = update_profile(trainer)
-    functions = dict(zip(QUANTITIES, (lambda *of: profile(*of)[0], sharp, kernels), strict=True))
+    functions: dict[str, Quantity] = {"updates": updates, "sharpness": largest_eigenvalue, "kernels": kernels}
     return lambda state, hyper, batch: {name: functions[name](state, batch, hyper) for name in names}

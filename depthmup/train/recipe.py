@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-# Of the share done of the steps after the warm-up: their number is traced, which Optax's schedules do not take.
+# Functions of the share of the training that is done, warm-up left out, in [0, 1]. The number of steps is traced, which
+# Optax's schedules do not take.
 SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "constant": optax.constant_schedule(1.0),
     "linear": optax.linear_schedule(1.0, 0.0, 1),
@@ -21,51 +22,40 @@ LOSSES = ("cross_entropy", "mse", "centered_mse")
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """steps: of the whole training, of which `warmup` at the start.
+    """What a training step is compiled for. Numbers that may differ between trials are traced instead (`task.Hyper`).
 
-    label_noise: probability that a training label is replaced by a random one, drawn anew at every step.
+    schedule: of the learning rate after the warm-up, a name in SCHEDULES.
     loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label or a real target; "centered_mse", |f - f_0 -
-      y|^2 / 2 with f_0 from a frozen copy of the initial parameters (1/gamma0 is in the output factor already).
-    label_smoothing: of cross-entropy in training (Szegedy et al. 2016); evaluation has none.
-    clip: the largest global norm of the gradient, before the optimizer.
-    accumulate: parts that a batch is computed in, one after another: the same step with less memory.
-    ema: decay of an exponential moving average of the weights, which evaluation then uses. At step t it is
+      y|^2 / 2 with f_0 the output of the initial parameters (1/gamma0 is in the output factor already).
+    label_noise: whether the step replaces labels by random ones, with the probability `Hyper.label_noise`.
+    label_smoothing: of the cross-entropy in training (Szegedy et al. 2016); evaluation has none.
+    clip: the largest global norm of the gradient; a larger gradient is scaled down before the optimizer sees it.
+    accumulate: number of parts that a batch is computed in, one after another: the same step with less memory.
+    ema: decay of an exponential moving average of the weights, which evaluation then uses. At step t the decay is
       min(ema, (1 + t) / (10 + t)), so that the average forgets the initial weights.
     log_updates: measure the root mean square update of every group of parameters.
     """
 
-    steps: int
     schedule: str = "constant"
-    warmup: int = 0
-    label_noise: float = 0.0
     loss: str = "cross_entropy"
+    label_noise: bool = False
     label_smoothing: float = 0.0
     clip: float | None = None
     accumulate: int = 1
     ema: float | None = None
     log_updates: bool = False
 
-    @property
-    def static(self) -> Recipe:
-        """What a program is compiled for: steps, warm-up and the amount of noise are traced (`step.Hyper`)."""
-        return dataclasses.replace(self, steps=0, warmup=0, label_noise=float(self.label_noise > 0))
-
-    @property
-    def plain(self) -> Recipe:
-        """The loss alone, at a constant learning rate, without end: what a measurement of single steps trains with."""
-        return Recipe(2**30, loss=self.loss)
-
     def multiplier(self, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
-        """Of the learning rate, in [0, 1]: it multiplies all leaves' alike, so their factors stay.
+        """The factor of the learning rate at a step, in [0, 1]; it multiplies all leaves' learning rates alike.
 
-        min(1, (step + 1) / warmup) times the schedule of the steps after the warm-up.
+        min(1, (step + 1) / warmup) times the schedule of the steps after the warm-up. steps: of the whole training.
         """
         done = jnp.maximum(step - warmup, 0) / jnp.maximum(steps - warmup, 1)
         rising = jnp.where(step < warmup, (step + 1) / jnp.maximum(warmup, 1), 1.0)
         return rising * SCHEDULES[self.schedule](done)
 
     def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
-        """logits (batch, classes), labels (batch,) -> (batch,).
+        """The loss of each example: logits (batch, classes), labels (batch,) -> (batch,).
 
         For "mse" and "centered_mse" labels may also be real targets, floating and (batch, classes). Raises ValueError
         for labels of another type or shape.
@@ -86,5 +76,5 @@ class Recipe:
 
 
 def chance(loss: str, classes: int) -> float:
-    """The loss of knowing nothing: equal probabilities, or an output of 0."""
+    """The loss of a network that knows nothing: equal probabilities, or an output of 0."""
     return math.log(classes) if loss == "cross_entropy" else 0.5

@@ -41,3 +41,9 @@ class Stopped(Exception):
     def __init__(self, requested: signal.Signals | None, kept: str) -> None:
         self.signal = requested or signal.SIGTERM
         super().__init__(f"stopped by {self.signal.name} {kept}")
+
+    @classmethod
+    def at(cls, requested: signal.Signals | None, step: int, saved: bool) -> Stopped:
+        """Stopped after a step. saved: whether there is a checkpoint of that step."""
+        kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
+        return cls(requested, f"at step {step}: {kept}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -131,104 +129,6 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-class Lines:
-    """A file of JSON objects, one a line, to which whole lines are appended, by several processes if need be.
-
-    A last line that is not whole (a kill, a power cut) is removed on opening, and before another is added: `cut` counts
-    them; `rows` are the others. Raises WorkdirError for any other line that is not JSON.
-    """
-
-    def __init__(self, path: Path, remedy: str) -> None:
-        """remedy: what to do about a line that is not JSON."""
-        self.cut, self._path, self._remedy = 0, path, remedy
-        self.rows: list[Row] = []
-        self._seen = self._lines = 0  # bytes and lines of the file that are in `rows`
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - held open: one append after another
-        try:
-            with self._alone():
-                self._read(cut=True)
-        except BaseException:
-            self._file.close()
-            raise
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Among the processes that append to the file."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def refresh(self) -> None:
-        """What other processes have added is in `rows` now."""
-        with self._alone():
-            self._read(cut=False)
-
-    def _read(self, cut: bool) -> None:
-        self._file.seek(self._seen)
-        rows, whole, broken = parsed(self._file.read(), self._path, self._remedy, self._lines)
-        self._seen, self._lines = self._seen + whole, self._lines + len(rows)
-        self.rows += rows
-        if broken and cut:
-            self.cut += 1
-            os.ftruncate(self._file.fileno(), self._seen)
-
-    def append(self, rows: Iterable[Row], sync: bool = True) -> None:
-        """In the file, and with `sync` on the disk, when this returns; if it raises OSError (a full disk), nothing of
-        them is. NaN becomes null."""
-        rows = [{k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in r.items()} for r in rows]
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        with self._alone():
-            self._read(cut=True)
-            try:
-                left = content
-                while left:
-                    left = left[self._file.write(left) :]
-                if sync:
-                    os.fsync(self._file.fileno())
-            except OSError:
-                os.ftruncate(self._file.fileno(), self._seen)
-                raise
-            self._seen, self._lines = self._seen + len(content), self._lines + len(rows)
-            self.rows += rows
-
-    def keep(self, wanted: Callable[[Row], bool]) -> None:
-        """Remove the other rows, all at once."""
-        rows = [row for row in self.rows if wanted(row)]
-        if len(rows) < len(self.rows):
-            write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in rows))
-            self._file.close()
-            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
-            self.rows, self._seen, self._lines = rows, self._path.stat().st_size, len(rows)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def parsed(content: bytes, path: Path, remedy: str, before: int = 0) -> tuple[list[Row], int, bool]:
-    """(rows, bytes of whole lines, is there more) of lines of JSON, the last of which may be broken.
-
-    before: lines of the file before these. Raises WorkdirError for another line that is not JSON.
-    """
-    rows: list[Row] = []
-    whole = 0
-    for line in content.splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n"):
-                break
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("not an object")
-            rows.append(row)
-        except ValueError as error:
-            if whole + len(line) == len(content):
-                break
-            raise WorkdirError(f"{path} line {before + len(rows) + 1} is not JSON: {remedy}") from error
-        whole += len(line)
-    return rows, whole, whole < len(content)
 
 
 def _locked(path: Path, shared: bool) -> BinaryIO:

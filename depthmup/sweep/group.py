@@ -1,0 +1,204 @@
+"""Train one group of trials: a pure function of their settings, whoever calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from depthmup.settings import SettingsError
+from depthmup.sweep.axes import column
+from depthmup.sweep.history import History, measured_after
+from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
+from depthmup.sweep.store import Finished
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.checkpoint import Checkpoints
+from depthmup.train.devices import TrialsOverDevices
+from depthmup.train.loop import Measurement, Reader, TrialLoop, ends
+from depthmup.train.quantities import measurement
+from depthmup.train.stop import Stop, Stopped
+from depthmup.train.task import Hyper
+from depthmup.train.workdir import Row, WorkdirError, digest
+
+LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
+UNFINISHED = "unfinished"  # folder of the checkpoints of the groups that the sweep is at
+CACHE = "compiled"  # folder of compiled programs
+FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # columns of a row
+
+
+class Runner:
+    """Trains groups; the compiled programs of the last one are kept for others of its shape."""
+
+    def __init__(self, wrapper: str = "pmap") -> None:
+        self._wrapper = wrapper
+        self._loop: TrialLoop | None = None
+        self._program: Any = None
+
+    def loop(self, group: Group) -> TrialLoop:
+        """The programs of a group."""
+        settings = group.settings
+        program = group.program, group.size, settings.sweep.measure
+        if self._loop is None or self._program != program:
+            self._loop = None
+            gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
+            task, batches, measured = task_of(settings), batches_of(settings), None
+            if settings.sweep.measure:
+                batch = examples(batches, settings.data.batch_size)
+                measured = Measurement(measurement(task, settings.sweep.measure), batch)
+            placement = TrialsOverDevices(group.size, wrapper=self._wrapper)
+            self._loop, self._program = TrialLoop(task, batches, placement, measured), program
+        return self._loop
+
+    def train(
+        self,
+        group: Group,
+        progress: Callable[[float], None] = lambda share: None,
+        checkpoints: GroupCheckpoints | None = None,
+        stop: Stop | None = None,
+    ) -> list[Finished]:
+        """Train all trials of a group, from its checkpoint if there is one.
+
+        progress: takes the share of the steps that is done.
+
+        Raises Stopped when asked to stop (what is done is in the checkpoints), SettingsError if memory is short.
+        """
+        try:
+            return self._train(group, progress, checkpoints, stop)
+        except jax.errors.JaxRuntimeError as error:
+            if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
+                raise
+            raise SettingsError(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
+
+    def _train(
+        self, group: Group, progress: Callable[[float], None], checkpoints: GroupCheckpoints | None, stop: Stop | None
+    ) -> list[Finished]:
+        loop, hypers, sweep = self.loop(group), hypers_of(group), group.settings.sweep
+        steps = [int(hyper.steps) for hyper in hypers]
+        history, last = History(len(group.trials), max(steps)), max(steps)
+        points = sweep.measure_points if sweep.measure else 0
+        measuring = {step for count in steps for step in measured_after(count, points)}
+        restored = checkpoints.resume(loop.state_shapes(hypers), history) if checkpoints else None
+        begin = restored[0] if restored else 0
+        state, hyper = loop.start(hypers, restored[1] if restored else None)
+        if begin == 0 and 0 in measuring:
+            history.measure(0, loop.measure(state, hyper))
+        frozen = np.zeros(group.size, bool)
+
+        def read(step: int, metrics: dict[str, np.ndarray]) -> None:
+            history.add(step, metrics)
+            frozen[:] = np.isnan(metrics["loss"][:, -1])
+            progress(step / last)
+
+        reader, saving = Reader(read), checkpoints.steps_between if checkpoints else None
+        for stretch in loop.stretches(state, hyper, begin, ends(last, LOG_EVERY, saving, also=measuring, start=begin)):
+            step, state = stretch.step, stretch.state
+            reader.follow(stretch)
+            if step in measuring:
+                reader.catch_up()
+                history.measure(step, loop.measure(state, hyper))
+            if step == last or frozen.all():
+                break
+            requested = stop.requested if stop else None
+            if checkpoints and (requested or checkpoints.overdue() or (saving and step % saving == 0)):
+                reader.catch_up()
+                checkpoints.save(step, loop.placement.get(state), more=history.arrays(step))
+            if requested:
+                raise Stopped.at(requested, step, checkpoints is not None and checkpoints.has(step))
+        reader.catch_up()
+        results = loop.results(state, hyper)
+        finished = []
+        for i, trial in enumerate(group.trials):
+            row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i]}
+            row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
+            measured = history.measurements(i, steps[i], points)
+            finished.append(Finished(row, history.curve(i, steps[i]), measured))
+        return finished
+
+
+def hypers_of(group: Group) -> list[Hyper]:
+    """The hyperparameters of all trials; trials of no step fill up the group's program."""
+    hypers = [hyper_of(trial.settings) for trial in group.trials]
+    return hypers + [hypers[-1]._replace(steps=0)] * (group.size - len(hypers))
+
+
+class GroupCheckpoints(Checkpoints):
+    """The checkpoints of a group of trials, with their history so far among the arrays.
+
+    steps_between: two checkpoints, if they are due by steps.
+    """
+
+    def __init__(self, folder: Path, group: Group, say: Callable[[str], None]) -> None:
+        """folder: of all groups. say: takes messages."""
+        self.folder = folder / f"{group.name}-{group.size}"
+        trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
+        every = group.settings.checkpoint.every
+        self.steps_between = every.steps(batches_of(group.settings).steps_per_epoch)
+        super().__init__(self.folder, trials, seconds=every.seconds, keep=1, best=0, say=say)
+
+    def resume(self, like: Any, history: History) -> tuple[int, Any] | None:
+        """(step, state) to go on from, with the history up to there; a checkpoint of another program is removed, and
+        the group starts anew."""
+        try:
+            found = self.restore(like)
+        except WorkdirError as error:
+            self._say(f"a group of trials starts anew: {error}")
+            self.remove()
+            return None
+        if not found:
+            return None
+        history.restore(found[2], found[0])
+        return found[:2]
+
+    def remove(self) -> None:
+        """The group is finished, or cannot go on from here."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def compiled_in(folder: Path | None) -> Iterator[None]:
+    """Compiled programs are kept in this folder, and found there; one that the caller has chosen for JAX stays."""
+    if folder is None or getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 - jax declares it at run time
+        yield
+        return
+    wanted = {
+        "jax_compilation_cache_dir": str(folder / _machine()),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    if jax.default_backend() == "cpu":  # else the folder's name is part of each program's, and it cannot be moved
+        wanted["jax_persistent_cache_enable_xla_caches"] = "none"
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it may have been asked for before there was a folder
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def _machine() -> str:
+    """A name for machines that can run each other's programs: those for a CPU use the instructions it has."""
+    if jax.default_backend() != "cpu":
+        return jax.default_backend()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return "cpu-" + digest([line for line in lines if line.startswith(("flags", "Features", "model name"))][:2])
+
+
+def _columns(trial: Trial) -> Row:
+    named = {column(key): value for key, value in trial.leaves.items()}
+    return {name: named[name] for name in FIRST} | named

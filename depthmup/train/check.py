@@ -1,0 +1,66 @@
+"""The coordinate check of a config's model, trained by our own training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+
+from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
+from depthmup.settings import Settings
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.recipe import Recipe
+from depthmup.train.task import FOREVER, Batch, Hyper, Task, TrainState
+
+
+def check_optimizer(
+    settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
+) -> CoordinateReport:
+    """The coordinate check of one optimizer, in the absolute form: base width and base depth 1."""
+    c = settings.check
+    return coordinate_check(
+        functools.partial(probe_at, settings, name),
+        widths=c.widths,
+        depths=c.depths,
+        width=c.width,
+        depth=c.depth,
+        steps=c.steps,
+        seeds=c.seeds,
+        tolerance=c.tolerance,
+        title=f"{settings.parameterization.name}, {name}, learning rate 2^{c.log2_learning_rates[name]:g}",
+        progress=progress,
+    )
+
+
+def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
+    """The config's model at this shape, trained with the optimizer `name` at a constant learning rate."""
+    beta0 = settings.parameterization.beta0 * settings.check.beta0
+    rate = 2.0 ** settings.check.log2_learning_rates[name]
+    own = dataclasses.replace(
+        settings,
+        model=dataclasses.replace(settings.model, width=width, depth=depth),
+        parameterization=dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0),
+        optimizer=dataclasses.replace(settings.optimizer, name=name, learning_rate=rate),
+    )
+    task = task_of(own, Recipe(loss=settings.loss))
+    full = hyper_of(own)._replace(steps=FOREVER, warmup=0)
+
+    def hyper(group: str, seed: int) -> Hyper:
+        return full._replace(seed=seed, factors=train_only(full.factors, task.specs, group)).arrays()
+
+    batch = examples(batches_of(own), settings.check.batch_size)
+    return Probe(task.init, task.step, _features(task), hyper, groups_of(task.specs), batch)
+
+
+@functools.lru_cache
+def _features(task: Task) -> Callable[[TrainState, Batch, Hyper], Mapping[str, jax.Array]]:
+    """What the model sows in "features", and its logits; the same function for the same task, so that checks share
+    programs."""
+
+    def features(state: TrainState, batch: Batch, hyper: Hyper) -> Mapping[str, jax.Array]:
+        logits, sown = task.sown("features", state.params, state, batch, hyper)
+        return {**sown, "logits": logits}
+
+    return features

@@ -1,0 +1,203 @@
+"""The one place that knows about devices: trials, or the parts of a batch, are split over them by `pmap`, or by `jit`
+over a mesh.
+
+Both placements take functions of one trial (`Placement.over`) and give functions of all trials, whose arrays lie on the
+devices as the placement wants them: `put` makes such arrays and `get` reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from depthmup.models.layers import BATCH_AXIS
+from depthmup.parameterization import unknown
+
+PyTree = Any
+Function = Callable[..., PyTree]
+WRAPPERS = ("pmap", "jit")
+
+
+def trial_layout() -> str:
+    """How the trials of one device share it: on a CPU "map", `lax.map`, one trial after another, which is faster there
+    and equals a lone trial bit for bit; elsewhere "vmap"."""
+    return "map" if jax.default_backend() == "cpu" else "vmap"
+
+
+class Placement:
+    """What the two placements have in common.
+
+    trials: how many trials are trained together.
+    devices: of all processes. local: those of this process.
+    parts: number of devices that share a batch. shard: (number of this process, number of processes that share it).
+    skips_frozen: whether a trial that is frozen takes no time, since trials run one after another.
+    """
+
+    axis: str
+    skips_frozen: bool
+    parts = 1
+    shard = (0, 1)
+
+    def __init__(self, trials: int, devices: Sequence[jax.Device], wrapper: str) -> None:
+        if wrapper not in WRAPPERS:
+            raise unknown("wrapper", wrapper, WRAPPERS)
+        self.trials, self.devices, self.wrapper = trials, list(devices), wrapper
+        self.local = [device for device in devices if device.process_index == jax.process_index()]
+        # pmap's arrays live on the devices of this process alone, those of jit on all.
+        mesh_devices = np.array(self.local if wrapper == "pmap" else self.devices)
+        self.mesh = Mesh(mesh_devices, (self.axis,), axis_types=(AxisType.Auto,))
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Arrays onto all devices, for what a function shares in every call."""
+        return self.place(tree, PartitionSpec())
+
+    def place(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
+        """Arrays of this process (of a batch its part) -> arrays on the mesh."""
+        sharding = NamedSharding(self.mesh, spec)
+        if sharding.is_fully_addressable:
+            return jax.device_put(tree, sharding)
+        return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), tree)
+
+    def pmap(self, function: Function, in_axes: tuple[Any, ...], out_axes: Any, donate: bool) -> Function:
+        return jax.pmap(
+            function,
+            axis_name=self.axis,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            devices=None if self.devices == jax.devices() else self.devices,
+            donate_argnums=(0,) if donate else (),
+        )
+
+    def greatest(self) -> Callable[[int], Any]:
+        """A number of this process -> the greatest of all processes, on its way: an array to be read later."""
+        greatest = jax.pmap(lambda number: jax.lax.pmax(number, self.axis), axis_name=self.axis, out_axes=None)
+        return lambda number: greatest(np.full(len(self.local), number, np.int32))
+
+    def put(self, trees: Sequence[PyTree]) -> PyTree:
+        """One tree for each trial -> the trials' arrays on the devices."""
+        raise NotImplementedError
+
+    def get(self, tree: PyTree) -> PyTree:
+        """The trials' arrays -> NumPy arrays (trials, ...)."""
+        raise NotImplementedError
+
+    def spread(self, batch: PyTree) -> PyTree:
+        """This process's part of a batch -> what a function of `over` takes as a batch."""
+        raise NotImplementedError
+
+    def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
+        """`function` of one trial -> the same of all trials.
+
+        The first `trial` arguments have a value for each trial, the next `batch` arguments are batches (of `spread`),
+        and the `shared` last ones are the same for all.
+        donate: the buffers of the first argument become those of the first result.
+        """
+        raise NotImplementedError
+
+
+class TrialsOverDevices(Placement):
+    """Each device trains some of the trials and sees whole batches. Trial arrays are (devices, trials a device, ...).
+
+    layout: how trials share a device, "map" or "vmap"; None: `trial_layout()`.
+    """
+
+    axis = "trials"
+
+    def __init__(
+        self,
+        trials: int,
+        devices: Sequence[jax.Device] | None = None,
+        wrapper: str = "pmap",
+        layout: str | None = None,
+    ) -> None:
+        available = list(devices or jax.local_devices())
+        super().__init__(trials, available[: min(trials, len(available))], wrapper)
+        self.layout, self.per_device = layout or trial_layout(), -(-trials // len(self.devices))
+        self.skips_frozen = self.layout == "map" or self.per_device == 1
+
+    def put(self, trees: Sequence[PyTree]) -> PyTree:
+        # The last trial fills up the last device. Neighbours lie on different devices, since trials of like learning
+        # rates diverge alike, and then take no time.
+        shape = self.per_device, len(self.devices)
+        filled = [*trees, *[trees[-1]] * (shape[0] * shape[1] - self.trials)]
+
+        def fold(*leaves: Any) -> np.ndarray:
+            return np.stack(leaves).reshape(*shape, *np.shape(leaves[0])).swapaxes(0, 1)
+
+        return self.place(jax.tree.map(fold, *filled), PartitionSpec(self.axis))
+
+    def get(self, tree: PyTree) -> PyTree:
+        def unfold(leaf: Any) -> np.ndarray:
+            return np.asarray(leaf).swapaxes(0, 1).reshape(-1, *leaf.shape[2:])[: self.trials]
+
+        return jax.tree.map(unfold, tree)
+
+    def spread(self, batch: PyTree) -> PyTree:
+        return batch
+
+    def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
+        def of_device(*arguments: PyTree) -> PyTree:
+            trials, common = arguments[:trial], arguments[trial:]
+            if self.per_device == 1:  # without the copies into a loop and out of it, and without a grouped convolution
+                alone = function(*jax.tree.map(lambda leaf: leaf[0], trials), *common)
+                return jax.tree.map(lambda leaf: leaf[None], alone)
+            if self.layout == "map":
+                return jax.lax.map(lambda one: function(*one, *common), trials)
+            return jax.vmap(lambda *one: function(*one, *common))(*trials)
+
+        if self.wrapper == "pmap":
+            return self.pmap(of_device, (0,) * trial + (None,) * (batch + shared), 0, donate)
+
+        def of_shard(*arguments: PyTree) -> PyTree:
+            own = jax.tree.map(lambda leaf: leaf[0], arguments[:trial])
+            return jax.tree.map(lambda leaf: leaf[None], of_device(*own, *arguments[trial:]))
+
+        over_trials, everywhere = PartitionSpec(self.axis), PartitionSpec()
+        sharded = jax.shard_map(
+            of_shard,
+            mesh=self.mesh,
+            in_specs=(over_trials,) * trial + (everywhere,) * (batch + shared),
+            out_specs=over_trials,
+            check_vma=False,
+        )
+        return jax.jit(sharded, donate_argnums=(0,) if donate else ())
+
+
+class BatchOverDevices(Placement):
+    """One trial, on every device of every process; each device sees its part of each batch.
+
+    By `pmap` the function runs on each part inside the axis `BATCH_AXIS`, over which a training step averages gradients
+    and batch norm its statistics; by "jit" XLA partitions the program of the whole batch. The trial's arrays have no
+    device axis: they are the same on all devices.
+    """
+
+    axis = BATCH_AXIS
+    skips_frozen = True
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None, wrapper: str = "pmap") -> None:
+        super().__init__(1, devices or jax.devices(), wrapper)
+        self.parts = len(self.devices)
+        self.shard = jax.process_index(), jax.process_count()
+
+    def put(self, trees: Sequence[PyTree]) -> PyTree:
+        (tree,) = trees
+        return self.replicate(jax.tree.map(np.asarray, tree))
+
+    def get(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree)
+
+    def spread(self, batch: PyTree) -> PyTree:
+        if self.wrapper == "jit":
+            return self.place(batch, PartitionSpec(self.axis))
+        return jax.tree.map(lambda leaf: leaf.reshape(len(self.local), -1, *leaf.shape[1:]), batch)
+
+    def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
+        if self.wrapper == "jit" or not batch:  # without a batch there is nothing to split
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            return jax.jit(function, out_shardings=whole, donate_argnums=(0,) if donate else ())
+        return self.pmap(function, (None,) * trial + (0,) * batch + (None,) * shared, None, donate)
