@@ -82,7 +82,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
         if profile and first and workdir:
             report = stack.enter_context(_profiled(log, workdir / "profile", say))
         try:
-            metrics = _train(settings, loop, hyper, report, checkpoints, stop)
+            metrics = train_loop(settings, loop, hyper, report, checkpoints, stop)
         except Diverged as error:
             last = checkpoints.steps()[-1:] if checkpoints else []
             kept = f"the last good checkpoint is that of step {last[0]}" if last else "there is no checkpoint"
@@ -96,10 +96,15 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     return metrics
 
 
-def _train(
+def train_loop(
     settings: Settings, loop: TrialLoop, hyper: Hyper, report: Report, checkpoints: Checkpoints | None, stop: Stop
 ) -> dict[str, Any]:
-    """The metrics at the end of the training. Raises Diverged and Stopped."""
+    """The training itself, without log and files: the metrics at its end.
+
+    report: takes the steps done and the metrics of a stretch, or of an evaluation, (1, ...) each.
+
+    Raises Diverged, and Stopped when asked to stop.
+    """
     steps, per_epoch = steps_of(settings), loop.batches.steps_per_epoch
     restored = checkpoints.restore(loop.state_shapes([hyper])) if checkpoints else None
     begin = restored[0] if restored else 0
