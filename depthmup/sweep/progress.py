@@ -73,7 +73,7 @@ class TimeLeft:
         self._start = self._heard = time.monotonic()
 
     def expect(self, groups: Mapping[str, float], measured: bool) -> None:
-        """Groups that are still to do, by name, with their expected seconds. measured: seconds, not only proportions."""
+        """Groups still to do, by name, with expected seconds. measured: they are seconds, not only proportions."""
         if not self._expected:
             self._start = self._heard = time.monotonic()
         self.only(groups.keys())
