@@ -159,8 +159,8 @@ class Parameterization:
     def forward_factors(self, *, width: float, depth: float, head_dim: float | None = None) -> ForwardFactors:
         """The branch, output and attention factors at this shape.
 
-        branch = beta0 m_L^-alpha; output = 1 / (gamma m), without m for sp and am_mup; attention = sqrt(base_head_dim)
-        / head_dim, or 1 / sqrt(head_dim) for sp, ntp and am_mup, or None without head_dim. Docs: rules.md section 0.
+        branch = beta0 m_L^-alpha (am_mup: beta0); output = 1 / (gamma m) (sp, am_mup: 1 / gamma); attention =
+        sqrt(base_head_dim) / head_dim (sp, ntp, am_mup: 1 / sqrt(head_dim)) or None. Docs: rules.md section 0.
         """
         m, _ = self.ratios(width, depth)
         attention = None

@@ -1,4 +1,4 @@
-"""Flax Linen models, NHWC; each takes (inputs, ForwardFactors, train=False)."""
+"""Flax Linen models with channels last; each is called as model(inputs, ForwardFactors, train=False)."""
 
 from depthmup.models.cnn import CNN, ResidualCNN
 from depthmup.models.layers import ACTIVATIONS, Model, stationary_gain
