@@ -57,12 +57,12 @@ def transfer(
     The verdict, with d the drift in octaves (factors of 2) per doubling of the size:
       "transfers"          the 95% interval of d lies within +-0.25, and the smallest size's best learning rate trains
                            at every size;
-      "does not transfer"  the interval lies outside of +-0.25, or that learning rate diverges at some size, or a size has
-                           no optimum inside the grid;
+      "does not transfer"  the interval lies outside of +-0.25, or that learning rate diverges at some size, or a
+                           size has no optimum inside the grid;
       "inconclusive"       otherwise.
 
-    `drift.fitted_drift` explains the interval of d; `regret_at` explains regret. Sizes may have different learning rates (an
-    adaptive sweep), but each size needs all seeds at each of its learning rates.
+    `drift.fitted_drift` explains the interval of d; `regret_at` explains regret. Sizes may have different rates
+    (an adaptive sweep), but each size needs all seeds at each of its rates.
     Raises ValueError for an empty table, fewer than two sizes, a column or a seed that is missing, two rows for one
     trial, values of `axis` or `hyperparameter` that are not positive, or accuracies outside 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""Measurements on networks; never imports `train`: it takes step functions."""
+"""Measurements on networks. This package never imports `train`: it takes the functions to measure as arguments."""
 
 from depthmup.measure.coordinate_check import CoordinateReport, Slope, coordinate_check
 from depthmup.measure.kernels import (
