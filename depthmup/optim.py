@@ -34,7 +34,8 @@ def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = 
                   optax.scale_by_learning_rate(lr))
 
     Args:
-      family: "sgd" if the update is linear in the gradient, "adam" if its size does not depend on the gradient's.
+      family: "sgd" if the update is linear in the gradient, "adam" if its size does not depend on the
+        size of the gradient.
 
     Source: docs/rules.md section 0, rows `SGD LR` and `Adam LR`.
     """

@@ -1,4 +1,4 @@
-"""How fast the optimum moves with the size."""
+"""The drift: how fast the optimum moves with the size (width or depth)."""
 
 from __future__ import annotations
 

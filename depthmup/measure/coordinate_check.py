@@ -88,7 +88,7 @@ def coordinate_check(
     move is not ok. If the readout starts at 0 nothing else moves in the first step, so take steps=(2, 10) then.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
-    the logits. Source: docs/rules.md section 0, last paragraph.
+    the logits. Source: docs/rules.md section 0, "How to make a coordinate check".
 
     Raises ValueError if no axis has two values, a value is below 1, or "hidden" or "logits" is missing.
     """

@@ -55,8 +55,8 @@ def empirical_ntk(
       groups: tree of one name for each parameter, such as `group` of its spec; None: all are "all".
       only: names of the groups to compute; None: all.
       block: number of examples at a time. Memory holds the gradients of 2 x block x outputs. With more than one block,
-        the gradients of x2 are computed anew for each block of x, in a loop.
-        In this loop convolutions on a CPU are slow: take block >= P for convolutional models.
+        the gradients of x2 are computed anew for each block of x, in a loop. In a loop convolutions on a CPU are slow:
+        take block >= P for convolutional models.
       dense: (params, one example) -> {path of a parameter: its `Outer`}. For these parameters the kernel is
         (a.a')(g.g'), and no gradient is formed (unless there are so many positions that this takes longer). For Flax
         models use `linen_dense`.

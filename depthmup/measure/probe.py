@@ -108,8 +108,7 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
 def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
     """{(group, quantity): RMS changes since initialization after 1..steps steps, (seeds, steps)}.
 
-    The same compiled code computes the features before and after, so that the change of an unchanged feature is exactly
-    0.
+    The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
     Raises ValueError if "hidden" or "logits" is missing.
     """
     names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]

@@ -25,14 +25,17 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda z: z * (0.5 + 0.5 * jax.scipy.special.erf(z * 0.5**0.5)),
     "linear": lambda h: h,
 }
-DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # dtype of the computation; None: that of inputs and parameters
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: compute in the dtype of inputs and parameters
 PADDINGS = ("zero", "circular")
 BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
 
 
 def batch_axis() -> str | None:
-    """`BATCH_AXIS` inside a `pmap`, `shard_map` or `vmap` over an axis of that name, else None. If it is not None, each
-    device has a part of the batch: average gradients and the statistics of batch norm over this axis."""
+    """`BATCH_AXIS` inside a `pmap`, `shard_map` or `vmap` over an axis of this name and of size above 1, else None.
+
+    If it is not None, each device has a part of the batch: average gradients and batch norm's statistics over this
+    axis.
+    """
     try:
         return BATCH_AXIS if jax.lax.axis_size(BATCH_AXIS) > 1 else None  # a sum over one device would only copy
     except NameError:
