@@ -38,7 +38,7 @@ from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, moveme
 
 COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # {alpha: color}
 ETA0 = {"linear": 0.15, "tanh": 1.0}
-DEEPEST = 4  # Slopes of exact lines, and all slopes of panel 4, are fitted to so many of the largest depths.
+DEEPEST = 4  # number of the largest depths in the fits of exact lines, and in all fits of panel 4
 Trained = dict[float, dict[int, tuple[np.ndarray, np.ndarray]]]
 Solved = dict[float, dict[int | None, tuple[np.ndarray, float]]]
 Exact = dict[float, dict[int | None, Dynamics]]

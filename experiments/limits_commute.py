@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
     """Estimated predictions with their noise."""
 
     value: np.ndarray  # (P,)
-    covariance: np.ndarray  # of the noise, (P, P); 0 if the value is exact
+    covariance: np.ndarray  # covariance of the noise, (P, P); 0 if the value is exact
 
     @property
     def stderr(self) -> np.ndarray:

@@ -61,9 +61,9 @@ class Estimate(NamedTuple):
 class EnsembleErrors(NamedTuple):
     """squared_error = variance + squared_bias."""
 
-    variance: Estimate  # between seeds
-    squared_bias: Estimate  # of the mean over infinitely many seeds; an unbiased estimate, so at times negative
-    squared_error: Estimate  # of one network
+    variance: Estimate  # variance between seeds
+    squared_bias: Estimate  # squared error of the mean over infinitely many seeds; unbiased, so at times negative
+    squared_error: Estimate  # squared error of one network
 
 
 def ensemble_errors(predictions: ArrayLike, limit: ArrayLike) -> EnsembleErrors:

@@ -23,9 +23,9 @@ class NetworkFields(NamedTuple):
 class NetworkKernels(NamedTuple):
     """Kernels of a network, one per layer l = 0..L."""
 
-    H: jax.Array  # of h^l, (L+1, examples, examples)
-    Phi: jax.Array  # of phi(h^l), (L+1, examples, examples)
-    G: jax.Array  # of g^l, (L+1, examples x outputs, examples x outputs)
+    H: jax.Array  # kernels of h^l, (L+1, examples, examples)
+    Phi: jax.Array  # kernels of phi(h^l), (L+1, examples, examples)
+    G: jax.Array  # kernels of g^l, (L+1, examples x outputs, examples x outputs)
 
 
 def network_fields(
