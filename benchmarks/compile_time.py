@@ -2,9 +2,9 @@
 
     python benchmarks/compile_time.py
 
-Prints seconds to trace and compile the initialization, 10 steps and the evaluation of 2 trials of the residual MLP
-(width 64) on the digits: the first run less the second. Each number comes from a process of its own, warmed up at
-another shape, without a compilation cache on disk. Takes a minute or two.
+It prints the seconds to trace and compile the initialization, 10 steps and the evaluation of 2 trials of the residual
+MLP (width 64) on the digits, as the time of a first run minus the time of a second run. Each number comes from a
+process of its own, warmed up at another shape, without a compilation cache on disk. It takes a minute or two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
 
 
 def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
-    """Seconds of each."""
+    """(seconds of the first run, seconds of the second run)."""
     problem = Problem(Batches(load("digits"), BATCH), Recipe(STEPS))
     model = ModelSettings("residual_mlp", width, depth, {"scan": scan})
     p = ParameterizationSettings("depth_mup", 32, 2, 1, None, 1.0, 1.0, None, "*")
@@ -43,7 +43,7 @@ def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> 
 
 
 def compile_seconds(depth: int, scan: bool, optimizer: str) -> float:
-    """To be called in a new process."""
+    """Seconds to trace and compile. Call it in a new process."""
     prepare_cpu()  # as main.py does
     jax.config.update("jax_enable_compilation_cache", False)
     first_and_second_run(WIDTH // 4, 3, scan, optimizer)

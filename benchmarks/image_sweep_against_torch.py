@@ -2,12 +2,12 @@
 
     python -m benchmarks.image_sweep_against_torch        # needs pip install -e '.[bench]'
 
-Trains the SimpleResNet of configs/patches16_simple_resnet.py (depth 3, 78 SGD steps of batch 64, under depth_mup) at 16
-learning rates half an octave apart, one seed, and evaluates all three splits at the end.
+It trains the SimpleResNet of configs/patches16_simple_resnet.py (depth 3, 78 SGD steps of batch 64, under depth_mup) at
+16 learning rates half an octave apart, with one seed, and evaluates all three splits at the end.
 
-Ours: as `main.py sweep` runs it, trials split over one device a core. PyTorch: the same trainings from the same weights
-on the same batches, one after another, on all threads and on one; channels last. The losses on the training split must
-agree. Prints seconds and PyTorch's over ours. Takes about two minutes.
+Ours runs as in `main.py sweep`, with the trials split over one device per core. PyTorch runs the same trainings from
+the same weights on the same batches, one after another, on all threads and on one, with channels last. The losses on
+the training split must agree. It prints seconds, and PyTorch's seconds over ours. It takes about two minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def plan() -> list[Trial]:
 
 
 def ours(group: Group) -> tuple[float, float, list[float]]:
-    """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
+    """(seconds of the first sweep, which also builds and compiles; smallest seconds of 3 more sweeps; final losses)."""
     runner = Runner()
     cold, outcome = timed(lambda: runner.train(group))
     again = min(timed(lambda: runner.train(group))[0] for _ in range(3))
@@ -50,7 +50,7 @@ def ours(group: Group) -> tuple[float, float, list[float]]:
 
 
 def torch_trainer(group: Group) -> Callable[[Trial], float]:
-    """Trial -> final loss of its training in PyTorch."""
+    """A function: trial -> final loss of its training in PyTorch."""
     import torch
     from torch.nn import functional
 
@@ -116,7 +116,7 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
 
 
 def _unrolled(tree: Any) -> dict[str, Any]:
-    """{"block_0/conv/kernel": leaf} of a scanned model's tree."""
+    """{path: leaf} of a scanned model's tree after unrolling, with paths like "block_0/conv/kernel"."""
     leaves: dict[str, Any] = {}
     block = 0
     paths = jax.tree.leaves_with_path(tree)

@@ -1,11 +1,12 @@
-"""How fast input is: CIFAR-shaped data in memory, and JPEGs of ImageNet's shape decoded by worker processes.
+"""The speed of input: CIFAR-shaped data in memory, and JPEGs of ImageNet's size decoded by worker processes.
 
     python benchmarks/input_pipeline.py
 
-In memory: 45,000 images of 32x32x3, batch 64, CIFAR's augmentation of the depthwise-transfer paper, inside the compiled
-step; training a SimpleResNet (width 128, depth 6) with and without it. On disk: 600 JPEGs of 500x375 (about 100 kB, as
-ImageNet's; the photographs of `patches`, cropped), random crops to 224, batch 32; input alone for several numbers of
-workers, then training a ResNet-18 of width 16, with the time that the loop waits for a batch. Takes some minutes.
+In memory: 45,000 images of 32x32x3 in batches of 64, with the depthwise-transfer paper's augmentation for CIFAR inside
+the compiled step. Measured are the augmentation alone, and the training of a SimpleResNet (width 128, depth 6) with and
+without it. On disk: 600 JPEGs of 500x375 (about 100 kB each, as in ImageNet; cropped from the photographs of `patches`)
+with random crops to 224, in batches of 32. Measured are the input alone for several numbers of workers, and the
+training of a ResNet-18 of width 16, with the time that the loop waits for a batch. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def cifar_shaped() -> Dataset:
 
 
 def jpegs() -> list[dict[str, Any]]:
-    """Random parts of the photographs at ImageNet's usual size, as TFDS gives them."""
+    """Records as TFDS returns them: random parts of the photographs at ImageNet's usual size, as JPEGs."""
     rng, records = np.random.default_rng(0), []
     photos = [Image.fromarray(photo) for photo in photographs()]
     for i in range(JPEGS):
@@ -54,7 +55,7 @@ def jpegs() -> list[dict[str, Any]]:
         left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
         file = io.BytesIO()
         part = photo.resize(SHAPE[::-1], box=(left, top, left + width, top + height))
-        noise = rng.normal(0, 6, (*SHAPE, 3))  # as sharp as a photograph of that size
+        noise = rng.normal(0, 6, (*SHAPE, 3))  # makes the enlarged part as sharp as a photograph of this size
         Image.fromarray(np.clip(np.asarray(part) + noise, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
         records.append({"image": file.getvalue(), "label": i % 10})
     return records
@@ -67,7 +68,7 @@ def imagenet_shaped(size: int = 224) -> Dataset:
 
 
 def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
-    """A loop of one trial, and its hyperparameters."""
+    """(a loop of one trial, its hyperparameters)."""
     settings = from_config(config)
     problem = Problem(batches, Recipe(100))
     hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
@@ -75,7 +76,7 @@ def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
 
 
 def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> tuple[float, float]:
-    """(Of training alone, after steps that compile; of these, waiting for input.)"""
+    """(seconds per step of training, seconds per step of waiting for input), after steps that compile."""
     times, waited = [], []
 
     def progress(step: int, metrics: Any) -> None:

@@ -1,9 +1,9 @@
-"""What a calibration costs, in training steps, for each family; and the report of a sweep of 10,000 trials.
+"""The cost of a calibration in training steps, for each family; and the time to report a sweep of 10,000 trials.
 
     python -m benchmarks.laws
 
-A training step is one of the family's compiled program with SGD, batch 64 (32x32 images; the digits for MLPs); both are
-medians of repeated calls, once compiled.
+A training step is a step of the family's compiled program with SGD at batch 64, on 32x32 images (for MLPs on the
+digits). Times of steps and calibrations are medians of repeated calls after compilation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from depthmup.train.assemble import problem_of
 from depthmup.train.quantities import update_profile
 
 REPEATS = 15
-STEPS = 100  # of a learning curve
+STEPS = 100  # number of points of a learning curve
 
 
 def seconds(function: Callable[..., Any], *arguments: Any) -> tuple[float, float]:
-    """(of the first call, median of the next)."""
+    """(seconds of the first call, median seconds of the next calls)."""
     times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
@@ -60,7 +60,7 @@ def calibration() -> None:
 
 
 def reporting() -> None:
-    """Planted rows: the losses are made up, their number is not."""
+    """Time the report of made-up rows, as many as a sweep of this size has."""
     config = default.get_config()
     config.sweep.update(seeds=10, depths=(2, 4, 8, 16, 32, 64))
     settings = put(from_config(config), {"model.width": 128, "model.depth": 2})

@@ -2,15 +2,16 @@
 
     python benchmarks/sweep_against_torch.py        # needs pip install -e '.[bench]'
 
-Trains the residual MLP of docs/theory.md (width 128, depth 8, no biases) for 100 SGD steps of batch 64 on the digits,
-at 16 learning rates half an octave apart, one seed; each run ends with the loss over the whole training split.
+It trains the residual MLP of docs/theory.md (width 128, depth 8, no biases) for 100 SGD steps of batch 64 on the
+digits, at 16 learning rates half an octave apart, with one seed; each run ends with the loss over the whole training
+split.
 
-Ours: all learning rates in one compiled program, as `main.py sweep` runs them. PyTorch: the same network with
-`mup.MuReadout`, `mup.set_base_shapes` and `mup.MuSGD`, one learning rate after another on the faster of 1, 2 and all
-threads; then in one process of 1 thread per core, each with its share of the learning rates.
+Ours runs all learning rates in one compiled program, as `main.py sweep` does. PyTorch runs the same network with
+`mup.MuReadout`, `mup.set_base_shapes` and `mup.MuSGD`: first one learning rate after another, on the fastest of 1, 2
+and all threads; then in one process per core, of 1 thread each, which share the learning rates.
 
-Prints seconds, PyTorch's over ours, GFLOP/s and the final losses at the best learning rates. The times include
-building models but no imports, no data and no start of processes. Takes about a minute.
+It prints seconds, PyTorch's seconds over ours, GFLOP/s and the final losses at the best learning rates. The times
+include building models, but no imports, no data and no start of processes. It takes about a minute.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result
 
 
 def ours(batches: Batches) -> tuple[float, float, list[float]]:
-    """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
+    """(seconds of the first sweep, which also builds and compiles; smallest seconds of 3 more sweeps; final losses)."""
     model = ModelSettings("residual_mlp", WIDTH, DEPTH, {})
     p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, 1.0, 1.0, None, "*")
     sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
@@ -61,14 +62,14 @@ def ours(batches: Batches) -> tuple[float, float, list[float]]:
 
 
 def peak() -> float:
-    """GFLOP/s of products of 3000 x 3000 matrices, one on each device at a time, the best of 6."""
+    """GFLOP/s of products of 3000 x 3000 matrices on all devices at once, the best of 6 measurements."""
     count = jax.local_device_count()
     matrices, product = jax.numpy.ones((count, 3000, 3000)), jax.pmap(lambda m: m @ m)
     return count * 2 * 3000**3 / min(timed(lambda: product(matrices).block_until_ready())[0] for _ in range(6)) / 1e9
 
 
 def torch_trainer(batches: Batches) -> Callable[[float], float]:
-    """Learning rate -> final loss of one run in PyTorch."""
+    """A function: learning rate -> final loss of one run in PyTorch."""
     import mup
     import torch
 
@@ -110,7 +111,7 @@ def torch_trainer(batches: Batches) -> Callable[[float], float]:
 
 
 def torch_worker(rates: list[float], barrier: Any) -> None:
-    """One of several processes: a warm-up, then 2 passes over its learning rates, each between two barriers."""
+    """The work of one process: a warm-up, then 2 passes over its learning rates, each between two barriers."""
     import torch
 
     torch.set_num_threads(1)
@@ -124,12 +125,12 @@ def torch_worker(rates: list[float], barrier: Any) -> None:
 
 
 def torch_processes(count: int) -> float:
-    """Seconds from when all processes are ready to when the last one is done, the best of 2 passes."""
+    """Seconds from when all processes are ready until the last one is done, the best of 2 passes."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count + 1, timeout=600)
     for i in range(count):
         context.Process(target=torch_worker, args=(RATES[i::count], barrier), daemon=True).start()
-    return min([timed(barrier.wait)[0] for _ in range(4)][1::2])  # start, end, start, end
+    return min([timed(barrier.wait)[0] for _ in range(4)][1::2])  # The waits alternate: start, end, start, end.
 
 
 def main() -> None:
@@ -139,7 +140,7 @@ def main() -> None:
     except ImportError as error:
         install = "pip install -e '.[bench]'; without torchvision: pip install torch pyyaml; pip install --no-deps mup"
         sys.exit(f"no {error.name}: {install}")
-    prepare_cpu(CORES)  # trials are split over devices
+    prepare_cpu(CORES)  # The sweep splits its trials over the devices.
     batches, runs, count = Batches(load("digits"), BATCH, DATA_SEED), len(RATES), min(CORES, len(RATES))
     dataset = batches.dataset
     print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")
@@ -156,7 +157,7 @@ def main() -> None:
         ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
         print(f"{name:30}{seconds:9.2f}{seconds / runs:9.3f}{ratios}")
     weights = WIDTH * (WIDTH * DEPTH + math.prod(dataset.shape) + dataset.classes)
-    examples = 3 * STEPS * BATCH + sum(split.examples for split in dataset[:3])  # backward is 2 forward
+    examples = 3 * STEPS * BATCH + sum(split.examples for split in dataset[:3])  # backward: 2 forward passes
     print(f"\nours: {2 * weights * examples * runs / steady / 1e9:.0f} GFLOP/s; large matrix products: {peak():.0f}")
     print("\nfinal loss at the best learning rate (other initial weights)")
     for name, values in (("ours", losses), ("PyTorch", torch_losses)):

@@ -1,14 +1,16 @@
-"""Trials per minute of a sweep against one process each and against PyTorch in turn; compilation; the store.
+"""Trials per minute of a sweep, against one process per trial and against PyTorch; compilation; the store.
 
     python -m benchmarks.sweep_engine        # needs pip install -e '.[bench]'; about five minutes on two cores
 
-1. 40 learning rates from 1e-4 to 10 x 3 seeds, 44 SGD steps of batch 64 on the digits, evaluated on all three splits:
-   a residual MLP (width 128, depth 8) and a small residual CNN (8 channels, 2 blocks), depth_mup. `main.py sweep` from
-   the command to the report, with nothing compiled and with the programs in the workdir's cache; the trials alone, once
-   compiled; `main.py train`, a process for each trial (five of them); PyTorch, one trial after another in one process,
-   which leaves a trial at a loss that is not finite, on the faster of 1, 2 and all threads.
-2. Seconds until sp, mup and depth_mup of a shape have trained a step: one program or three, compiled or from the cache.
-3. What the plan, the store and its reading cost for 10,000 trials with learning curves of 100 steps.
+1. The trials are 40 learning rates from 1e-4 to 10 times 3 seeds, of 44 SGD steps of batch 64 on the digits, evaluated
+   on all three splits, for a residual MLP (width 128, depth 8) and a small residual CNN (8 channels, 2 blocks) under
+   depth_mup. They are run in four ways: by `main.py sweep` from the command to the report, with nothing compiled and
+   with the programs in the workdir's cache; by the sweep's runner alone, once compiled; by `main.py train` in a process
+   for each trial (five of them); and by PyTorch, one trial after another in one process, on the fastest of 1, 2 and all
+   threads. PyTorch ends a trial whose loss is not finite.
+2. Seconds until sp, mup and depth_mup of one shape have trained a step: with one program or three, compiled or from the
+   cache.
+3. The time for the plan, for writing the store and for reading it, with 10,000 trials of learning curves of 100 steps.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def settings(family: str, **swept: Any) -> Settings:
-    """One shape, one parameterization, one optimizer; `swept` instead."""
+    """Settings of a sweep of one shape, one parameterization and one optimizer. swept: other values of config.sweep."""
     config = default.get_config(family)
     config.model.update(MODELS[family])
     config.sweep.update(
@@ -57,7 +59,7 @@ def settings(family: str, **swept: Any) -> Settings:
 
 
 def flags(family: str) -> list[str]:
-    """The same for the command line."""
+    """The same settings as flags of the command line."""
     model = [f"--config.model.{key}={value}" for key, value in MODELS[family].items()]
     shape = [f"--config.sweep.depths=({MODELS[family]['depth']},)", "--config.sweep.widths=()"]
     names = ["--config.sweep.optimizers=('sgd',)", "--config.sweep.parameterizations=('depth_mup',)"]
@@ -75,7 +77,7 @@ def command(verb: str, *arguments: str) -> None:
 
 
 def ours(family: str, folder: Path) -> dict[str, float]:
-    """Seconds per trial."""
+    """{way of running: seconds per trial} of our ways."""
     plan = trials(settings(family))
     groups = grouped(plan, lambda program: len(plan))
     count, runner = len(groups[0].trials), Runner()
@@ -99,7 +101,7 @@ def _one(family: str, rate: float) -> None:
 
 
 def torch_trainer(family: str) -> Callable[[float, int], None]:
-    """(learning rate, seed) -> one trial in PyTorch, evaluated."""
+    """A function: (learning rate, seed) -> None, which trains and evaluates one trial in PyTorch."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -157,7 +159,7 @@ def torch_trainer(family: str) -> Callable[[float, int], None]:
 
 
 def theirs(family: str) -> dict[str, float]:
-    """Seconds per trial."""
+    """{"PyTorch in turn, N thread(s)": seconds per trial} for the fastest number of threads."""
     import torch
 
     train, plan = torch_trainer(family), trials(settings(family))
@@ -171,10 +173,10 @@ def theirs(family: str) -> dict[str, float]:
 
 
 def compiling(folder: Path) -> dict[str, float]:
-    """Seconds until all three parameterizations of a shape have trained a step."""
+    """{case: seconds until all three parameterizations of a shape have trained a step}."""
     chosen = settings("residual_mlp", parameterizations=("sp", "mup", "depth_mup"), seeds=1)
-    chosen = dataclasses.replace(chosen, epochs=1 / 22)  # a step
-    groups = grouped(trials(chosen), lambda program: 40)  # one group for each
+    chosen = dataclasses.replace(chosen, epochs=1 / 22)  # one step
+    groups = grouped(trials(chosen), lambda program: 40)  # one group for each parameterization
     assert len(groups) == 3
 
     def ready(shared: bool) -> None:

@@ -1,8 +1,8 @@
-"""What the limit costs: lazy kernels, linear and Monte Carlo DMFT; and the NTK of a network.
+"""Times of the theory's solvers: lazy kernels, linear and Monte Carlo DMFT; and of the NTK of a network.
 
     python -m benchmarks.theory            # 5 minutes on 2 cores
 
-The first call of a shape also compiles; the others are the median of three.
+The first call of a shape also compiles; the later time is the median of three calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from depthmup.theory import dmft, lazy_conv_kernels, lazy_kernels, linear_dmft
 
 
 def timed(run: Callable[[], Any], calls: int = 3) -> tuple[float, float, Any]:
-    """(seconds of the first call, of the following ones, what it returned)."""
+    """(seconds of the first call, median seconds of the following calls, the returned value)."""
     seconds = []
     for _ in range(1 + calls):
         start = time.perf_counter()
@@ -49,7 +49,7 @@ def lazy(samples: int = 2000, depth: int = 1000) -> None:
         first, later, found = timed(lambda activation=activation: lazy_kernels(Kx, None, activation, times=()))  # type: ignore[misc]
         limits[activation] = found.ntk
         print(f"| {activation}, infinite depth | {first:.2f} | {later:.2f} | |")
-    # The limit from the recursion: error of 2 F_2L - F_L goes as 1 / L^2.
+    # The limit extrapolated from the recursion, 2 F_2L - F_L, has an error that falls as 1 / L^2.
     first, later, found = timed(lambda: lazy_kernels(Kx, depth, "relu", times=()), 1)
     part = slice(0, 50)
     deep = [lazy_kernels(Kx[part, part], d, "relu", times=()).ntk for d in (8 * depth, 16 * depth)]

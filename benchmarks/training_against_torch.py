@@ -3,10 +3,10 @@
     python -m benchmarks.training_against_torch            # on a GPU; needs pip install -e '.[bench]' and jax[cuda]
     python -m benchmarks.training_against_torch --smoke    # tiny, anywhere: that the script runs, no figure
 
-Ours is the training loop as main.py runs it: data in memory on the device, AdamW, metrics every ten steps. PyTorch's is
+Ours is the training loop as main.py runs it: data in memory on the device, AdamW, metrics every ten steps. PyTorch runs
 torch.compile with autocast to bfloat16, channels last for convolutions, fused attention and AdamW, on one batch that
-lies on the GPU. Random images; images per second after warming up, and the share of the device's
-peak, counting matrix products and convolutions of our step (depthmup/train/flops.py) for both.
+lies on the GPU. The images are random. It prints images per second after warming up, and the share of the device's peak
+speed; for both, the operations are the matrix products and convolutions of our step (depthmup/train/flops.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SMOKE = {
 
 
 def ours(case: Case, steps: int) -> tuple[float, float]:
-    """(Images per second, operations of a step)."""
+    """(images per second, floating-point operations of a step)."""
     rng = np.random.default_rng(0)
     examples = 4 * case.batch
     images = rng.integers(0, 256, (examples, case.side, case.side, 3), dtype=np.uint8)
@@ -74,7 +74,7 @@ def ours(case: Case, steps: int) -> tuple[float, float]:
 
 
 def resnet(case: Case) -> Any:
-    """Of He et al., for CIFAR: basic blocks, 1x1 convolutions where the shape changes."""
+    """The ResNet of He et al. for CIFAR, in PyTorch: basic blocks, 1x1 convolutions where the shape changes."""
     from torch import nn
 
     class Block(nn.Module):
@@ -140,7 +140,7 @@ def vit(case: Case) -> Any:
 
 
 def theirs(case: Case, steps: int) -> float:
-    """Images per second."""
+    """Images per second of PyTorch."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -164,7 +164,7 @@ def theirs(case: Case, steps: int) -> float:
         start = time.perf_counter()
         for _ in range(steps):
             loss = step()
-        float(loss.detach())  # waits
+        float(loss.detach())  # waits for the device
         seconds.append(time.perf_counter() - start)
     return case.batch * steps * ROUNDS / sum(seconds[1:])
 

@@ -1,4 +1,4 @@
-"""What surviving costs: the loop over the bare jitted step, a checkpoint's pause, resuming, memory, fake devices.
+"""The cost of the training loop: its time over the bare jitted step's, a checkpoint's pause, resuming, memory, devices.
 
     python -m benchmarks.training_loop
 
@@ -54,7 +54,7 @@ def setup(family: str, devices: int = 1, **model: Any) -> Setup:
 
 
 def bare(made: Setup, steps: int) -> Callable[[], float]:
-    """Seconds per step of the jitted training step alone, called on one batch that lies on the device."""
+    """A function that measures seconds per step of the jitted training step alone, on one batch on the device."""
     settings, problem, _, hyper = made
     trainer = problem.trainer(settings.model, "adam")
     step, device = jax.jit(trainer.train_step, donate_argnums=0), jax.devices()[0]
@@ -75,7 +75,8 @@ def bare(made: Setup, steps: int) -> Callable[[], float]:
 
 
 def looped(made: Setup, steps: int) -> Callable[[], float]:
-    """Seconds per step of the loop: batches, metrics every ten steps as lines and to metrics.jsonl."""
+    """A function that measures seconds per step of the loop with its batches, and with metrics every ten steps to the
+    screen and to metrics.jsonl."""
     _, problem, loop, hyper = made
 
     def measure() -> float:
@@ -148,7 +149,7 @@ def checkpoint() -> None:
 
 
 def resume() -> None:
-    """From the command to the first report, of a run that starts and of one that goes on."""
+    """Time from the command to the first report, for a run that starts and for a run that resumes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "main.py", f"--workdir={folder}", "--config=configs/digits.py"]
         command += ["--config.epochs=40", "--config.checkpoint.every=200 steps", "--config.log_every=200"]

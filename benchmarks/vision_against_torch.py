@@ -2,13 +2,14 @@
 
     python benchmarks/vision_against_torch.py        # needs pip install -e '.[bench]'
 
-Prints milliseconds of a forward pass (inference) and of a training step (cross-entropy, backward, SGD update) on 64
-images of 32x32x3, float32, all cores: the fastest of 6, in turns with PyTorch (eager, channels last for convolutions,
-fused attention), which computes the same function from the same weights: so the losses after these steps must agree.
+It prints milliseconds of a forward pass (inference) and of a training step (cross-entropy, backward, SGD update) on 64
+images of 32x32x3, in float32, on all cores. Each is the fastest of 6 measurements, which alternate between ours and
+PyTorch (eager, channels last for convolutions, fused attention). Both compute the same function from the same weights,
+so the losses after these steps must agree.
 
-Then seconds to trace (with lowering) and to compile the training step of small models, blocks unrolled and scanned,
-without a compilation cache. Takes about three minutes on an idle machine; on a busy one the ratios mean nothing, for
-PyTorch's threads wait for each other actively and lose several times more than JAX's.
+Then it prints the seconds to trace (with lowering) and to compile the training step of small models, with blocks
+unrolled and scanned, without a compilation cache. It takes about three minutes on an idle machine. On a busy machine
+the ratios mean nothing: PyTorch's threads wait for each other actively, and lose several times more than JAX's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def forward_factors(model: Model) -> dm.ForwardFactors:
 
 
 def training_step(model: Model) -> Any:
-    """Jitted (parameters, inputs, labels) -> (new parameters, loss)."""
+    """The jitted function (parameters, inputs, labels) -> (new parameters, loss)."""
 
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         logits = model.apply({"params": params}, x, forward_factors(model))
@@ -71,7 +72,7 @@ def training_step(model: Model) -> Any:
 
 
 def ours(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
-    """(Forward pass, training step, which returns the loss)."""
+    """(forward pass, training step that returns the loss)."""
     images, labels = jnp.asarray(x), jnp.asarray(y)
     like = jax.eval_shape(lambda: model.init(jax.random.key(0), images[:1], forward_factors(model))["params"])
     state = {"params": stack_blocks(jax.tree.map(jnp.array, params), like)}
@@ -86,7 +87,7 @@ def ours(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass,
 
 
 def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
-    """The same in PyTorch, from parameters with unrolled blocks."""
+    """The same functions as `ours` in PyTorch, from parameters with unrolled blocks."""
     import torch
     from torch.nn import functional
 
@@ -100,7 +101,7 @@ def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pas
             p[name] = torch.tensor(array.reshape(-1, columns).T).contiguous()
         else:
             p[name] = torch.tensor(array if name in ("positions", "class_token") else array.reshape(-1))
-    for i in range(model.depth if isinstance(model, ViT) else 0):  # one product for queries, keys and values
+    for i in range(model.depth if isinstance(model, ViT) else 0):  # queries, keys and values become one product
         for kind in ("kernel", "bias"):
             three = [p.pop(f"block_{i}/attention/{part}/{kind}") for part in ("query", "key", "value")]
             p[f"block_{i}/attention/qkv/{kind}"] = torch.cat(three)
@@ -162,7 +163,7 @@ def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pas
 
 
 def compare(model: Model) -> tuple[list[float], list[float]]:
-    """(Milliseconds of our forward pass, PyTorch's, our step, PyTorch's; the last losses of both)."""
+    """(milliseconds of [our forward pass, PyTorch's, our training step, PyTorch's], both last losses)."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, SIDE, SIDE, 3)).astype(np.float32)
     y = rng.integers(0, 10, BATCH)
@@ -182,7 +183,7 @@ def compare(model: Model) -> tuple[list[float], list[float]]:
 
 
 def compile_seconds(model: Model) -> tuple[float, float]:
-    """Of the training step: (trace and lower, compile)."""
+    """(seconds to trace and lower the training step, seconds to compile it)."""
     x, y = jnp.ones((8, 16, 16, 3)), jnp.zeros(8, int)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), x, forward_factors(model))["params"])
     start = time.perf_counter()

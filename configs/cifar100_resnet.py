@@ -4,7 +4,7 @@
     python main.py --config=configs/cifar100_resnet.py --workdir=runs/cifar100_resnet
 
 Cost: 14,060 steps of batch 64; time not measured, the data set needs a download.
-Expect: as configs/cifar10_resnet.py; the paper has no CIFAR-100, all values are those of CIFAR-10.
+Expect the same as of configs/cifar10_resnet.py. The paper has no CIFAR-100; all values are those of CIFAR-10.
 """
 
 from ml_collections import config_dict

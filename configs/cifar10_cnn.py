@@ -6,7 +6,7 @@
 
 Cost: 351 steps of batch 128 for each training; time not measured, the data set needs a download.
 Expect, by the paper: with --config.parameterization.lr_depth=0 the best learning rate falls like
-depth^-1.337; with am_mup's own -3/2 it stays. Width: ours; learning rate: ours.
+depth^-1.337; with am_mup's own -3/2 it stays the same. Width and learning rate are our choice.
 """
 
 from ml_collections import config_dict

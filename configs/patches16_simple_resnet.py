@@ -4,8 +4,8 @@
     python main.py --config=configs/patches16_simple_resnet.py --workdir=runs/patches16_lone     (one network, 2 s)
 
 Cost: 660 trainings of 78 steps, about 18 minutes on two CPU cores.
-Expect: the best learning rate of depth_mup stays within .2 octaves from depth 3 to 24, that of sp and mup falls by 5
-octaves (docs/laws.md). Sizes, steps and rates are ours.
+Expect: the best learning rate of depth_mup stays within .2 octaves from depth 3 to 24, while the best learning rates of
+sp and mup fall by 5 octaves (docs/laws.md). Sizes, steps and rates are our choice.
 """
 
 from ml_collections import config_dict

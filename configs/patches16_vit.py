@@ -5,8 +5,9 @@ with LayerNorm and without; no download.
     python main.py --config=configs/patches16_vit.py --workdir=runs/patches16_lone      (one network, 3 s)
 
 Cost: 960 trainings of 78 steps of batch 32, about 17 minutes on two CPU cores.
-Expect: with LayerNorm the best learning rate of sp and mup falls as 1/depth, that of depth_mup stays within .4 octaves;
-without, sp and mup do not train at depth 8 and 16 (docs/laws.md). Sizes, steps and rates are ours.
+Expect: with LayerNorm the best learning rates of sp and mup fall as 1/depth, and the one of depth_mup stays within .4
+octaves; without LayerNorm sp and mup do not train at depth 8 and 16 (docs/laws.md). Sizes, steps and rates are our
+choice.
 """
 
 from ml_collections import config_dict

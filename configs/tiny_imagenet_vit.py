@@ -6,7 +6,7 @@
 
 Cost: 14,060 steps of batch 64; time not measured, the data set needs a download.
 Expect, by the paper: the best learning rate transfers over depth, with and without layer norm.
-Patch size, heads, epochs, learning rate, base shape: ours (lost from the paper's text).
+Patch size, heads, epochs, learning rate and base shape are our choice (the paper's text has lost them).
 """
 
 from ml_collections import config_dict

@@ -1,4 +1,4 @@
-"""What must be set before JAX starts its backend: the devices of a CPU, and XLA's flags for it."""
+"""Settings that JAX reads when its backend starts: the number of CPU devices, and XLA's flags for a CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jaxlib
 
 SWITCH = "DEPTHMUP_XLA_FLAGS"  # environment variable: 0 leaves XLA_FLAGS alone
 OPTION = "--xla_cpu_experimental_ynn_fusion_type="
-# XLA on a CPU hands products and convolutions to YNNPACK, which is slower than its own (Eigen). What each version of
-# jaxlib is known to take, by the maker of the processor it was measured on (docs/performance.md has the figures). A
-# jaxlib that does not know a flag ends the process, so a version that is not in this table gets none.
+# (version of jaxlib, maker of the processor) -> flags that were measured to be faster there (docs/performance.md): on a
+# CPU, XLA hands matrix products and convolutions to YNNPACK, which is slower than XLA's own code (Eigen). A jaxlib that
+# does not know a flag ends the process, so a version outside this table gets no flag.
 FLAGS = {
     ("0.10.2", "GenuineIntel"): OPTION + "-individual_dot,-individual_convolution",
     ("0.10.2", "AuthenticAMD"): OPTION + "-individual_convolution",
@@ -21,11 +21,13 @@ FLAGS = {
 
 
 def prepare_cpu(devices: int | None = None) -> None:
-    """Make JAX's CPU backend fast: `devices` devices, by default one for each core that this process may use, and
-    `FLAGS` in the environment variable XLA_FLAGS.
+    """Make JAX's CPU backend fast: set the number of CPU devices, and put `FLAGS` into the environment's XLA_FLAGS.
 
-    Call it before JAX starts its backend (before the first array); other backends are not affected. XLA_FLAGS stays
-    as it is if it sets that option already, if DEPTHMUP_XLA_FLAGS is 0, or if jaxlib or processor was not measured.
+    Call it before JAX starts its backend, that is before the first array; it does not affect other backends. XLA_FLAGS
+    stays as it is if it already sets the option in `FLAGS`, if the environment variable DEPTHMUP_XLA_FLAGS is 0, or if
+    `FLAGS` has no entry for this jaxlib and processor.
+
+    devices: how many CPU devices JAX shows; by default one for each core that this process may use.
 
     Raises RuntimeError if JAX has started with another number of devices.
     """
@@ -34,7 +36,7 @@ def prepare_cpu(devices: int | None = None) -> None:
 
 
 def add_flags(environment: MutableMapping[str, str], version: str, maker: str) -> None:
-    """Add to XLA_FLAGS in `environment` what `FLAGS` has for this jaxlib and processor."""
+    """Add the flags that `FLAGS` has for this jaxlib version and processor to XLA_FLAGS in `environment`."""
     flags = FLAGS.get((version, maker), "")
     before = environment.get("XLA_FLAGS", "")
     if flags and environment.get(SWITCH) != "0" and OPTION.rstrip("=") not in before:
@@ -56,5 +58,5 @@ def processor() -> str:
 
 
 def described() -> dict[str, str]:
-    """What decides the last digits of results on a machine besides the settings."""
+    """The jaxlib version and XLA_FLAGS: besides the settings, they decide the last digits of results on a machine."""
     return {"jaxlib": jaxlib.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}

@@ -1,4 +1,4 @@
-"""What is really applied to each parameter, as a table."""
+"""A table of what is really applied to each parameter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def explain(
 
     Args:
       optimizer: a name of `dm.optimizer`, or for another transformation the family of its LR rule, "sgd" or "adam".
-      learning_rate: of the base shape; for a schedule the column is the factor on it.
-      weight_decay: base decay. The column is the rate per unit of base LR (LR factor x decay factor x decay), so that
-        uncoupled decay shows one number for all leaves.
+      learning_rate: learning rate at the base shape; for a schedule the column LR shows each leaf's factor on it.
+      weight_decay: base decay. The column decay is the rate per unit of base LR (LR factor x decay factor x decay), so
+        that uncoupled decay shows one number for all leaves.
       decay: "uncoupled" or "coupled", as in `dm.optimizer`.
-      params: initial parameters after `rescale`; their measured standard deviation is shown. Without them it is
-        computed for weights that start with 1/sqrt(fan_in), and vectors and scalars show "-".
+      params: initial parameters after `rescale`, whose standard deviation the column init std then shows. Without
+        params the column is computed for models whose weights start with 1/sqrt(fan_in); vectors and scalars show "-".
 
-    forward: the explicit factor behind the leaf (branch factor in branches, output factor at the readout).
+    The column forward is the factor that the model multiplies the leaf's output by: the branch factor in branches, the
+    output factor at the readout, times the storage form's multiplier.
     """
     family = family_of(optimizer)
     lr = 1.0 if callable(learning_rate) else learning_rate

@@ -16,7 +16,7 @@ from depthmup.parameterization import ROLES, unknown
 from depthmup.specs import ParamSpec, PyTree, Shape, SpecError, flatten_shapes
 
 Tokens = tuple[str | int, ...]  # a path as names and indices; '*' stands for any index
-NEVER_MATRICES = ("bias", "b", "scale", "offset")  # an attention bias is (heads, head_dim), whichever of them grows
+NEVER_MATRICES = ("bias", "b", "scale", "offset")  # vectors of any shape: an attention bias is (heads, head_dim)
 GROWING = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0}  # axes that grow, per role
 
 
@@ -33,15 +33,15 @@ def infer_specs(
 
     Args:
       init_fn: (width, depth) -> parameters, any pytree (Linen, NNX, Equinox, Haiku, dicts). Depth counts residual
-        blocks; a family whose depth cannot double (6n + 2) takes n.
-      residual: blocks are residual, so that a leaf in the stack is in a branch.
-      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch); there
-        embeddings (vocab, width) need an override to "input".
-      overrides: {glob of a path: what it is}, for what shapes cannot tell: a role, "branch" or "trunk" (in a residual
-        branch or not), or both as "branch/ROLE".
+        blocks; a family whose number of layers cannot double (6n + 2) takes n as its depth.
+      residual: whether the blocks are residual; a parameter that repeats with depth is then inside a branch.
+      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch); with
+        "out_in", embeddings (vocab, width) need an override to "input".
+      overrides: {glob of parameter paths: what these parameters are}, where shapes cannot tell: a role, "branch" or
+        "trunk" (inside or outside a residual branch), or both as "branch/ROLE".
 
-    A scalar outside the branches is taken for a readout bias that is added after the output factor. One leaf may look
-    like a readout (followed by the output factor); say with overrides what others are.
+    A scalar outside the branches is taken for a readout bias that is added after the output factor. Only one parameter
+    may look like a readout (which the output factor multiplies); where several do, overrides must say what each is.
 
     Raises SpecError, naming the leaf with its shapes, if a leaf fits no role; ValueError for bad arguments.
     """
@@ -97,13 +97,14 @@ class _Stack:
     def __init__(self, base: Mapping[str, Shape], deep: Mapping[str, Shape]) -> None:
         self.base, self.deep = base, deep
         self.tokens = _tokens({**base, **deep})
-        self.explained: set[Tokens] = set()  # starred paths that are known to be blocks'
+        self.explained: set[Tokens] = set()  # paths whose '*' is known to run over blocks
         trees = [[(self.tokens[name], shape) for name, shape in tree.items()] for tree in (base, deep)]
         self.counts = [Counter(star for path, _ in tree for star in _stars(path)) for tree in trees]
         self.shaped = [Counter((star, shape) for path, shape in tree for star in _stars(path)) for tree in trees]
 
     def axis(self, name: str, grow: set[int]) -> int | None:
-        """The stack axis: the only one that changes with depth, doubled, not growing with width."""
+        """The axis along which blocks are stacked, or None: the only axis that changes with depth, which doubles and
+        does not grow with width."""
         before, after = self.base[name], self.deep.get(name, self.base[name])
         if before == after:
             return None
@@ -112,12 +113,13 @@ class _Stack:
         if one is not None and one not in grow and after[one] == 2 * before[one]:
             return one
         shifted = any(self.counts[1][s] > self.counts[0][s] for s in _stars(self.tokens[name]))
-        if not shifted:  # not one of numbered names, of which another may stand here at twice the depth
+        if not shifted:  # Automatic names shift with depth, so that one name may mean another parameter; not this one.
             raise SpecError(f"{name}: its shape goes from {before} to {after} at twice the depth; one axis must double")
         return None
 
     def contains(self, name: str) -> bool:
-        """Is it one of a list of blocks? One index at a time is replaced by '*' and its matches counted at d and 2d."""
+        """Whether the leaf is in a list of blocks: the paths that differ from its path in one index are twice as many
+        at depth 2d as at depth d."""
         ambiguous = []
         for star in _stars(self.tokens[name]):
             a, b = (count[star] for count in self.counts)
@@ -155,7 +157,8 @@ def _shapes(init_fn: Callable[[int, int], PyTree], width: int, depth: int) -> tu
 def _tokens(names: Iterable[str]) -> dict[str, Tokens]:
     """Paths as names and indices: 'block_3/w', 'block3.w' and 'block/3/w' are all ('block', 3, 'w').
 
-    A name without a number beside numbered ones that do not start at 0 is number 0 (Haiku: block, block_1, ...).
+    A name without a number gets the number 0 where the same name also occurs with numbers, but not with 0 (Haiku:
+    block, block_1, ...).
     """
     split: dict[str, Tokens] = {}
     for name in names:
@@ -219,20 +222,21 @@ def _role(name: str, shape: Shape, axes: list[int], grow: set[int], in_branch: b
 
 
 def _fans(role: str, sizes: list[int], growing: list[int]) -> tuple[int, int]:
-    """Products of the axes before and after the boundary between inputs and outputs (a vector has no inputs: 1)."""
+    """(fan_in, fan_out): products of the sizes before and after the boundary between input and output axes; a vector
+    has no inputs, so its fan_in is 1."""
     if role in ("vector", "scalar") or not growing:
         return 1, math.prod(sizes)
     last = len(sizes) - 1
     boundaries = range(growing[0] + 1, growing[1] + 1) if len(growing) > 1 else [min(growing[0] + 1, last)]
     fans = [(math.prod(sizes[:b]), math.prod(sizes[b:])) for b in boundaries]
-    # (width, heads, head_dim) and (heads, head_dim, width): the boundary that makes the sides alike
+    # Shapes like (width, heads, head_dim) and (heads, head_dim, width) leave a choice: the fans should be alike.
     return min(fans, key=lambda pair: abs(math.log(pair[0] / pair[1])))
 
 
 def _match_overrides(
     overrides: Mapping[str, str], base: Mapping[str, Shape]
 ) -> dict[str, tuple[str | None, str | None]]:
-    """{path: (place, role)}, None for what an override leaves open."""
+    """{path: (place, role)} of the overridden parameters; None for a place or role that an override leaves open."""
     rules: dict[str, tuple[str | None, str | None]] = {}
     for pattern, value in overrides.items():
         place, _, role = (value, "", "") if value in ("branch", "trunk") else value.rpartition("/")

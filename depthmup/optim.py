@@ -14,11 +14,11 @@ from depthmup.parameterization import LeafFactors, Parameterization, unknown
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
-OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}  # name -> family of its LR rule
+OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}  # optimizer -> family of its LR rule
 
 
 def family_of(name: str) -> str:
-    """Optimizer name -> "sgd" or "adam". Raises ValueError for an unknown one."""
+    """The family of an optimizer, "sgd" or "adam". Raises ValueError for an unknown optimizer."""
     if name not in OPTIMIZERS:
         hint = "; any other optax transformation goes through dm.scale_by_parameterization"
         raise unknown("optimizer", name, OPTIMIZERS, hint)
@@ -34,7 +34,8 @@ def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = 
                   optax.scale_by_learning_rate(lr))
 
     Args:
-      family: "sgd" if the update is linear in the gradient, "adam" if its size does not depend on the gradient's.
+      family: "sgd" if the update is linear in the gradient, "adam" if its size does not depend on the
+        size of the gradient.
 
     Source: docs/rules.md section 0, rows `SGD LR` and `Adam LR`.
     """
@@ -42,9 +43,9 @@ def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = 
 
 
 def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTransformation:
-    """Divide each leaf's gradient by its eps factor, which is the same as multiplying Adam's eps by it.
+    """Divide each leaf's gradient by its eps factor, which does the same as multiplying Adam's eps by the factor.
 
-    Put it right before `optax.scale_by_adam` or another transformation m / (sqrt(v) + eps), and after clipping.
+    Put it after clipping, right before `optax.scale_by_adam` or another transformation m / (sqrt(v) + eps).
     Source: docs/rules.md section 0, row `Adam eps`.
     """
     return scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps))
@@ -65,22 +66,24 @@ def optimizer(
     decay: str = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """SGD or Adam with every leaf's LR, eps and weight decay as `p` says.
+    """SGD or Adam with the LR, eps and weight decay that `p` gives to every leaf.
 
-    With f = factors of the leaf (docs/rules.md section 0) and u the update of the optimizer, its eps times f.eps:
-      w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w).
+    One step changes the leaf w by
+      w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w),
+    where f are the leaf's factors (docs/rules.md section 0) and u is the optimizer's update (Adam's eps times f.eps).
 
     Args:
-      name: "sgd"; "momentum"; "adam" or "adamw", which are the same here: decay is 0 unless given.
+      name: "sgd", "momentum", "adam" or "adamw"; the last two are the same here, since decay is 0 unless given.
       learning_rate: a number, a traced scalar or an Optax schedule; the per-leaf factors multiply it at each step.
-      momentum, nesterov: of "momentum" (0.9, False). b1, b2, eps: of Adam (0.9, 0.999, 1e-8).
-      weight_decay: decoupled from the gradient for every optimizer; 0 leaves it out.
+      momentum, nesterov: options of "momentum", by default 0.9 and False.
+      b1, b2, eps: options of Adam, by default 0.9, 0.999 and 1e-8.
+      weight_decay: base weight decay, applied apart from the gradient (as in AdamW) for every optimizer; 0: none.
       decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
         left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
-      mask: tree of bools, or a function from params to one, of the leaves to decay, as in `optax.adamw`.
+      mask: the leaves to decay, as a tree of bools or a function from params to such a tree, as in `optax.adamw`.
 
     Raises ValueError for an unknown name, a learning rate that is not positive, an option of another optimizer, or a
-    parameterization that is not defined for this one.
+    parameterization that is not defined for this optimizer.
     """
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
     factors = leaf_factors(p, specs, family_of(name))
@@ -101,7 +104,7 @@ def from_factors(
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """`optimizer` from trees of factors, which may be traced: build it inside the jitted step."""
+    """`optimizer` from trees of factors. The factors may be traced: then call this inside the jitted step."""
     family = family_of(name)
     if isinstance(learning_rate, float | int | np.number) and not 0 < learning_rate < np.inf:
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
@@ -123,7 +126,7 @@ def from_factors(
 
 
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
-    """Multiply each leaf of the updates by a scalar, keeping its dtype; what `optax.masked` hides stays hidden."""
+    """Multiply each leaf of the updates by a scalar and keep its dtype; leaves hidden by `optax.masked` stay hidden."""
 
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         del params
@@ -137,7 +140,7 @@ def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
 def add_decayed_weights(
     weight_decay: float | jax.Array, scale: PyTree, mask: PyTree | Callable[[PyTree], PyTree] | None = None
 ) -> optax.GradientTransformation:
-    """Add weight_decay * scale * w to each leaf, `scale` a tree of scalars, where `mask` is true."""
+    """Add weight_decay * scale * w to the update of each leaf w where `mask` is true; `scale` is a tree of scalars."""
 
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         if params is None:

@@ -19,20 +19,20 @@ FORMS = ("mup", "fan_in", "canonical", "absorbed")
 
 
 class Powers(NamedTuple):
-    """A monomial m_in^a m_out^b."""
+    """Exponents of m_in and m_out, a parameter's fan-in and fan-out over the same at the base width."""
 
     m_in: float = 0.0
     m_out: float = 0.0
 
 
 class WidthRule(NamedTuple):
-    """Powers of (m_in, m_out), a missing fan counting as 1; docs/rules.md section 0, columns `matrix` and `readout`."""
+    """Width exponents of the factors (docs/rules.md section 0); a fan that a parameter lacks counts as 1."""
 
-    init_std: Powers = Powers()  # over sigma / sqrt(fan_in)
-    output: Powers = Powers()  # the explicit factor behind the readout
-    sgd: Powers = Powers()
-    adam: Powers = Powers()
-    eps: Powers = Powers()
+    init_std: Powers = Powers()  # initial standard deviation over sigma / sqrt(fan_in)
+    output: Powers = Powers()  # the factor that multiplies the readout's output
+    sgd: Powers = Powers()  # SGD's learning rate
+    adam: Powers = Powers()  # Adam's learning rate
+    eps: Powers = Powers()  # Adam's eps
 
 
 STANDARD = WidthRule()
@@ -44,13 +44,13 @@ READOUT = WidthRule(init_std=Powers(0.5), output=Powers(-1), sgd=Powers(1), eps=
 class Table:
     """One named parameterization, as exponents.
 
-    alpha: branch exponent; None means no power of depth anywhere. Otherwise every leaf in a branch gets
-      forward m_L^-alpha, SGD LR m_L^(2 alpha - 1), Adam LR m_L^(alpha - 1), eps m_L^-alpha.
+    alpha: branch exponent; None means no power of depth anywhere. Else, with m_L = depth / base_depth, m_L^-alpha
+      multiplies a branch's output and its leaves' eps, m_L^(2 alpha - 1) their SGD LR, m_L^(alpha - 1) their Adam LR.
     gamma_width: gamma = gamma0 m^gamma_width; NTP is muP with gamma ~ width^-1/2 (docs/theory.md section 1).
-    attention: logits are divided by head_dim^attention.
-    lr_depth: one LR for all leaves, times m_L^lr_depth, and m_L^-alpha is put into the branch weights' init standard
-      deviation instead of into the forward pass (AM-muP).
-    decay_follows: what decay is the inverse of: the whole LR factor, or its power of m_in only (CompleteP).
+    attention: attention logits are divided by head_dim^attention.
+    lr_depth: if given (AM-muP), every LR is multiplied by m_L^lr_depth, and m_L^-alpha multiplies the initial standard
+      deviation of branch weights instead of the forward pass.
+    decay_follows: the decay factor is the inverse of the LR factor ("lr"), or of its power of m_in only (CompleteP).
     families: optimizer families for which the rule is defined.
     """
 
@@ -76,7 +76,7 @@ TABLES = {
 
 
 class ForwardFactors(NamedTuple):
-    """The three numbers a model's equation needs; a pytree, so they can be traced or stacked over trials."""
+    """The three factors in a model's equation; a pytree, so that they can be traced or stacked over trials."""
 
     branch: float  # h <- h + branch * f(h)
     output: float  # logits = output * readout(h)
@@ -84,17 +84,17 @@ class ForwardFactors(NamedTuple):
 
 
 class LeafFactors(NamedTuple):
-    """What one parameter gets; docs/rules.md section 0. With a spec tree in place of a leaf, five trees."""
+    """The factors of one parameter (docs/rules.md section 0); `specs.factors` puts a tree of them into each field."""
 
-    init: float  # initial standard deviation over that of the standard fan-in init
+    init: float  # initial standard deviation over the standard deviation of the standard fan-in init
     multiplier: float  # the stored parameter enters the model's equation times this (1 in the form "mup")
     lr: float  # learning rate over the base learning rate
     eps: float  # Adam's eps over the base eps
-    decay: float  # weight decay over the base decay, in a step that also multiplies it by `lr`
+    decay: float  # weight decay over the base decay; the step multiplies the decay by `lr` as well
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """The one way to say that a name is not known: names it, its nearest neighbour and all there are."""
+    """The error for an unknown name; its message has the name, the nearest known name and all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     suggestion = f"; did you mean {near[0]!r}?" if near else ""
@@ -108,10 +108,10 @@ def at_least_one(what: str, value: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Parameterization:
-    """A row of `TABLES` with its base shape; `parameterization` says what the fields mean.
+    """A row of `TABLES` with its base shape; `parameterization` explains the fields, `in_form` explains `form`.
 
-    All fan and depth ratios are relative to the base: m = width / base_width, m_L = depth / base_depth. They may be
-    below 1: each rule is a power and holds on both sides of the base.
+    All ratios are relative to the base shape: m = width / base_width, m_L = depth / base_depth. A ratio may be below 1:
+    every rule is a power law, which holds on both sides of the base.
     """
 
     name: str
@@ -159,8 +159,8 @@ class Parameterization:
     def forward_factors(self, *, width: float, depth: float, head_dim: float | None = None) -> ForwardFactors:
         """The branch, output and attention factors at this shape.
 
-        branch = beta0 m_L^-alpha, output = 1 / (gamma m), attention = sqrt(base_head_dim) / head_dim (None without
-        head_dim; 1 / sqrt(head_dim) where the table says so). Docs: rules.md section 0; theory.md sections 0 and 1.
+        branch = beta0 m_L^-alpha (am_mup: beta0); output = 1 / (gamma m) (sp, am_mup: 1 / gamma); attention =
+        sqrt(base_head_dim) / head_dim (sp, ntp, am_mup: 1 / sqrt(head_dim)) or None. Docs: rules.md section 0.
         """
         m, _ = self.ratios(width, depth)
         attention = None
@@ -183,12 +183,12 @@ class Parameterization:
         family: str = "sgd",
         path: str = "",
     ) -> LeafFactors:
-        """Factors of one parameter: its row of the table, then the storage form's exact rescaling.
+        """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
-        role: one of ROLES. in_branch: is it inside a residual branch? fan_in: at this width (for the storage form
-        "canonical" only). family: "sgd" (also momentum) or "adam" (also AdamW, Lion and other sign-like updates).
-        path: the parameter's, which `branch_init` is matched with.
-        Raises ValueError for an unknown role or family, or one for which the parameterization is not defined.
+        role: one of ROLES. in_branch: whether it is inside a residual branch. fan_in: its fan-in at this width, which
+        only the form "canonical" uses. family: "sgd" (also momentum) or "adam" (also AdamW, Lion, sign-like updates).
+        path: its path, which the glob `branch_init` may match.
+        Raises ValueError for an unknown role or family, or a family for which the parameterization is not defined.
         """
         if role not in ROLES:
             raise unknown("role", role, ROLES)
@@ -228,18 +228,18 @@ class Parameterization:
         return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
 
     def in_form(self, form: str) -> Parameterization:
-        """The same function and training trajectory with other stored numbers (docs/theory.md section 1).
+        """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).
 
         "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (branch and output
-        factors inside the weights; exact only if every parameter of a branch enters its output linearly, that is one
-        weight layer per branch). By the rescaling rule alone: stored / s, SGD LR / s^2, Adam LR / s, eps * s.
+        factors inside the weights; exact only if a branch has one weight layer and no other parameter).
+        Dividing a stored weight by s divides its SGD LR by s^2, its Adam LR by s, and multiplies its Adam eps by s.
         """
         if form not in FORMS:
             raise unknown("storage form", form, FORMS)
         return dataclasses.replace(self, form=form)
 
     def check_family(self, family: str) -> None:
-        """Raises ValueError for an optimizer family that does not exist or that the parameterization leaves open."""
+        """Raises ValueError for an unknown optimizer family, or one for which the parameterization is not defined."""
         if family not in FAMILIES:
             raise unknown("optimizer family", family, FAMILIES)
         if family not in self.table.families:
@@ -260,7 +260,7 @@ class Parameterization:
         return m**self.table.readout.output.m_in / self._gamma(m)
 
     def _storage(self, role: str, in_branch: bool, m: float, depth: float, fan_in: float, init: float) -> float:
-        """s, where stored = weight / s and `weight` is what the form "mup" stores."""
+        """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":
             return 1.0
         if self.form == "absorbed":
@@ -285,15 +285,15 @@ def parameterization(
     Args:
       name: "sp", "ntp", "mup", "depth_mup" (branches 1/sqrt(depth)), "depth_ode" (1/depth), "am_mup", "completep".
       base_width, base_depth: the shape at which hyperparameters were tuned. "mup", "depth_mup" and "depth_ode" equal
-        "sp" there. With the default 1 the factors are the papers' absolute ones.
-      base_head_dim: attention equals the usual 1/sqrt(head_dim) at this head size; 1 is the paper's 1/head_dim.
+        "sp" there. With the default 1 the factors are absolute, as in the papers.
+      base_head_dim: head size at which attention has the usual 1/sqrt(head_dim); 1 gives the paper's 1/head_dim.
       alpha: branch exponent in [1/2, 1] instead of the table's own (docs/theory.md section 1.1); it switches the depth
         rule on for "sp", "mup" and "ntp".
-      gamma0: richness: the output is divided by it; small is lazy.
+      gamma0: richness. The output is divided by gamma0; with a small one training is lazy (features hardly move).
       beta0: branch multiplier at the base depth.
-      lr_depth: "am_mup" only, the exponent of its learning rate in depth, by default -3/2.
-      branch_init: "am_mup" only, glob of the paths of the branch weights whose initial standard deviation gets
-        m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
+      lr_depth: for "am_mup" only, the exponent of the learning rate in depth, by default -3/2.
+      branch_init: for "am_mup" only, a glob of parameter paths: the branch weights whose initial standard deviation is
+        multiplied by m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
 
     Raises ValueError for an unknown name or a value out of range.
     """

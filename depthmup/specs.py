@@ -1,4 +1,4 @@
-"""ParamSpec trees: what each parameter is, apart from any parameterization, and what one then does to it.
+"""ParamSpec trees: what each parameter is (role, place, fans), and the factors that a parameterization gives it.
 
 A spec tree has the structure of the parameter tree with a `ParamSpec` at each leaf. It is plain data beside the
 parameters, never inside them, so checkpoints and tree definitions are untouched.
@@ -28,10 +28,12 @@ class SpecError(ValueError):
 class ParamSpec:
     """What one parameter is at (width, depth).
 
-    role: "input" (only its fan-out grows with width), "hidden" (both), "output" (only its fan-in), "readout" (an output
-      outside the branches, followed by the explicit output factor), "vector" (one axis, no fan-in), "scalar" (none).
-    in_branch: inside a residual branch.
-    fan_in, fan_out: numbers of inputs and outputs of one block's weight, the stack axis left out; 1 without one.
+    role: "input" (only its fan-out grows with width), "hidden" (both fans grow), "output" (only its fan-in grows),
+      "readout" (an output outside the branches, which the output factor multiplies), "vector" (a bias or a norm's
+      scale: one axis grows, and there is no fan-in), "scalar" (no axis grows).
+    in_branch: whether the parameter is inside a residual branch.
+    fan_in, fan_out: numbers of inputs and outputs of one block's weight, without the stack axis; a parameter without
+      inputs has fan_in 1.
     stack_axis: the axis along which blocks are stacked (nn.scan, vmap), or None.
     """
 
@@ -58,7 +60,7 @@ class ParamSpec:
 
 
 def factors(p: Parameterization, specs: PyTree, family: str = "sgd") -> LeafFactors:
-    """Five trees in the structure of `specs`: init, multiplier, lr, eps, decay of every leaf, as Python floats."""
+    """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     rows = [leaf.factors(p, family) for leaf in leaves]
     if p.form == "absorbed":
@@ -67,16 +69,16 @@ def factors(p: Parameterization, specs: PyTree, family: str = "sgd") -> LeafFact
 
 
 def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
-    """Standard fan-in init -> the parameterization's init (docs/rules.md section 0).
+    """Multiply freshly initialized parameters so that they have the parameterization's init (docs/rules.md section 0).
 
-    `params` as the model's own initializers made them, with standard deviation sigma / sqrt(fan_in); vectors, scalars,
-    position embeddings and tied embeddings stay as they are.
+    params: what the model's own initializers return, weights with standard deviation sigma / sqrt(fan_in). Vectors,
+    scalars, position embeddings and tied embeddings stay as they are.
     """
     return _times(params, factors(p, specs, p.table.families[0]).init)
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
-    """Stored parameters -> the weights in the model's equation; the identity in the default storage form "mup"."""
+    """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
     return _times(params, factors(p, specs, p.table.families[0]).multiplier)
 
 
@@ -98,7 +100,7 @@ def specs_to_json(specs: PyTree) -> str:
 def specs_from_json(text: str, params: PyTree) -> PyTree:
     """The spec tree that `specs_to_json` wrote, in the structure of `params` (arrays or shapes).
 
-    Raises SpecError, naming the first difference, if paths or shapes are not those of `params`.
+    Raises SpecError, naming the first difference, if a path or a shape differs from `params`.
     """
     rows = [ParamSpec(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
     shapes, treedef = flatten_shapes(params)
@@ -113,7 +115,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
 
 def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
-    """{path: shape} in tree order, and the tree's structure. Paths as their owner writes them: 'blocks/3/kernel'."""
+    """({path: shape} in tree order, the tree's structure); a path joins the tree's keys by '/': 'blocks/3/kernel'."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
     if not leaves:
         raise SpecError("the model has no parameters")
@@ -123,7 +125,7 @@ def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
 def _path_name(path: tuple[Any, ...]) -> str:
     keys = [next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)) for entry in path]
     if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and keys[-1] == "value":
-        keys.pop()  # of an NNX variable
+        keys.pop()  # NNX holds each array in a variable, as its attribute `value`
     return "/".join(map(str, keys))
 
 

@@ -2,8 +2,8 @@
 
     python -m experiments.adaptive_search runs/digits_transfer
 
-Replays the search on the rows of a finished sweep, without training anything: each trial that the search asks for is
-looked up. Where it asks for a learning rate beyond the grid, the trial counts as diverged.
+The command replays the search on the rows of a finished sweep, without training: it looks up each trial that the search
+asks for. A trial beyond the grid's learning rates counts as diverged.
 """
 
 from __future__ import annotations

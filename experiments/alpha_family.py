@@ -1,18 +1,20 @@
-"""Branches of multiplier L^-alpha, alpha = 1/2, 3/4 and 1 (paper A, Appendix M; docs/theory.md section 1.1).
+"""Branches with the multiplier L^-alpha, alpha = 1/2, 3/4 and 1 (paper A, Appendix M; docs/theory.md section 1.1).
 
     python -m experiments.alpha_family        (docs/images/alpha_family.png; three minutes on two cores)
 
-Branch learning rates go as L^(2 alpha - 1).
+The learning rates of branches are proportional to L^(2 alpha - 1). The panels of the picture:
 
-1. What the random branches add at initialization: |H^L - H^0| / |H^0|, theory (`lazy_kernels`) and networks.
-2. Distance of predictions from those at infinite depth, rms over steps and samples: linear exactly; tanh by Monte
-   Carlo, as differences between runs with the same draws.
+1. What the random branches add to the kernel at initialization, |H^L - H^0| / |H^0|: theory (`lazy_kernels`) and
+   networks.
+2. Distance between the predictions at depth L and at infinite depth, rms over steps and samples: for linear networks
+   exactly, for tanh by Monte Carlo, as differences between runs with the same draws.
 3. Learning curves.
 4. Movement of the last feature kernel in training, |H(T-1) - H(0)| / |H(0)|: theory and networks.
 
-Networks are tanh, averaged with their mirror images (opposite readout weights). What is found: all alpha have a limit
-and move features by as much at any depth. For alpha above 1/2 it is one and the same limit, without random branches,
-but alpha = 3/4 nears it as L^-1/2 only, where 1/2 and 1 near theirs as 1/L.
+Networks are tanh; each is averaged with its mirror image (the same weights with the opposite readout). Result: every
+alpha has a limit of infinite depth, and moves features equally far at every depth. All alpha above 1/2 have the same
+limit, in which random branches play no part. Networks of alpha = 3/4 approach it only as L^-1/2; those of alpha = 1/2
+and 1 approach their limits as 1/L.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from experiments.networks import Observe, network, train
 from experiments.results import ticks, write
 from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, movement, of_draws, rms, words
 
-COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # of each alpha
+COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # {alpha: color}
 ETA0 = {"linear": 0.15, "tanh": 1.0}
-DEEPEST = 4  # the number of the largest depths whose points make the slope of an exact line, and those of panel 4
+DEEPEST = 4  # number of the largest depths in the fits of exact lines, and in all fits of panel 4
 Trained = dict[float, dict[int, tuple[np.ndarray, np.ndarray]]]
 Solved = dict[float, dict[int | None, tuple[np.ndarray, float]]]
 Exact = dict[float, dict[int | None, Dynamics]]
@@ -44,7 +46,7 @@ Exact = dict[float, dict[int | None, Dynamics]]
 
 @functools.cache
 def end_kernels(width: int, depth: int) -> Observe:
-    """For `train` on `X`: H^0 and H^L, (2, P, P)."""
+    """The argument `observe` of `train` on `X` that measures H^0 and H^L, (2, P, P)."""
     model = network(width, depth)
 
     def observe(params: Any, factors: Any) -> jax.Array:
@@ -55,7 +57,7 @@ def end_kernels(width: int, depth: int) -> Observe:
 
 
 def networks(alphas: Sequence[float], depths: Sequence[int], width: int, seeds: int, steps: int) -> Trained:
-    """Of each alpha and depth: predictions (seeds, T, P); H^0 and H^L before and after, (seeds, 2, 2, P, P)."""
+    """{alpha: {depth: (predictions (seeds, T, P), [H^0, H^L] before and after training (seeds, 2, 2, P, P))}}."""
     options: dict[str, Any] = dict(width=width, seeds=seeds, steps=steps, eta0=ETA0["tanh"], mirrored=True)
     found: Trained = {}
     for alpha in alphas:
@@ -65,7 +67,7 @@ def networks(alphas: Sequence[float], depths: Sequence[int], width: int, seeds: 
 
 
 def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, samples: int, steps: int) -> Solved:
-    """tanh, of each alpha and depth (None: infinite): predictions (draws, T, P), and the movement of H^L."""
+    """{alpha: {depth, None for infinite: (predictions (draws, T, P), movement of H^L)}} of tanh networks."""
     options: dict[str, Any] = dict(steps=steps, eta0=ETA0["tanh"], samples=samples, replicates=1)
     found: Solved = {alpha: {} for alpha in alphas}
     for alpha in alphas:
@@ -77,12 +79,13 @@ def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, sample
 
 
 def deep_law(depths: Sequence[int], values: np.ndarray) -> Law:
-    """Of exact values, at the largest depths."""
+    """The power law of exact values at the DEEPEST largest depths."""
     return exponent(depths[-DEEPEST:], values[-DEEPEST:], 0 * values[-DEEPEST:])
 
 
 def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> dict[str, Any]:
-    """The first panel. The kernels of the mean network, whose own fluctuations of order N^-1/2 do not vanish with L."""
+    """Draw the first panel. Kernels are averaged over networks first, since the fluctuations of one network's kernel,
+    of order N^-1/2, do not vanish with L."""
     numbers: dict[str, Any] = {"depths": depths}
     print("|H^L - H^0| / |H^0| at initialization, tanh: networks (s.e.) and theory")
     for alpha, runs in trained.items():
@@ -109,7 +112,7 @@ def report(name: str, depths: Any, found: Measured, theory: dict[int, float], mo
 
 
 def to_infinite_depth(axis: Axes, linear: Exact, solved: Solved) -> dict[str, Any]:
-    """The second panel."""
+    """Draw the second panel."""
     numbers: dict[str, Any] = {}
     print(f"\nrms of F_L - F_inf (s.e.); slopes: linear at the {DEEPEST} largest L, tanh above twice the noise")
     for alpha, runs in linear.items():
@@ -140,7 +143,7 @@ def to_infinite_depth(axis: Axes, linear: Exact, solved: Solved) -> dict[str, An
 
 
 def curves(axis: Axes, solved: Solved, trained: Trained) -> dict[str, Any]:
-    """The third panel, at the largest depth of the theory."""
+    """Draw the third panel, at the largest depth of the theory."""
     numbers: dict[str, Any] = {}
     depth = max(n for n in next(iter(solved.values())) if n)
     print(f"\nlast predictions at L = {depth}, tanh: networks (s.e.) and theory; largest difference of all (s.e.)")
@@ -165,12 +168,12 @@ def curves(axis: Axes, solved: Solved, trained: Trained) -> dict[str, Any]:
 
 
 def moves(axis: Axes, linear: Exact, solved: Solved, trained: Trained) -> dict[str, Any]:
-    """The last panel."""
+    """Draw the last panel."""
     numbers: dict[str, Any] = {}
     print(f"\n|H(T-1) - H(0)| / |H(0)| of the last layer: networks (s.e.) and theory, slope at the {DEEPEST} largest L")
     for alpha, runs in trained.items():
         moved = [distance(jnp.asarray(k[:, 1, 1]), jnp.asarray(k[:, 0, 1])) for _, k in runs.values()]
-        networks = np.stack(moved, axis=1).astype(float)  # (seeds, depths), which share initial weights
+        networks = np.stack(moved, axis=1).astype(float)  # (seeds, depths); one seed shares weights at all depths
         deep = of_draws(networks[:, -DEEPEST:], np.asarray, list(runs)[-DEEPEST:])
         found = of_draws(networks, np.asarray, list(runs))._replace(law=deep.law)
         sampled = {depth: moved for depth, (_, moved) in solved[alpha].items() if depth}
@@ -210,7 +213,8 @@ def main(
     wired: Sequence[int] = (2, 4, 8, 16, 32),
     seeds: int = 48,
 ) -> dict[str, Any]:
-    """The numbers of all panels. shallow: depths of tanh theory; depths: of linear theory; wired: of networks."""
+    """Draw the picture and return its numbers. shallow: depths of the tanh theory. depths: depths of the linear theory.
+    wired: depths of the networks."""
     figure = Figure(figsize=(11.5, 7.8), layout="constrained")
     (first, second), (third, fourth) = figure.subplots(2, 2)
     trained = networks(alphas, wired, width, seeds, steps)

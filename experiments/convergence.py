@@ -2,16 +2,16 @@
 
     python -m experiments.convergence        (docs/images/convergence.png; three minutes on two cores)
 
-Three samples, full-batch gradient descent, eta_0 = .5, gamma_0 = 1.
+Three samples, full-batch gradient descent, eta_0 = .5, gamma_0 = 1. The panels of the picture:
 
-1. Predictions of networks of depth 3 over training, against the DMFT of that depth.
-2. Bias: distance of the mean network from the DMFT, ~ 1/N (docs/theory.md section 5).
+1. Predictions of networks of depth 3 over training, against the DMFT (the infinite-width limit) of the same depth.
+2. Bias: distance between the mean network and the DMFT, which falls as 1/N (docs/theory.md section 5).
 3. Ensembles: squared error of the mean of E networks, against v/(E N) + m^2/N^2 with v and m from the fits.
-4. Depth, at infinite width: distance of F_L from F_inf, ~ 1/L; by Monte Carlo that of F_2L from F_L, which needs no
-   extrapolated F_inf and falls alike.
+4. Depth, at infinite width: distance between F_L and F_inf, which falls as 1/L. For the Monte Carlo solutions it is the
+   distance between F_2L and F_L, which falls in the same way and needs no extrapolated F_inf.
 
-The same networks serve 1 to 3. None is mirrored (`networks.train`): that leaves the mean network as it is at every
-width and takes a third off its variance, but at twice the cost.
+Panels 1 to 3 show the same networks. Networks are not mirrored (`networks.train`): mirroring does not change the mean
+network, and reduces its variance by a third only, at twice the cost.
 """
 
 from __future__ import annotations
@@ -36,50 +36,51 @@ from experiments.results import ticks, write
 KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
 Y = np.array([1.0, -0.5, 0.8])
 DEPTH, STEPS, ETA0 = 3, 10, 0.5
-DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # of panel 4; a linear network's NTK is larger: at .5 it overshoots by half
+DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # for panel 4. A linear network's NTK is larger: at eta_0 = .5 it would overshoot.
 ENSEMBLES = (1, 4, 16, 64)
 BLOCKS = 8
-WIDTHS = {32: 32768, 64: 16384, 128: 8192, 256: 3072, 512: 768}  # networks of each
-# Of the DMFT. Replicates in each block for panels 1 to 3, and for panel 4: tanh is closer to its limits, and noisier.
+WIDTHS = {32: 32768, 64: 16384, 128: 8192, 256: 3072, 512: 768}  # {width: number of networks}
+# {activation: replicates of the DMFT in each block for (panels 1 to 3, panel 4)}. tanh needs more: its distances are
+# smaller and noisier.
 REPLICATES = {"relu": (4, 1), "tanh": (14, 4)}
 COLORS = {"relu": "C0", "tanh": "C1"}
 
 
 def blocks(**options: Any) -> np.ndarray:
-    """Independent solutions of `dmft` with these options, without t = 0, where F is 0: (BLOCKS, steps - 1, P)."""
+    """Predictions of independent solutions of `dmft`, (BLOCKS, steps - 1, P), without t = 0, where F is 0."""
     return np.stack([dmft(KX, Y, **options, seed=block).predictions[1:] for block in range(BLOCKS)])
 
 
 def networks(activation: str, width: int, seeds: int) -> np.ndarray:
-    """(seeds, STEPS - 1, P). Those of two widths or activations have no seed in common."""
+    """Predictions of networks, (seeds, STEPS - 1, P). Different widths or activations have no seed in common."""
     first = 2**20 * width + 2**30 * list(COLORS).index(activation)
     options: dict[str, Any] = dict(depth=DEPTH, steps=STEPS, eta0=ETA0, activation=activation, first_seed=first)
     return train(inputs(KX), Y, width=width, seeds=seeds, **options)[:, 1:].astype(float)
 
 
 class Square(NamedTuple):
-    """Mean square of a mean over noisy draws, the noise's part taken off (so that it may be negative); rms of noise."""
+    """The mean square of a mean over noisy draws."""
 
-    value: float
+    value: float  # the noise's part is subtracted, so that it may be negative
     stderr: float
-    noise: float
+    noise: float  # rms of the noise of the mean
 
     @property
     def root(self) -> tuple[float, float]:
-        """(rms, its standard error); NaN where the square is below its own."""
+        """(root mean square, its standard error); NaN where the mean square is below its standard error."""
         value = math.sqrt(self.value) if self.value > self.stderr else math.nan
         return value, self.stderr / (2 * value)
 
 
 def mean_square(draws: np.ndarray) -> Square:
-    """Of (draws, ...). The noise counts as if all of it were along the mean."""
+    """`Square` of the mean of draws, (draws, ...). The standard error assumes that all noise is along the mean."""
     noise = math.sqrt((draws.var(axis=0, ddof=1) / len(draws)).mean())
     value = float((draws.mean(axis=0) ** 2).mean()) - noise**2
     return Square(value, math.hypot(2 * math.sqrt(max(value, 0)) * noise, noise**2), noise)
 
 
 def bias(found: np.ndarray, limit: np.ndarray) -> Square:
-    """Of networks (seeds, ...) from solutions (BLOCKS, ...), with the noise of both."""
+    """The squared distance between the mean of networks (seeds, ...) and solutions (BLOCKS, ...), with both noises."""
     squared = ensemble_errors(found, limit.mean(axis=0)).squared_bias
     of_limit = mean_square(limit).noise
     value = squared.value - of_limit**2
@@ -88,10 +89,10 @@ def bias(found: np.ndarray, limit: np.ndarray) -> Square:
 
 
 def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], limit: np.ndarray) -> PowerLaw:
-    """Power law of the roots of what `squares` makes of solutions (BLOCKS, ...) at each size.
+    """The power law of root mean squares over sizes. squares: solutions (BLOCKS, ...) -> a `Square` for each size.
 
-    The error of the solutions is common to all sizes, so that no scatter about the line shows it: the interval is
-    widened by the jackknife's, of leaving out each block in turn.
+    The error of the solutions is common to all sizes, so the scatter about the line does not show it. Therefore the
+    interval is widened by the jackknife's interval, from leaving out each block in turn.
     """
 
     def law(blocks: np.ndarray) -> PowerLaw:
@@ -110,7 +111,7 @@ def interval(of: PowerLaw | Coefficient, digits: str = "+.2f") -> str:
 
 
 def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
-    """Means of 64 networks: the bars of more would not be seen."""
+    """Draw learning curves. Points are means of 64 networks: with more, the error bars would be too small to see."""
     times = np.arange(1, limit.shape[1] + 1)
     for mu, target in enumerate(Y):
         axes.plot(times, limit.mean(axis=0)[:, mu], color=f"C{mu}", label=f"DMFT, y = {target:g}")
@@ -125,7 +126,7 @@ def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: 
 
 
 def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
-    """Networks (seeds, T - 1, P) of each width from solutions (BLOCKS, T - 1, P)."""
+    """Draw the bias: the distance of networks, {width: (seeds, T - 1, P)}, from solutions, (BLOCKS, T - 1, P)."""
     widths = list(found)
     law = slope(widths, lambda blocks: [bias(of, blocks) for of in found.values()], limit)
     squares = [bias(of, limit) for of in found.values()]
@@ -142,7 +143,7 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
 
 
 def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
-    """Between the networks of each width."""
+    """The variance between the networks of each width, and its power law."""
     widths = list(found)
     variance, error = np.array([ensemble_errors(of, limit.mean(axis=0)).variance for of in found.values()]).T
     law = power_law(widths, variance.tolist(), error / variance / math.log(2))
@@ -153,7 +154,7 @@ def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, A
 
 
 def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarray, fitted: FiniteSize) -> None:
-    """Squared errors of the means over disjoint groups of E networks."""
+    """Draw the squared errors of the means of disjoint groups of E networks."""
     print("    squared error of the mean of E networks over v/(E N) + m^2/N^2 (s.e.)")
     lines = np.geomspace(min(found), max(found), 50)
     for color, members in enumerate(E for E in ENSEMBLES if 4 * E <= min(map(len, found.values()))):
@@ -171,7 +172,8 @@ def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarra
 
 
 def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
-    """Exact; depths: powers of 2, from the last three of which F_inf is extrapolated (docs/theory.md section 4.1)."""
+    """Draw the exact distance of linear networks from infinite depth. depths: powers of 2; F_inf is extrapolated from
+    the last three (docs/theory.md section 4.1)."""
     options: dict[str, Any] = dict(steps=DEPTH_STEPS, eta0=LINEAR_ETA0)
     lines = [linear_dmft(KX, Y, depth=depth, **options).predictions[1:] for depth in depths]
     limit = (8 * lines[-1] - 6 * lines[-2] + lines[-3]) / 3
@@ -186,7 +188,7 @@ def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
 
 
 def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """By Monte Carlo: solutions (BLOCKS, T - 1, P) of each depth."""
+    """Draw the distance between depths L and 2L of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}."""
     depths = [depth for depth in found if 2 * depth in found]
     steps = np.stack([found[2 * depth] - found[depth] for depth in depths], axis=1)
     law = slope(depths, lambda blocks: [mean_square(pair) for pair in np.moveaxis(blocks, 1, 0)], steps)
@@ -211,7 +213,7 @@ def main(
     linear_depths: Sequence[int] = (2, 4, 8, 16, 32, 64),
     samples: int = 16000,
 ) -> dict[str, Any]:
-    """Everything above; the numbers that the JSON holds. widths: how many networks of each; replicates: as above."""
+    """Draw the picture and return its numbers. widths: {width: number of networks}. replicates: as REPLICATES."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     layout: list[Any] = [["relu"] * 3 + ["tanh"] * 3, ["bias"] * 2 + ["ensembles"] * 2 + ["depth"] * 2]
     axes = figure.subplot_mosaic(layout)

@@ -1,12 +1,12 @@
-"""Lazy kernels of convolutional residual networks: depth, and networks of finite width (paper A, Appendix K.1).
+"""Lazy kernels of convolutional residual networks: convergence in depth and in width (paper A, Appendix K.1).
 
     python -m experiments.convolutional_kernels        (docs/images/convolutional_kernels.png; a minute)
 
 Four handwritten digits of 8x8 pixels, 3x3 filters, ReLU, beta^2 = 2 (He's gain); docs/theory.md section 2.2.
 
-1. Feature kernels of the last layer and NTK, entry by entry: `ResidualCNN` at initialization against the limit.
+1. Entries of the last layer's feature kernel and of the NTK: `ResidualCNN` at initialization against the limit.
 2. Mean squared error of the NTK and its parts over width, relative to the limit's mean square: slope -1.
-3. Distance of the limit at depth L from that at infinite depth: slope -1.
+3. Distance between the limits at depth L and at infinite depth: slope -1.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LABELS = {
 
 
 def images(samples: int) -> np.ndarray:
-    """(samples, 8, 8, 1): digits less their mean image, over their standard deviation."""
+    """Normalized digits, (samples, 8, 8, 1): the mean image subtracted, then divided by the standard deviation."""
     data = digits.load()
-    assert isinstance(data.train, Split)  # not streamed
+    assert isinstance(data.train, Split)  # in memory
     return ((data.train.inputs[:samples] - data.mean) / data.std).astype(np.float32)
 
 
@@ -56,12 +56,14 @@ def limit(x: np.ndarray, depth: int | None, padding: str) -> dict[str, np.ndarra
 
 
 def networks(x: np.ndarray, width: int, depth: int, seeds: int, padding: str, first_seed: int) -> dict[str, np.ndarray]:
-    """PARTS of networks at initialization, (seeds, P, P), with the learning rates of docs/theory.md section 0."""
+    """{part: kernels (seeds, P, P)} for PARTS of networks at initialization, with the learning rates of docs/theory.md
+    section 0."""
     model = ResidualCNN(width, depth, 1, "relu", kernels=(3,), gain=GAIN, padding=padding, scan=False)
     specs, p = model_specs(model, x.shape[1:]), dm.parameterization("depth_mup")
     forward = p.forward_factors(width=width, depth=depth)
     groups = jax.tree.map(lambda spec: spec.role, specs, is_leaf=is_spec)
-    canonical = {"hidden": GAIN / TAPS, "input": 1 / (TAPS * x.shape[-1]), "readout": 1.0}  # of the package's own
+    # The canonical form's learning rates over the package's, by role.
+    canonical = {"hidden": GAIN / TAPS, "input": 1 / (TAPS * x.shape[-1]), "readout": 1.0}
     rates = jax.tree.map(
         lambda spec, rate: rate * canonical[spec.role], specs, dm.factors(p, specs).lr, is_leaf=is_spec
     )
@@ -75,7 +77,8 @@ def networks(x: np.ndarray, width: int, depth: int, seeds: int, padding: str, fi
         parts = {"ntk_branch": ntk["hidden"], "ntk_readin": ntk["input"], "ntk_readout": ntk["readout"]}
         return {"H": H, **parts, "ntk": sum(parts.values(), jnp.zeros_like(H))}
 
-    found = [jax.tree.map(np.asarray, one(np.uint32(first_seed + i))) for i in range(seeds)]  # one by one: faster
+    # One seed at a time is faster than a vmap over seeds.
+    found = [jax.tree.map(np.asarray, one(np.uint32(first_seed + i))) for i in range(seeds)]
     return {name: np.stack([of[name] for of in found]).astype(float) for name in PARTS}
 
 
@@ -144,7 +147,7 @@ def main(
     depths: Sequence[int] = (2, 4, 8, 16, 32, 64, 128, 256),
     padding: str = "circular",
 ) -> dict[str, Any]:
-    """All of it; returns the numbers that the JSON holds. depth, padding: of the networks."""
+    """Draw the picture and return its numbers. depth, padding: depth and padding of the networks."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     first, second, third = figure.subplots(1, 3)
     x = images(samples)

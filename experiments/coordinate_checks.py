@@ -2,9 +2,9 @@
 
     python -m experiments.coordinate_checks runs/checks [NAME ...]
 
-One case is one family with its options and one optimizer, under several parameterizations, which share compiled
-programs. Finished cases are kept in runs/checks/*.json: interrupt it when you like. Two processes; about an hour on two
-cores.
+A case is a family with its options and one optimizer. It is checked under several parameterizations, which share
+compiled programs. Finished cases are kept in runs/checks/*.json, so you may interrupt the command and start it again.
+It uses two processes and takes about an hour on two cores.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ of 0. What is judged: docs/rules.md section 0. Logits along width are not: below
 
 `depth_mup` multiplies branches by depth^-1/2, `depth_ode` by depth^-1. nan or inf: it blew up.
 """
-PLAIN = ("depth_mup", "sp")  # without branches depth_mup is mup
-FEW = 3  # seeds for what is far from flat
+PLAIN = ("depth_mup", "sp")  # parameterizations of plain networks: without branches depth_mup equals mup
+FEW = 3  # number of seeds for parameterizations whose slopes are far from 0
 ALL = ("depth_mup", "depth_ode", "mup", "sp")
 
 
 class Case(NamedTuple):
-    """check: where the check is not that of configs/default.py; seeds: of SGD and Adam."""
+    """One family with its options, and how it is checked."""
 
     name: str
     family: str
     options: dict[str, Any]
     parameterizations: tuple[str, ...]
-    seeds: tuple[int, int] = (16, 12)
+    seeds: tuple[int, int] = (16, 12)  # for SGD, for Adam
+    # Values of config.check that differ from configs/default.py.
     check: dict[str, Any] = {}  # noqa: RUF012 - never changed
     note: str = ""
 
@@ -147,7 +148,7 @@ def config_of(case: Case, optimizer: str) -> Any:
 
 
 def identity_of(case: Case, optimizer: str) -> Any:
-    """What decides a case's numbers, as JSON has it."""
+    """The settings that decide a case's numbers, as read back from JSON."""
     check = config_of(case, optimizer).check.to_dict()
     check["log2_learning_rates"] = check["log2_learning_rates"][optimizer]
     del check["optimizers"], check["tolerance"]
@@ -156,14 +157,14 @@ def identity_of(case: Case, optimizer: str) -> Any:
 
 
 def finished(case: Case, optimizer: str, folder: Path) -> Any:
-    """The rows of a case, None if they are not there or are those of other settings."""
+    """The rows of a finished case; None if its file is missing or was made with other settings."""
     path = path_of(case, optimizer, folder)
     content = json.loads(path.read_text()) if path.exists() else {"case": None}
     return content["rows"] if content["case"] == identity_of(case, optimizer) else None
 
 
 def run(case: Case, optimizer: str, folder: Path) -> None:
-    """Check one case, unless it is there; the rows as JSON."""
+    """Check one case, unless it is finished, and write its rows as JSON."""
     path, identity = path_of(case, optimizer, folder), identity_of(case, optimizer)
     if finished(case, optimizer, folder):
         return
@@ -186,7 +187,7 @@ def of(rows: list[dict[str, Any]], name: str, axis: str, **wanted: Any) -> list[
 
 
 def verdict(rows: list[dict[str, Any]], name: str, axis: str) -> str:
-    """The judged slope farthest from 0."""
+    """The judged slope farthest from 0, in words."""
     judged = of(rows, name, axis, judged=True)
     worst = max(judged, key=distance)
     ok = "ok" if all(r["ok"] for r in judged) else "NOT OK"
@@ -202,7 +203,7 @@ def cell(row: dict[str, Any] | None, name: bool = False) -> str:
 
 
 def summary(cases: Sequence[Case], folder: Path) -> list[str]:
-    """Of all cases the judged slope farthest from 0 under depth_mup, and under sp."""
+    """A table: for each case, the judged slopes farthest from 0 under depth_mup and under sp."""
     optimizers = ("sgd", "adam")
     columns = [(name, axis, o) for name in ("depth_mup", "sp") for axis in ("width", "depth") for o in optimizers]
     lines = ["| farthest from 0 | " + " | ".join(f"{name}, {axis}, {o}" for name, axis, o in columns) + " |"]
@@ -218,7 +219,7 @@ def summary(cases: Sequence[Case], folder: Path) -> list[str]:
 
 
 def page(cases: Sequence[Case], folder: Path) -> str:
-    """docs/checks.md from the finished cases: a table for each."""
+    """The text of docs/checks.md from the finished cases, with a table for each case."""
     lines = [HEADER.format(few=FEW), *summary(cases, folder)]
     for case in cases:
         check, adam = (config_of(case, optimizer).check for optimizer in ("sgd", "adam"))
@@ -249,7 +250,7 @@ def page(cases: Sequence[Case], folder: Path) -> str:
 
 
 def distance(row: dict[str, Any]) -> float:
-    """Of a slope from 0; NaN is farthest."""
+    """The distance of a row's slope from 0; infinity for NaN."""
     return abs(row["slope"]) if row["slope"] == row["slope"] else float("inf")
 
 

@@ -1,16 +1,18 @@
-"""Fluctuations between seeds: O(1/N) at any depth with skips, O(L/N) without (paper A, Appendix H).
+"""Fluctuations between seeds: O(1/N) at any depth with skip connections, O(L/N) without (paper A, Appendix H).
 
     python -m experiments.fluctuations        (docs/images/fluctuations.png; three minutes on two cores)
 
-N times the relative variance over seeds, variance / mean^2, of H^L, G^0 and the NTK of one input, at initialization and
-after three steps, and of the prediction after these. Relative, because the means move with depth: in training the
-kernels of plain networks grow with it. ReLU; in the lazy limit each step would learn 30% of what is left (the NTK of
-plain networks is (L + 2) / 2, so that their learning rate falls with depth). Two values of gamma0, since three such
-steps move the features of deep plain networks far more than those of deep residual ones.
+The picture shows N times the relative variance over seeds, variance / mean^2, for ReLU networks and one input: the
+variance of H^L, G^0 and the NTK at initialization and after three steps, and of the prediction after the three steps.
+Variances are relative because the means move with depth: in training the kernels of plain networks grow with depth.
 
-Before training plain networks have an exact law: H^L is a product of independent factors, whose relative variances are
-5/N of each layer but 2/N of the last, so that 1 + variance / mean^2 = (1 + 5/N)^(L-1) (1 + 2/N): linear while L is far
-below N / 5.
+The learning rate is such that each step would learn 30% of the remaining error in the lazy limit. (The NTK of plain
+networks is (L + 2) / 2, so their learning rate falls with depth.) There are two values of gamma0, since three steps of
+this size move the features of deep plain networks far more than the features of deep residual networks.
+
+Before training, plain networks have an exact law. H^L is a product of independent factors, one for each layer; their
+relative variances are 5/N, but 2/N for the last layer. So 1 + variance / mean^2 = (1 + 5/N)^(L-1) (1 + 2/N), which is
+linear in L while L is far below N / 5.
 """
 
 from __future__ import annotations
@@ -36,18 +38,19 @@ from experiments.ntk_depth import interval, network_ntk
 from experiments.results import ticks, write
 
 KINDS = {"residual": True, "plain": False}
-PAPER = {"residual": 0, "plain": 1}  # the slope in L
+PAPER = {"residual": 0, "plain": 1}  # the paper's slopes in L
 GAMMAS = (0.25, 1.0)
 STATES = ("initial", *(f"3 steps, gamma0 = {gamma0:g}" for gamma0 in GAMMAS))
-STEPS = 4  # predictions before each of them: 3 updates
+STEPS = 4  # predictions are taken before each step, so there are 3 updates
 LEARNT = 0.3
 QUANTITIES = {"H": "C0", "G": "C1", "NTK": "C2", "F": "C3"}
-# One input of norm 1. Of two entries, since one would make the read-in (1, width), which passes for a vector.
+# One input of norm 1. It has two entries: with one, the read-in would be (1, width), which is taken for a vector.
 X = np.ones((1, 2))
 
 
 def ensemble(kind: str, width: int, depth: int, seeds: int, first_seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """At each of STATES H^L, G^0 and NTK, up to a factor of all seeds, and after training F: (seeds,) each."""
+    """{state: {quantity: values, (seeds,)}} for STATES: H^L, G^0 and the NTK, each up to a factor that all seeds share,
+    and after training also F."""
     residual = KINDS[kind]
     model = network(width, depth, 1, "relu", residual=residual)
     parts_of_ntk = network_ntk(model, X)
@@ -55,7 +58,7 @@ def ensemble(kind: str, width: int, depth: int, seeds: int, first_seed: int) -> 
     def observe(params: Any, forward: dm.ForwardFactors) -> dict[str, Any]:
         parts = parts_of_ntk(params, forward)
         last = jax.tree.leaves(model.forward(forward)(params, jnp.asarray(X), None)[1])[-1]
-        # The read-in's part is Kx G^0, exactly and at any width, and here Kx = 1.
+        # The read-in's part of the NTK is Kx G^0, exactly and at any width, and here Kx = 1.
         ntk = sum(part[0, 0] for part in parts.values())
         return {"H": feature_kernels([last])[0, 0, 0], "G": parts["readin"][0, 0], "NTK": ntk}
 
@@ -71,19 +74,19 @@ def ensemble(kind: str, width: int, depth: int, seeds: int, first_seed: int) -> 
 
 
 def relative_variance(values: np.ndarray) -> Estimate:
-    """variance / mean^2 of (seeds,) and its standard error, which leaves out that of the mean."""
+    """variance / mean^2 of values, (seeds,), with a standard error that ignores the error of the mean."""
     return ensemble_errors(values / values.mean(dtype=float), 1.0).variance
 
 
 def plain_variance(width: int, depth: np.ndarray) -> np.ndarray:
-    """N times the relative variance of H^L of plain ReLU networks with He init at initialization, exactly."""
+    """N times the exact relative variance of H^L at initialization, for plain ReLU networks with He init."""
     return width * ((1 + 5 / width) ** (depth - 1) * (1 + 2 / width) - 1)
 
 
 def draw(
     axes: Axes, kind: str, state: str, found: dict[int, dict[int, dict[str, dict[str, np.ndarray]]]]
 ) -> dict[str, dict[str, Any]]:
-    """One panel and its lines of the table. found: {width: {depth: `ensemble`}}."""
+    """Draw one panel and print its lines of the table. found: {width: {depth: `ensemble`}}."""
     numbers = {}
     depths = np.array(list(next(iter(found.values()))))
     names = [name for name in QUANTITIES if name in next(iter(found.values()))[depths[0]][state]]
@@ -130,7 +133,7 @@ def draw(
 def main(
     depths: Sequence[int] = (2, 4, 8, 16, 32), widths: tuple[int, int] = (128, 256), seeds: int = 300
 ) -> dict[str, Any]:
-    """All of it; returns the numbers that the JSON holds."""
+    """Draw the picture and return its numbers."""
     figure = Figure(figsize=(13, 7.5), layout="constrained")
     panels = figure.subplots(2, len(STATES), sharey=True)
     panels[0, 0].set_ylim(1.5, 3000)  # room for the legends
@@ -142,7 +145,8 @@ def main(
     for row, kind in zip(panels, KINDS, strict=True):
         found: dict[int, dict[int, Any]] = {width: {} for width in widths}
         for i, (width, depth) in enumerate(itertools.product(widths, depths)):
-            # Of one seed, networks of two sizes share random numbers (JAX draws them by the place in an array).
+            # Every size has seeds of its own: with one seed, networks of two sizes would share random numbers, since
+            # JAX draws them by the place in an array.
             found[width][depth] = ensemble(kind, width, depth, seeds, i * seeds)
         for axes, state in zip(row, STATES, strict=True):
             numbers[f"{kind}, {state}"] = draw(axes, kind, state, found)

@@ -1,4 +1,4 @@
-"""What `config.clip` limits: the global norm of the gradient at the start, against width and depth.
+"""The global norm of the gradient at initialization, which `config.clip` limits, against width and depth.
 
     python -m experiments.gradient_norm        # half a minute
 

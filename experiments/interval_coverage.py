@@ -2,13 +2,15 @@
 
     python -m experiments.interval_coverage
 
-2,000 planted sweeps for each line: parabolas of log loss over log2 learning rate, noise between seeds, seven depths, 19
-rates; "cliff": above the optimum trials diverge, at a place that moves between seeds by so many octaves; "scatter": the
-optima themselves lie about the law by so many octaves. The truth of an optimum is what 4,000 seeds say.
+The first table has 2,000 made-up sweeps for each line: parabolas of log loss over log2 learning rate with noise between
+seeds, at seven depths and 19 rates. "cliff": trials diverge above the optimum; the two numbers are the octaves from the
+optimum to the cliff and their scatter between seeds. "scatter": the octaves by which the optima themselves scatter
+about the law. The true optimum is the optimum of 4,000 seeds.
 
-Then 1,000 planted sets of ensembles for each line, four widths N by three depths L: a network's outputs lie off their
-limit by m/N + d/L and Gaussian noise of variance .45/N. All terms from the squared errors, v from the variances, the
-others from the squared biases, and the variances' exponent in N.
+The second table has 1,000 made-up sets of ensembles for each line, with four widths N and three depths L. The outputs
+of a network differ from their limit by m/N + d/L and Gaussian noise of variance .45/N. Its columns: all terms fitted to
+the squared errors, v fitted to the variances, the other terms fitted to the squared biases, and the exponent of the
+variances in N.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ FINITE_SIZES = {
 
 
 def curve(rng: np.random.Generator, centre: float, seeds: int, cliff: tuple[float, float]) -> np.ndarray:
-    """(rates, seeds)."""
+    """Losses of one made-up curve, (rates, seeds)."""
     x = np.log2(RATES)[:, None] - centre
     losses = np.exp(0.2 * x**2 - 2 + 0.05 * rng.normal(size=(len(RATES), seeds)))
     return np.where(x > cliff[0] + cliff[1] * rng.normal(size=seeds), np.nan, losses)
@@ -58,7 +60,7 @@ def curve(rng: np.random.Generator, centre: float, seeds: int, cliff: tuple[floa
 def planted(
     rng: np.random.Generator, exponent: float, seeds: int, scatter: float, cliff: tuple[float, float], shift: float
 ) -> dict[str, bool]:
-    """Whether each interval of one sweep holds its truth."""
+    """{name of an interval: whether it holds the truth} for one made-up sweep."""
     rows, optima, hold = [], [], dict[str, bool]()
     for depth in DEPTHS.tolist():
         centre = LAW + exponent * math.log2(depth / DEPTHS[0]) + scatter * rng.normal()
@@ -84,7 +86,7 @@ def planted(
 
 
 def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: float, d: float) -> dict[str, bool]:
-    """Whether each interval of one set of ensembles holds its truth."""
+    """{name of an interval: whether it holds the truth} for one made-up set of ensembles."""
     ensembles = [
         fit.ensemble_errors(
             m / width + d / depth + math.sqrt(NOISE / width) * rng.normal(size=(seeds, outputs)), np.zeros(outputs)
@@ -110,7 +112,7 @@ def main() -> None:
         rng = np.random.default_rng(0)
         many = fit.optimum(RATES, curve(rng, LAW, 4000, case[-1]), math.log(10)).learning_rate
         assert many is not None
-        shift = math.log2(many) - LAW  # by a cliff, which has the same place at all depths where there is one
+        shift = math.log2(many) - LAW  # A cliff shifts the optimum, by as much at every depth.
         results = [planted(rng, *case, shift) for _ in range(SWEEPS)]
         optimum = np.mean([hold for result in results for name, hold in result.items() if name.startswith("optimum")])
         shares = [optimum, *(np.mean([result[name] for result in results]) for name in names)]

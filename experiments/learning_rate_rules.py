@@ -1,8 +1,9 @@
-"""How many octaves is each rule off the best learning rate, at so many times the depth that was tuned?
+"""How many octaves is each rule off the best learning rate, at a multiple of the tuned depth?
 
     python -m experiments.learning_rate_rules 8 runs/digits_transfer runs/patches16_simple_resnet runs/patches16_vit
 
-Reads the summary.json of finished sweeps. In brackets the regret: loss at the rule's learning rate minus the best.
+The first argument is this multiple, the others are workdirs of finished sweeps, whose summary.json is read. In
+brackets is the regret: the loss at the rule's learning rate minus the smallest loss.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
     python -m experiments.limits_commute        (docs/images/limits_commute.png; three minutes on two cores)
 
-Predictions after five steps on three samples, of linear and of ReLU networks.
+The experiment compares predictions after five steps on three samples, for linear and for ReLU networks.
 
-N first: the DMFT of depths 2 to 32, extrapolated to L = inf. Exact for linear networks, Monte Carlo for ReLU.
-L first: networks of one width at the same depths, each extrapolated to L = inf like the DMFT; then the means over
-networks to N = inf.
+N first: predictions of the DMFT (infinite width) at depths 2 to 32 are extrapolated to L = inf. The DMFT is exact for
+linear networks and Monte Carlo for ReLU.
+L first: for each seed, predictions of networks of one width at the same depths are extrapolated to L = inf; then the
+means over seeds are extrapolated to N = inf.
 
-All extrapolations are polynomials of second order in 1/L or 1/N, so that at infinite depth both ways miss the same
-(.001 of the exact linear limit). A network and the deeper one of the same seed share weights: in the extrapolation to
-infinite depth much of the noise cancels. A term L/N, as networks without skips have, would vanish in them: it is
-fitted by itself, beside the same powers of 1/L.
+All extrapolations are polynomials of second order in 1/L or 1/N, so both ways have the same error at infinite depth
+(.001 for the exact linear limit). Networks of the same seed share weights at all depths, so much of their noise cancels
+in the extrapolation to infinite depth. These extrapolations would not show a term L/N, which networks without skip
+connections have. Therefore L/N is fitted separately, together with the same powers of 1/L.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ Y = np.array([1.0, -0.5, 0.8])
 STEPS = 6
 ETA0 = {"linear": 0.15, "relu": 0.5}
 DEPTHS = (2, 4, 8, 16, 32)
-POWERS = 2  # of 1/L and of 1/N
-WIDTHS = {32: 6144, 64: 4096, 128: 1024, 256: 512}  # networks of each
-NORMAL = 1.96  # 95%: hundreds of networks tell the standard errors
+POWERS = 2  # order of the polynomials in 1/L and in 1/N
+WIDTHS = {32: 6144, 64: 4096, 128: 1024, 256: 512}  # {width: number of networks}
+NORMAL = 1.96  # half a 95% interval in standard errors; of hundreds of networks these are known well
 
 
 class Estimate(NamedTuple):
-    """Of the predictions, (P,), and the covariance of its noise, (P, P): 0 for what is exact."""
+    """Estimated predictions with their noise."""
 
-    value: np.ndarray
-    covariance: np.ndarray
+    value: np.ndarray  # (P,)
+    covariance: np.ndarray  # covariance of the noise, (P, P); 0 if the value is exact
 
     @property
     def stderr(self) -> np.ndarray:
@@ -53,13 +54,13 @@ class Estimate(NamedTuple):
 
 
 def mean(draws: np.ndarray) -> Estimate:
-    """Of (draws, P); one draw is exact."""
+    """The mean of draws, (draws, P), as an estimate; a single draw counts as exact."""
     noise = np.cov(draws.T) / len(draws) if len(draws) > 1 else np.zeros((draws.shape[1],) * 2)
     return Estimate(draws.mean(axis=0), noise)
 
 
 def coefficients(sizes: Sequence[int], at: np.ndarray, stderr: np.ndarray | None = None) -> np.ndarray:
-    """By which the values at `sizes` give those at the inverse sizes `at`, by least squares: (at, sizes)."""
+    """The matrix (at, sizes) from values at `sizes` to values of the fitted polynomial at the inverse sizes `at`."""
     weights = np.ones(len(sizes)) if stderr is None else 1 / stderr
     powers = np.arange(POWERS + 1)
     design = (1 / np.array(sizes))[:, None] ** powers
@@ -67,7 +68,7 @@ def coefficients(sizes: Sequence[int], at: np.ndarray, stderr: np.ndarray | None
 
 
 def ratio_term(rows: Mapping[int, np.ndarray], depths: Sequence[int]) -> Estimate:
-    """Coefficient of L/N in the predictions (seeds, depths, P) of each width, the mean over widths."""
+    """The coefficient of L/N in predictions, {width: (seeds, depths, P)}; the weighted mean over widths."""
     sizes = np.array(depths, float)[:, None]
     share = np.linalg.pinv(np.hstack([sizes ** -np.arange(POWERS + 1), sizes]))[-1]
     found = [mean(np.einsum("l,slp->sp", width * share, draws)) for width, draws in rows.items()]
@@ -78,7 +79,7 @@ def ratio_term(rows: Mapping[int, np.ndarray], depths: Sequence[int]) -> Estimat
 
 
 def of_theory(activation: str, depth: int, draws: int) -> np.ndarray:
-    """Infinite width, (draws, P): independent solutions, or one exact one."""
+    """Predictions at infinite width, (draws, P): independent Monte Carlo solutions, or a single exact one."""
     options: dict[str, Any] = dict(depth=depth, steps=STEPS, eta0=ETA0[activation])
     if activation == "linear":
         return linear_dmft(KX, Y, **options).predictions[-1:]
@@ -87,18 +88,18 @@ def of_theory(activation: str, depth: int, draws: int) -> np.ndarray:
 
 
 def of_networks(activation: str, width: int, depth: int, seeds: int) -> np.ndarray:
-    """(seeds, P). Networks of two widths or activations have no seed in common, those of two depths have."""
+    """Predictions of networks, (seeds, P). Different depths share the seeds; different widths or activations do not."""
     options: dict[str, Any] = dict(depth=depth, steps=STEPS, eta0=ETA0[activation], activation=activation)
     options["first_seed"] = 2**20 * width + 2**30 * list(ETA0).index(activation)
     return train(inputs(KX), Y, width=width, seeds=seeds, **options)[:, -1].astype(float)
 
 
 def draw_depths(axes: Axes, activation: str, rows: Mapping[str, np.ndarray], depths: Sequence[int]) -> None:
-    """The first sample: draws (draws, depths, P) of each row over 1/L, and the curves through their means."""
+    """Draw predictions of the first sample over 1/L, and the fitted curves. rows: {label: draws (draws, depths, P)}."""
     at = np.linspace(0, 1 / min(depths), 50)
     c = coefficients(depths, at)
     for i, (name, draws) in enumerate(rows.items()):
-        found = mean(draws[..., 0] @ np.column_stack([np.eye(len(depths)), c[0]]))  # the last one at infinite depth
+        found = mean(draws[..., 0] @ np.column_stack([np.eye(len(depths)), c[0]]))  # the last entry: infinite depth
         bars: dict[str, Any] = dict(fmt="o", ms=3.5, capsize=2, lw=1, color=f"C{i - 1}" if i else "black")
         axes.plot(at, c @ found.value[:-1], color=bars["color"], lw=1)
         axes.errorbar(1 / np.array(depths), found.value[:-1], 2 * found.stderr[:-1], **bars, label=name)
@@ -108,7 +109,7 @@ def draw_depths(axes: Axes, activation: str, rows: Mapping[str, np.ndarray], dep
 
 
 def draw_widths(axes: Axes, activation: str, found: Mapping[int, Estimate], first: Estimate) -> Estimate:
-    """Of each width at infinite depth, less the limit of N first; returns what they tend to as N -> inf."""
+    """Draw the predictions at infinite depth over 1/N, minus the limit of "N first"; return their limit N -> inf."""
     widths, at = list(found), np.linspace(0, 1 / min(found), 50)
     values, errors = (np.array([getattr(of, name) for of in found.values()]) for name in ("value", "stderr"))
     c = coefficients(widths, at, errors.mean(axis=1))
@@ -128,7 +129,7 @@ def draw_widths(axes: Axes, activation: str, found: Mapping[int, Estimate], firs
 
 
 def main(widths: Mapping[int, int] = WIDTHS, depths: Sequence[int] = DEPTHS, draws: int = 8) -> dict[str, Any]:
-    """Everything above; the numbers that the JSON holds. widths: how many networks of each; draws: of the DMFT."""
+    """Draw the picture and return its numbers. widths: {width: number of networks}. draws: number of DMFT solutions."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     axes = figure.subplots(2, 2)
     sizes = [(width, depth) for width in sorted(widths, reverse=True) for depth in sorted(depths, reverse=True)]

@@ -1,7 +1,7 @@
-"""Ensembles of small networks on small regression problems: what the infinite-width limits are compared with.
+"""Ensembles of small networks on small regression problems, to compare with the infinite-width limits.
 
-The canonical network of docs/theory.md section 0, with its learning rates, trained by the package's own step
-(`train.step`); all seeds in one compiled program.
+They are the canonical network of docs/theory.md section 0 with its learning rates, trained by the package's own step
+(`train.step`), with all seeds in one compiled program.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from depthmup.train.step import Hyper, TrainState, make_trainer
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
-# What can be trained, by the parameters' roles: a read-in of one input is a "vector".
+# {group of parameters that can be trained: their roles}. The read-in of a single input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(2**30, loss="centered_mse")
-# Weights of the networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4, 16 and 64
-# networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than one by
-# one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
+# How many weights are trained side by side, over all networks of a chunk. On a CPU ("map") they should fit into the
+# cache: for widths 32 to 256 at depth 8 this number gives the fastest chunk among 1, 4, 16 and 64 networks; 16 networks
+# of width 256 side by side take 2.5 times longer than one by one. Elsewhere ("vmap") their weights, gradients and
+# initial weights take about a gigabyte.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
@@ -61,27 +62,30 @@ def train(
 ) -> Any:
     """Centred predictions F_t - F_0 of an ensemble, before each of `steps` steps: (seeds, steps, *y.shape).
 
-    Loss (1/2P) sum |F - F_0 - y|^2 over a batch of P samples, learning rate eta0 gamma0^2 N on all weights of the
-    canonical form (docs/theory.md sections 0 and 1). They are stored as the package stores them: the same function and
-    trajectory. Float64 where it is switched on. A network whose loss is not finite stays as it was before that step.
+    The loss is (1/2P) sum |F - F_0 - y|^2 over a batch of P samples. The learning rate is eta0 gamma0^2 N for all
+    weights of the canonical form (docs/theory.md sections 0 and 1). The weights are stored in the package's own form,
+    which gives the same function and trajectory. Numbers are float64 if JAX has it switched on. A network whose loss
+    becomes infinite or NaN stays as it was before that step.
 
     Args:
-      x: (P, D), see `inputs`. y: (P,) or (P, outputs), real.
+      x: (P, D), see `inputs`.
+      y: (P,) or (P, outputs), real numbers.
       width, depth, activation, readout, residual: see `network`.
-      alpha: branch exponent; None for the parameterization's own, 1/2 for "depth_mup".
-      momentum, weight_decay: mu and lambda_0 of docs/theory.md section 4.3, together coupled: v <- mu v + step - eta0
-        lambda_0 W, W <- W + v, for all weights that are trained.
-      batches: indices of the samples of each step, all of one size; None for full batches.
-      trained: of GROUPS; the others stay.
-      parameterization: see `dm.parameterization`; the read-in's learning rate is that of the table in docs/theory.md
-        section 1, 1/D of the package's own.
-      mirrored: average each network with that of the opposite readout weights (the same as training it on -y and
-        changing the sign of its predictions): cancels what is odd in y (docs/theory.md section 3).
-      observe: (parameters of `network`, forward factors) -> pytree, measured at the first and the last step. Then the
-        result is (predictions, that pytree with leading axes (seeds, 2)). One function object is one program.
-      chunk: networks trained side by side by `vmap`; by default as many as are fast.
+      alpha: branch exponent; None: the parameterization's own, 1/2 for "depth_mup".
+      momentum, weight_decay: mu and lambda_0 of docs/theory.md section 4.3. Together they are coupled: v <- mu v + step
+        - eta0 lambda_0 W, W <- W + v, for all weights that are trained.
+      batches: the indices of each step's samples, the same number for every step; None: full batches.
+      trained: names in GROUPS; the other groups keep their initial weights.
+      parameterization: see `dm.parameterization`. The read-in's learning rate follows the table in docs/theory.md
+        section 1, which is 1/D times the package's.
+      mirrored: average each network with its mirror image, the network with the opposite readout weights. (The mirror
+        image is the network trained on -y, with the sign of its predictions changed.) The average cancels terms that
+        are odd in y (docs/theory.md section 3).
+      observe: (parameters of `network`, forward factors) -> pytree, measured at the first and at the last step. The
+        result is then (predictions, this pytree with leading axes (seeds, 2)). Each function object is compiled anew.
+      chunk: number of networks that `vmap` trains side by side; by default as many as are fast.
 
-    Raises ValueError for what is unknown, out of range or does not fit.
+    Raises ValueError for unknown names, values out of range and shapes that do not fit.
     """
     dtype = jnp.result_type(float)
     x, y = np.asarray(x), np.asarray(y)
@@ -107,7 +111,8 @@ def train(
         forward=p.forward_factors(width=width, depth=depth),
         factors=_factors(p, _specs(model, x.shape[1:]), trained),
     )
-    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
+    # Not by `arrays` of the package, which would round to float32.
+    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)
     hyper = hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
     chunk = chunk or max(1, TOGETHER[trial_layout()] // (depth * width**2))
     predictions, observed = _ensemble(
@@ -130,9 +135,10 @@ def train(
 def network(
     width: int, depth: int, outputs: int = 1, activation: str = "tanh", readout: str = "phi", residual: bool = True
 ) -> Model:
-    """The module that `train` trains, its blocks unrolled: 1.6 times faster than scanned, but slower to compile.
+    """The module that `train` trains. Its blocks are unrolled, which is 1.6 times faster than scanned blocks but takes
+    longer to compile.
 
-    depth: number of residual branches, or without residual that of hidden layers of `MLP`, the read-in among them.
+    depth: number of residual branches; if not residual, number of hidden layers of `MLP`, including the read-in.
     Raises ValueError for a readout that the plain network does not have.
     """
     if residual:
@@ -143,7 +149,7 @@ def network(
 
 
 def inputs(Kx: np.ndarray) -> np.ndarray:
-    """x (P, P) with x x^T / P = Kx.
+    """Inputs x, (P, P), with x x^T / P = Kx.
 
     Raises ValueError if Kx is not symmetric and positive semidefinite.
     """
@@ -162,7 +168,7 @@ def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
 
 
 def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> LeafFactors:
-    """Of the package, but for the read-in's learning rate (over D) and what is frozen (learning rate 0)."""
+    """The package's factors, but with the read-in's learning rate divided by D and frozen weights' learning rate 0."""
     for name in trained:
         if name not in GROUPS:
             raise unknown("group of parameters", name, GROUPS)
@@ -185,7 +191,7 @@ def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> L
 
 
 def _indices(batches: Sequence[Sequence[int] | np.ndarray], steps: int, samples: int) -> np.ndarray:
-    """(steps - 1, batch size): the last of the steps is not made."""
+    """The sample indices of each update, (steps - 1, batch size); the last step only predicts."""
     sizes = sorted({len(batch) for batch in batches})
     if len(batches) not in (steps - 1, steps) or len(sizes) != 1:
         raise ValueError(f"batches must be {steps} of one size, one for each step, got {len(batches)} of sizes {sizes}")
@@ -210,7 +216,7 @@ def _ensemble(
     observe: Observe | None,
     chunk: int,
 ) -> tuple[jax.Array, PyTree]:
-    """(predictions (seeds, steps, P, outputs), observed (seeds, 2, ...)), the mean over `signs` of the readout."""
+    """(predictions (seeds, steps, P, outputs), observed (seeds, 2, ...)), averaged over the `signs` of the readout."""
 
     def init_model(key: jax.Array) -> tuple[PyTree, PyTree]:
         params = model.init(key, x, hyper.forward)["params"]
@@ -250,7 +256,8 @@ def _ensemble(
 
 
 def _coupled(before: TrainState, after: TrainState, hyper: Hyper) -> TrainState:
-    """The decay of the last step also enters the momentum, as in docs/theory.md section 4.3; the package's does not."""
+    """`after`, with the last step's weight decay also added to the momentum, as in docs/theory.md section 4.3; the
+    package keeps decay out of the momentum."""
     trace = jax.tree.map(
         lambda v, w, decay: v + hyper.weight_decay * decay * w,
         optax.tree.get(after.opt_state, "trace"),

@@ -2,12 +2,13 @@
 
     python -m experiments.ntk_depth        (docs/images/ntk_depth.png; two minutes on two cores)
 
-1. ReLU, two inputs of norm 1: the parts of the branches, the read-in and the readout at infinite width, at infinite
-   depth and how finite depths come near; networks at initialization.
-2. Distance of H(1), G(0) and the NTK at depth L to infinite depth, for three activations. The paper's squared error ~
-   L^-2 is a slope of -1.
-3. Networks' means against the limit of their own depth: a bias m/N, far below the scatter of the networks, but not 0.
-4. Their mean squared error falls as 1/N.
+1. The NTK over the angle between two inputs of norm 1, for ReLU: its parts of the branches, the read-in and the readout
+   at infinite width, at infinite depth and at finite depths; and networks at initialization.
+2. Distance of H(1), G(0) and the NTK between depth L and infinite depth, for three activations. The paper's squared
+   error ~ L^-2 is a slope of -1.
+3. Means of networks against the infinite-width limit at the same depth: there is a bias m/N, far below the scatter of
+   the networks, but not 0.
+4. The networks' mean squared error falls as 1/N.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from experiments.networks import GROUPS, inputs, network, train
 from experiments.results import ticks, write
 
 PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
-DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # of the distance to infinite depth
+DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # depths of panel 2
 GRID, EVERY = np.arange(0, 181, 4), 9  # degrees
-ANGLES = GRID[::EVERY]  # of the networks; without 90, where the read-in's part is 0 in all of them
+ANGLES = GRID[::EVERY]  # the networks' angles; 90 is left out, since the read-in's part is 0 there in all networks
 
 
 @functools.cache
 def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.ndarray]:
-    """PARTS of the NTK, H(1) and G(0), N = inf, for an input of norm 1 and those at GRID: (angles,) each."""
+    """{name: values at the angles of GRID, (angles,)} at infinite width: PARTS of the NTK, H(1) and G(0), between two
+    inputs of norm 1."""
     norms = np.ones(1), np.ones(len(GRID))
     kernels = lazy_kernels(np.cos(np.radians(GRID))[None], depth, activation, norms=norms, times=(0, 1))
     found = {"total": kernels.ntk} | {name: getattr(kernels, f"ntk_{name}") for name in GROUPS}
@@ -49,7 +51,8 @@ def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.nda
 
 
 def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors], dict[str, jax.Array]]:
-    """To observe in `train` of gamma0 = 1: the NTK of docs/theory.md section 2 by GROUPS, (P, P) each."""
+    """The argument `observe` of `train`, for gamma0 = 1, that measures the NTK of docs/theory.md section 2: {group:
+    (P, P)} for GROUPS."""
     specs = model_specs(model, x.shape[1:])
     names = {role: name for name, roles in GROUPS.items() for role in roles}
     groups = jax.tree.map(lambda spec: names[spec.role], specs, is_leaf=is_spec)
@@ -66,7 +69,7 @@ def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors
 
 
 def networks(width: int, depth: int, seeds: int, first_seed: int) -> dict[str, np.ndarray]:
-    """PARTS of ReLU networks at initialization for inputs of norm 1 at ANGLES: (seeds, P, P) each."""
+    """{part: (seeds, P, P)} for PARTS of the NTK of ReLU networks at initialization; inputs of norm 1 at ANGLES."""
     x = inputs(np.cos(np.radians(ANGLES[:, None] - ANGLES)))
     options: dict[str, Any] = dict(width=width, depth=depth, activation="relu", seeds=seeds, first_seed=first_seed)
     options |= dict(steps=1, eta0=0.0, observe=network_ntk(network(width, depth, 1, "relu"), x))
@@ -76,7 +79,7 @@ def networks(width: int, depth: int, seeds: int, first_seed: int) -> dict[str, n
 
 
 def by_angle(kernels: np.ndarray) -> np.ndarray:
-    """Mean over the pairs of inputs at each of ANGLES: (seeds, P, P) -> (seeds, angles)."""
+    """(seeds, P, P) -> (seeds, angles): the mean over the pairs of inputs with the same angle, for ANGLES."""
     pairs = [np.diagonal(kernels, i, -2, -1).mean(axis=-1) for i in range(len(ANGLES))]
     return np.stack(pairs, axis=-1)
 
@@ -86,9 +89,10 @@ def interval(law: PowerLaw) -> str:
 
 
 def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dict[str, Any]]:
-    """Of distances without noise: over all depths, over their upper half, between the last two; in words and numbers.
+    """Slopes of distances without noise, in words and in numbers: over all depths, over the upper half of the depths,
+    and between the last two depths.
 
-    The intervals are of the curvature: what falls faster than the leading power.
+    The intervals show the curvature of the line (terms that fall faster than the leading power), not noise.
     """
     half = len(depths) // 2
     whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
@@ -98,7 +102,7 @@ def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dic
 
 
 def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]:
-    """Lines of panel 1, at infinite depth, the first of `depths` and `depth`; the table, at `depths`."""
+    """Draw panel 1, at infinite depth, at the first of `depths` and at `depth`; print the table, at `depths`."""
     limit, finite = over_angles(None), {of: over_angles(of) for of in depths}
     for shown, style in ((depths[0], ":"), (depth, "--")):
         for name, color in PARTS.items():
@@ -125,7 +129,8 @@ def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[in
             distances = np.array([np.sqrt(np.mean((one[name] - limit[name]) ** 2)) for one in finite])
             words, slopes = depth_slopes(depths, distances)
             print(f"  {activation:6}{label:6} {words}")
-            named = f"{activation}, {label}" if color == 0 or name == "H(1)" else None  # styles, and colours
+            # One label for every colour and for every style of line is enough.
+            named = f"{activation}, {label}" if color == 0 or name == "H(1)" else None
             axes.plot(depths, distances, style, color=f"C{color}", lw=1, label=named)
             numbers[f"{activation}, {label}"] = {"distance": distances, **slopes}
     axes.plot(depths, 1 / np.array(depths), color="black", lw=0.8, label="slope -1")
@@ -139,7 +144,8 @@ def draw_networks(
     at_angles: Axes, biases: Axes, over_width: Axes, widths: Sequence[int], depth: int, seeds: int
 ) -> dict[str, dict[str, Any]]:
     limit = {name: over_angles(depth)[name][::EVERY] for name in PARTS}
-    # Of one seed, networks of two widths share random numbers (JAX draws them by the place in an array): other seeds.
+    # Every width has seeds of its own: with one seed, networks of two widths would share random numbers, since JAX
+    # draws them by the place in an array.
     found = {width: networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)}
     numbers: dict[str, dict[str, Any]] = {"sizes": {"widths": widths, "depth": depth, "seeds": seeds}}
     n, apart = np.array(widths), np.abs(np.subtract.outer(range(len(ANGLES)), range(len(ANGLES))))
@@ -197,7 +203,7 @@ def main(
     depths_shown: Sequence[int] = (2, 4, 8, 16, 64),
     activations: Sequence[str] = ("relu", "erf", "tanh"),
 ) -> dict[str, Any]:
-    """All of it; returns the numbers that the JSON holds."""
+    """Draw the picture and return its numbers."""
     figure = Figure(figsize=(8.4, 6.3), layout="constrained")
     first, second, third, fourth = figure.subplots(2, 2).ravel()
     numbers = {

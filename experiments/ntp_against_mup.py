@@ -2,18 +2,18 @@
 
     python -m experiments.ntp_against_mup        (docs/images/ntp_against_mup.png; three minutes on two cores)
 
-NTP is muP with gamma0 = N^-1/2 (docs/theory.md section 1), so the limit at that gamma0 is the theory of NTP of width N,
-but for errors of finite width. "NTP from 16" is as rich as muP at N = 16: gamma0 = (N / 16)^-1/2.
+NTP is muP with gamma0 = N^-1/2 (docs/theory.md section 1), so the infinite-width limit at this gamma0 describes NTP of
+width N, up to errors of finite width. "NTP from 16" is as rich as muP at N = 16: gamma0 = (N / 16)^-1/2. The panels:
 
-1. Movement of the last feature kernel, networks averaged with their mirror images (opposite readout weights).
-2. Errors, rms over steps and samples: of one network and of the mean network from the limit at its own gamma0; and
-   under NTP of that limit from the lazy one, which is that of N = inf.
+1. Movement of the last feature kernel. Networks are averaged with their mirror images (opposite readout weights).
+2. Distances, rms over steps and samples: of one network, and of the mean network, from the limit at the same gamma0;
+   and under NTP of this limit from the lazy limit, which is NTP's limit N = inf.
 3. Loss over the learning rate eta0 at the smallest and the largest width.
 4. The best eta0 over width.
 
-ReLU, three samples, full-batch gradient descent, centred predictions. What is found: NTP's richness falls as N^-1/2 and
-its limit moves with N, but as it stands NTP is close to lazy at all of these widths, and its best eta0 drifts no more
-than that of muP. That of NTP from 16, which goes from rich to lazy, does.
+ReLU, three samples, full-batch gradient descent, centred predictions. Result: NTP's richness falls as N^-1/2, so its
+limit moves with N. But NTP is close to lazy at all of these widths, so its best eta0 drifts no more than muP's best
+eta0. The best eta0 of "NTP from 16", which goes from rich to lazy, does drift.
 """
 
 from __future__ import annotations
@@ -45,27 +45,28 @@ RULES: dict[str, Callable[[int], float]] = {
     f"NTP from {START}": lambda width: (width / START) ** -0.5,
 }
 COLORS = dict(zip(RULES, ("C0", "C1", "C2"), strict=True))
-ETA0 = 0.5  # of panels 1 and 2
-CAP = 0.5 * float(np.mean(Y**2))  # loss of F = 0
+ETA0 = 0.5  # learning rate of panels 1 and 2
+CAP = 0.5 * float(np.mean(Y**2))  # the loss of F = 0
 
 
 @functools.cache
 def limit(
     gamma0: float, eta0: float, depth: int, steps: int, draws: int, samples: int, activation: str = "relu"
 ) -> tuple[np.ndarray, float]:
-    """Predictions (draws, T, P), their noise nearly the same for all gamma0, and the movement of H^L."""
+    """(predictions (draws, T, P), movement of H^L) of the DMFT. The noise of predictions is nearly the same for all
+    gamma0."""
     options: dict[str, Any] = dict(depth=depth, steps=steps, eta0=eta0, gamma0=gamma0, activation=activation)
     runs = [dmft(KX, Y, samples=samples, replicates=1, seed=seed, **options) for seed in range(draws)]
     return np.stack([run.predictions for run in runs]), movement(sum(run.H[-1] for run in runs) / draws)
 
 
 def seeded(width: int, seeds: int) -> dict[str, Any]:
-    """Options of `train`; networks of two widths have no seed in common, those of two rules and of all eta0 have."""
+    """Options of `train`. Different widths have no seed in common; different rules and learning rates share seeds."""
     return dict(width=width, seeds=seeds, first_seed=2**20 * width)
 
 
 def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]) -> dict[str, Any]:
-    """The first panel. gamma_eff: the gamma0 at which the limit moves as much as the networks do."""
+    """Draw the first panel. gamma_eff: the gamma0 at which the limit moves as much as the networks do."""
     widths = list(seeds)
     options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu", mirrored=True)
     grid = sorted({1.5, *(rule(width) for rule in RULES.values() for width in widths)})
@@ -100,7 +101,7 @@ def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int])
 
 
 def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]) -> dict[str, Any]:
-    """The second panel; networks of the first two rules are shown."""
+    """Draw the second panel, with networks of the first two rules."""
     widths = list(seeds)
     options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu")
     numbers: dict[str, Any] = {}
@@ -149,7 +150,7 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
 def tuned(
     middle: Axes, right: Axes, seeds: dict[int, int], rates: np.ndarray, depth: int, theory: dict[str, int]
 ) -> dict[str, Any]:
-    """The last two panels."""
+    """Draw the last two panels."""
     widths = list(seeds)
     options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], activation="relu")
     numbers: dict[str, Any] = {"eta0": rates}
@@ -196,7 +197,7 @@ def tuned(
 
 
 def loss(predictions: np.ndarray) -> float:
-    """At the last step, of predictions (T, P); infinite for what is far off."""
+    """The loss at the last step of predictions, (T, P); infinite if a prediction is off by 1,000 or more."""
     off = predictions[-1].astype(float) - Y
     return 0.5 * float(np.mean(off**2)) if np.abs(off).max() < 1e3 else math.inf
 
@@ -210,12 +211,13 @@ def main(
     samples: int = 4000,
     rates: Sequence[float] = tuple(2.0 ** np.arange(-1.5, 1.26, 0.25)),
 ) -> dict[str, Any]:
-    """The numbers of all panels. networks: seeds times width, at most 256 seeds; draws: halved for the last two."""
+    """Draw the picture and return its numbers. networks: the number of seeds times width, for at most 256 seeds. draws:
+    number of DMFT solutions, half as many for the last two panels."""
     figure = Figure(figsize=(11.5, 7.8), layout="constrained")
     (first, second), (third, fourth) = figure.subplots(2, 2)
     seeds = {width: min(256, networks // width) for width in widths}
     theory = dict(steps=steps, draws=draws, samples=samples)
-    with warnings.catch_warnings():  # of learning rates above the edge of stability
+    with warnings.catch_warnings():  # Learning rates above the edge of stability are part of the experiment.
         warnings.filterwarnings("ignore", "gradient descent diverges")
         numbers = {
             "settings": {"depth": depth, "seeds": seeds, **theory, "eta0": ETA0, "Kx": KX, "y": Y},

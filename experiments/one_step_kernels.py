@@ -4,10 +4,10 @@
 
 One sample, |x|^2 / D = 1, y = 1, beta = 1, c = eta0 gamma0, read-in frozen or trained; docs/theory.md section 3.
 
-1, 2. H_1 over layer time: infinite depth, the exact recursion at three depths, and networks of one of them. Each
-   network is averaged with that of the opposite readout weights, which cancels the largest fluctuation. All four
-   settings have the same initial weights, so that their deviations are alike.
-3. Distance of the recursion's H_1(1) to infinite depth: slope -1.
+1, 2. H_1 over layer time: at infinite depth, by the exact recursion at three depths, and of networks at one of these
+   depths. Each network is averaged with its mirror image (opposite readout weights), which cancels the largest
+   fluctuation. All four settings have the same initial weights, so their deviations look alike.
+3. Distance between H_1(1) of the recursion and of infinite depth: slope -1.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from experiments.ntk_depth import DEPTHS, depth_slopes
 from experiments.results import ticks, write
 
 CS = (0.5, 1.0)
-READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # the groups that are trained
+READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # {read-in: the groups that are trained}
 TIMES = (0.25, 0.5, 0.75, 1.0)
 X = np.ones((1, 2))  # one sample
 
 
 @functools.cache
 def feature_kernel(width: int, depth: int) -> Callable[[Any, dm.ForwardFactors], jax.Array]:
-    """H of every layer, (L+1,), to observe in `train`; kept, since one function is one program."""
+    """The argument `observe` of `train` that measures H of every layer, (L+1,). Cached, since `train` compiles each
+    function object anew."""
     model = network(width, depth, 1, "linear")
 
     def observe(params: Any, forward: dm.ForwardFactors) -> jax.Array:
@@ -50,7 +51,7 @@ def feature_kernel(width: int, depth: int) -> Callable[[Any, dm.ForwardFactors],
 
 
 def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """H_1 of every layer, mean over seeds and standard error: (L+1,) each."""
+    """(mean over seeds, its standard error) of H_1 in every layer, (L+1,) each."""
     options: dict[str, Any] = dict(width=width, depth=depth, activation="linear", seeds=seeds, mirrored=True)
     options |= dict(steps=2, eta0=c, trained=READINS[readin], observe=feature_kernel(width, depth))
     _, kernels = train(X, np.ones(1), **options)
@@ -59,7 +60,7 @@ def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple
 
 
 def distances(c: float, readin: str, depths: Sequence[int]) -> np.ndarray:
-    """|H_1(1) at depth L - at infinite depth|, (depths,)."""
+    """|H_1(1) at depth L - H_1(1) at infinite depth|, (depths,)."""
     limit = one_step_linear(c, train_readin=readin == "trained").H1[-1]
     return np.array([abs(one_step_linear(c, L, train_readin=readin == "trained").H1[-1] - limit) for L in depths])
 
@@ -67,7 +68,8 @@ def distances(c: float, readin: str, depths: Sequence[int]) -> np.ndarray:
 def draw_kernels(
     axes: Axes, readin: str, depths: Sequence[int], width: int, depth: int, seeds: int
 ) -> dict[str, dict[str, Any]]:
-    """Table and panel of one read-in. depths: of the recursion; depth: of the networks, one of them."""
+    """Draw the panel and print the table of one read-in. depths: depths of the recursion. depth: the depth of the
+    networks, which is one of them."""
     numbers = {}
     for color, c in enumerate(CS):
         trained = readin == "trained"
@@ -96,7 +98,7 @@ def draw_kernels(
 
 
 def at_times(values: np.ndarray) -> np.ndarray:
-    """Of values at evenly spaced layer times from 0 to 1, those at TIMES."""
+    """The values at TIMES, from values at evenly spaced layer times from 0 to 1."""
     return values[[round(time * (len(values) - 1)) for time in TIMES]]
 
 
@@ -125,7 +127,7 @@ def main(
     depths: Sequence[int] = (8, 32, 100),
     convergence: Sequence[int] = DEPTHS,
 ) -> dict[str, Any]:
-    """All of it; returns the numbers that the JSON holds."""
+    """Draw the picture and return its numbers."""
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     axes = figure.subplots(1, 3)
     numbers: dict[str, Any] = {"sizes": {"width": width, "depth": depth, "seeds": seeds, "times": TIMES}}

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: a picture, and beside it the numbers that it shows."""
+"""The output of an experiment: a picture, and beside it a JSON file of the numbers that the picture shows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 
 
 def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
-    """PNG and JSON at the path of the command line's first argument, or at `default`, ending in .png; prints where."""
+    """Write the picture as PNG and the numbers as JSON, and print where. The path ends in .png; it is the command
+    line's first argument, or `default`."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else default)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = path.with_suffix(".json")
-    drawn, written = (of.with_name(f".{of.name}.part") for of in (path, table))  # a killed run leaves the old ones
+    # Written elsewhere first, so that a killed run leaves the old files whole.
+    drawn, written = (of.with_name(f".{of.name}.part") for of in (path, table))
     figure.savefig(drawn, dpi=120, format="png")
     written.write_text(json.dumps(numbers, indent=1, default=_plain) + "\n")
     os.replace(drawn, path)
@@ -28,11 +30,11 @@ def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
 
 
 def ticks(axis: Axis, values: Sequence[float]) -> None:
-    """These and no others, written out: of a logarithmic axis, `axes.xaxis` or `axes.yaxis`."""
+    """Give a logarithmic axis (`axes.xaxis` or `axes.yaxis`) ticks at these values only, written without powers."""
     axis.set_ticks(values, [f"{value:g}" for value in values])
     axis.set_ticks([], minor=True)
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, to six digits."""
+    """NumPy's numbers and arrays as Python's, to six digits."""
     return np.vectorize(lambda number: float(f"{number:.6g}"), otypes=[object])(np.asarray(value)).tolist()

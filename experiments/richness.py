@@ -1,14 +1,15 @@
-"""From lazy to rich: training at infinite width as gamma0 grows, theory as lines, networks as points.
+"""From lazy to rich: training at infinite width as gamma0 grows. Theory is drawn as lines, networks as points.
 
     python -m experiments.richness        (docs/images/richness.png; three minutes on two cores)
 
-1. How far predictions are from the lazy limit: as gamma0^2 for smooth activations, but as gamma0 for ReLU, where the
-   neurons whose sign changes in training are a share of order gamma0. Noise is far larger than these differences, but
-   nearly the same for all gamma0: they are between runs with the same draws, or the same initial weights.
-2. How far the last feature kernels move.
+1. The distance of predictions from the lazy limit. It grows as gamma0^2 for smooth activations, but as gamma0 for ReLU,
+   where a share of order gamma0 of the neurons changes sign in training. Noise is far larger than these distances, but
+   nearly the same for all gamma0; so the distances are taken between runs with the same draws or initial weights.
+2. The movement of the last feature kernels.
 3. Learning curves.
 
-Networks are averaged with their mirror images (opposite readout weights), which cancels what is odd in the labels.
+Networks are averaged with their mirror images (opposite readout weights), which cancels terms that are odd in the
+labels.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from experiments.results import write
 KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
 X = inputs(KX)
 Y = np.array([1, -0.5, 0.8])
-SMALL = 1e-3  # the gamma0 that stands for 0 where draws are to be the same
+SMALL = 1e-3  # stands for gamma0 = 0 where runs must have the same draws
 ETA0 = {"linear": 0.15, "tanh": 0.5, "relu": 0.5}  # at 0.5 linear networks are close to unstable
-FITTED = {"linear": 0.2, "tanh": 0.2, "relu": 0.05}  # gamma0 up to which slopes are: beyond, further powers count
+FITTED = {"linear": 0.2, "tanh": 0.2, "relu": 0.05}  # largest gamma0 of the fits: above it, higher powers count too
 COLORS = {"linear": "C2", "tanh": "C0", "relu": "C1"}
-DRAWS = {"tanh": 80, "relu": 20}  # of the theory in the first panel: differences are far smaller for tanh
+DRAWS = {"tanh": 80, "relu": 20}  # number of DMFT solutions in panel 1; tanh needs more, its distances are far smaller
 Law = tuple[float, float, float]
 NONE = (math.nan, math.nan, math.nan)
 
 
 class Measured(NamedTuple):
-    """Values and their standard errors, (points,); exponent of gamma0 with its 95% interval."""
+    """Measured values at several points, and their power law."""
 
-    value: np.ndarray
-    stderr: np.ndarray
-    law: Law
+    value: np.ndarray  # (points,)
+    stderr: np.ndarray  # (points,)
+    law: Law  # (exponent, low, high), the exponent with its 95% interval
 
 
 def words(law: Law) -> str:
@@ -67,8 +68,8 @@ def line(x: np.ndarray, value: np.ndarray, stderr: np.ndarray) -> Law:
 
 
 def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest: float = math.inf) -> Law:
-    """Of the points up to `largest` that are two standard errors above 0, with its 95% interval from the scatter about
-    the line; NaN for fewer than three."""
+    """The exponent of the points up to x = `largest` whose values are more than two standard errors above 0, with its
+    95% interval from the scatter about the line; NaN if fewer than three points are left."""
     used = (np.asarray(x) <= largest) & (value > 2 * stderr)
     return line(np.asarray(x)[used], value[used], stderr[used]) if used.sum() > 2 else NONE
 
@@ -76,10 +77,11 @@ def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest:
 def of_draws(
     differences: np.ndarray, size: Callable[[np.ndarray], np.ndarray], x: Sequence[float], largest: float = math.inf
 ) -> Measured:
-    """size, (points, ...) -> (points,), of the mean over draws; differences (draws, points, ...).
+    """The size of the mean over draws, and its power law.
 
-    Draws, and so errors, are common to all points: standard errors and the interval of the exponent, which is of the
-    points that `exponent` uses, are from the jackknife over draws.
+    differences: (draws, points, ...). size: (points, ...) -> (points,). The fit uses the same points as `exponent`. All
+    points share the draws and so their errors. Therefore the standard errors and the interval of the exponent come from
+    the jackknife over draws.
     """
     n, average = len(differences), differences.mean(0)
     value, without = size(average), size((n * average - differences) / (n - 1))
@@ -93,7 +95,7 @@ def of_draws(
 
 
 def most(values: np.ndarray) -> np.ndarray:
-    """Largest magnitude over times and samples, (..., T, P)."""
+    """The largest magnitude over times and samples: (..., T, P) -> (...)."""
     return np.abs(values).max((-2, -1))
 
 
@@ -103,7 +105,7 @@ def rms(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def last_kernels(width: int, depth: int, activation: str) -> Observe:
-    """For `train` on `X`: H^L and Phi^L, (2, P, P)."""
+    """The argument `observe` of `train` on `X` that measures H^L and Phi^L, (2, P, P)."""
     model = network(width, depth, 1, activation)
 
     def observe(params: Any, factors: Any) -> jax.Array:
@@ -114,14 +116,14 @@ def last_kernels(width: int, depth: int, activation: str) -> Observe:
 
 
 def movement(kernel: np.ndarray) -> float:
-    """|K(T-1) - K(0)| / |K(0)| of a kernel of one layer at all times, (T, P, T, P)."""
+    """|K(T-1) - K(0)| / |K(0)| for one layer's kernel K at all times, (T, P, T, P)."""
     return float(distance(jnp.asarray(kernel[-1, :, -1]), jnp.asarray(kernel[0, :, 0])))
 
 
 def approach(
     axis: Axes, activations: Sequence[str], gammas: Sequence[float], samples: int, shape: Any, nets: Any
 ) -> dict[str, Any]:
-    """The first panel. shape: depth and steps; nets: width and seeds of networks."""
+    """Draw the first panel. shape: depth and steps. nets: width and seeds of the networks."""
     numbers: dict[str, Any] = {"gamma0": gammas}
     print("max |F_gamma0 - F_0| (s.e.); slope over small gamma0 with 95% interval")
     print(f"{'gamma0':15}", *(f"{gamma0:<16g}" for gamma0 in gammas))
@@ -133,7 +135,7 @@ def approach(
             lines = {"linear, exact": Measured(sizes, 0 * sizes, exponent(gammas, sizes, 0 * sizes, FITTED["linear"]))}
         else:
             options["activation"] = activation
-            with jax.enable_x64(True):  # F(0), which is subtracted, goes as 1 / gamma0
+            with jax.enable_x64(True):  # F(0) grows as 1 / gamma0 and is subtracted, which needs the digits.
                 trained = [train(X, Y, gamma0=g, mirrored=True, **nets, **options) for g in (SMALL, *gammas)]
             lazy = dmft(KX, Y, gamma0=0.0, **options).predictions
             options |= dict(samples=samples, replicates=1)
@@ -166,12 +168,12 @@ def approach(
 
 
 def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
-    """The second panel, tanh; networks at every other gamma0."""
+    """Draw the second panel, for tanh, with networks at every other gamma0."""
     options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
     found = [dmft(KX, Y, gamma0=gamma0, samples=samples, **options) for gamma0 in gammas]
     theory = {"H": [movement(of.H[-1]) for of in found], "Phi": [movement(of.Phi[-1]) for of in found]}
     observe, moved = last_kernels(nets["width"], shape["depth"], "tanh"), []
-    for gamma0 in gammas[::2]:  # the same initial weights at each
+    for gamma0 in gammas[::2]:  # All gamma0 have the same initial weights.
         kernels = train(X, Y, gamma0=gamma0, mirrored=True, observe=observe, **nets, **options)[1]
         moved.append(np.asarray(distance(kernels[:, 1], kernels[:, 0]), float))
     numbers: dict[str, Any] = {"gamma0": gammas, "gamma0 of networks": gammas[::2]}
@@ -194,9 +196,10 @@ def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: A
 
 
 def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
-    """The third panel, tanh: predictions of the second sample, where they differ most; SMALL is 0 for networks."""
+    """Draw the third panel, for tanh: predictions of the second sample, which differ most. For networks gamma0 = SMALL
+    stands for 0."""
     options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
-    # Not needed, but then the programs are those of `moves`.
+    # `observe` is not needed here, but with it the compiled programs of `moves` are used again.
     observe = last_kernels(nets["width"], shape["depth"], "tanh")
     numbers: dict[str, Any] = {}
     print("\nlast predictions, tanh: networks (s.e.) and theory; largest difference over all times and samples")
@@ -227,7 +230,8 @@ def main(
     moved: Sequence[float] = (0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0),
     shown: Sequence[float] = (0.0, 0.3, 1.0, 2.0),
 ) -> dict[str, Any]:
-    """The numbers of the three panels, at these values of gamma0. A draw of the first panel is of samples / 4."""
+    """Draw the picture and return its numbers. gammas, moved, shown: values of gamma0 for panels 1, 2 and 3. A DMFT
+    solution of panel 1 has samples / 4 samples."""
     figure = Figure(figsize=(15, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     shape, nets = dict(depth=depth, steps=steps), dict(width=width, seeds=seeds)

@@ -1,14 +1,15 @@
-"""Signal propagation at initialization: simulation against closed forms, one picture and the numbers in it.
+"""Signal propagation at initialization, simulated and in closed form; writes a picture and prints its numbers.
 
     python experiments/signal_propagation.py docs/images/signal_propagation.png        (a minute on two cores)
 
-1. Plain ReLU CNN, He init, circular padding: the mean square of z^l, and of its derivative along any parameter of an
-   earlier layer (T_l), stays (AM-muP paper, Lemma 1). One-convolution residual blocks multiply both by 1 + c / 2K
-   (Lemma 3); two-convolution blocks with c / (K fan_in) on both by 1 + c^2 / 4K^2.
-2. GELU: the variance map of the paper's init grows (16 at layer 10); that of `stationary` has a fixed point at 1, but a
-   repelling one.
-3. Zero padding: the variance is a random walk that dies at the boundary, so what is lost grows with depth; the paper's
-   correction O(kernel / side) does not.
+1. Plain ReLU CNN with He init and circular padding: the mean squares of z^l, and of its derivative along any parameter
+   of an earlier layer (T_l), are the same in all layers (AM-muP paper, Lemma 1). A residual block of one convolution
+   multiplies both by 1 + c / 2K (Lemma 3). A block of two convolutions, both with variance c / (K fan_in), multiplies
+   them by 1 + c^2 / 4K^2.
+2. GELU: with the paper's init the variance grows from layer to layer (16 at layer 10). With the init `stationary` the
+   variance 1 is a fixed point, but a repelling one.
+3. Zero padding: the variance follows a random walk that dies at the boundary, so the lost part grows with depth; the
+   paper's correction O(kernel / side) does not grow.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ SEEDS = 64
 
 
 def second_moments(model: Model, x: np.ndarray, seeds: int, branch: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Mean squares over space and channels of z^l and of its derivative along a random direction of the read-in.
-
-    Each (seeds, states). x: (1, *space, C).
+    """(mean squares of z^l, mean squares of its derivative along a random direction of the read-in), (seeds, states)
+    each, over space and channels. x: (1, *space, C).
     """
     forward = dm.ForwardFactors(branch, 1.0, 1.0)
 
@@ -65,10 +65,12 @@ def variance_map(activation: str, gain: float, layers: int, start: float = 1.0) 
 
 
 def zero_padded_variance(side: int, layers: int, kernel: int = 3) -> np.ndarray:
-    """Mean square of z^1 .. z^layers over that of z^1, 1-D ReLU with He init and zero padding, of a white input.
+    """Mean squares of z^1 .. z^layers over the mean square of z^1, (layers,), for a one-dimensional ReLU CNN with He
+    init and zero padding on a white input.
 
-    q_{l+1}(p) = mean over the kernel of q_l(p + offset), 0 outside: exact in expectation at any width, since ReLU
-    halves the mean square of a pre-activation whose sign is random. q_l is the chance that a random walk is inside.
+    At position p, q_{l+1}(p) is the mean over the kernel's offsets of q_l(p + offset), which is 0 outside the image.
+    This is exact in expectation at any width, since ReLU halves the mean square of a pre-activation whose sign is
+    random. q_l is the chance that a random walk is still inside the image.
     """
     window = np.ones(kernel) / kernel
     q = np.ones(side)
@@ -80,9 +82,11 @@ def zero_padded_variance(side: int, layers: int, kernel: int = 3) -> np.ndarray:
 
 
 def padding_loss(side: int, layers: int, seeds: int, width: int = 256) -> tuple[np.ndarray, np.ndarray]:
-    """Mean square of z^1 .. z^layers with zero padding over that with circular padding, and its standard error.
+    """(ratio, its standard error) of the mean squares of z^1 .. z^layers with zero padding to those with circular
+    padding, relative to layer 1.
 
-    Relative to layer 1. The circular one, whose expectation stays, has the same weights: most of the scatter cancels.
+    With circular padding the expected mean square is the same in all layers. Both networks have the same weights, so
+    most of the scatter cancels.
     """
     x = white((side,), 16, 0.5)
     zero, circular = (
@@ -95,7 +99,7 @@ def padding_loss(side: int, layers: int, seeds: int, width: int = 256) -> tuple[
 
 
 def white(space: Sequence[int], channels: int, power: float, seed: int = 0) -> np.ndarray:
-    """(1, *space, channels), the same power at every position."""
+    """A random input, (1, *space, channels), with the same power (mean square) at every position."""
     x = np.random.default_rng(seed).normal(size=(1, *space, channels))
     return (x * np.sqrt(power / np.mean(x**2, axis=-1, keepdims=True))).astype(np.float32)
 
@@ -112,7 +116,8 @@ def draw(path: str) -> None:
     left.plot(plain.mean(0) / plain[:, 0].mean(), "o", ms=4, color="C0", label="CNN, He")
     left.axhline(1, color="C0", lw=1)
     for color, kernels, growth in (("C1", (3,), 1 + 2 / (2 * depth)), ("C2", (3, 3), 1 + 4 / (4 * depth**2))):
-        gain = 2.0 if len(kernels) == 1 else 2.0 / np.sqrt(depth)  # both layers c / (K fan_in): c / sqrt(K) and b
+        # Two layers of variance c / (K fan_in) each: gain c / sqrt(K) and the branch factor b = 1 / sqrt(K) multiply.
+        gain = 2.0 if len(kernels) == 1 else 2.0 / np.sqrt(depth)
         module = ResidualCNN(128, depth, kernels=kernels, gain=gain, scan=False)
         z, dz = second_moments(module, white((16,), 16, 1.0), SEEDS, branch=depth**-0.5)
         ratio(f"ResidualCNN, {len(kernels)} convolutions, c = 2, K = {depth}", z, dz, growth)
@@ -166,7 +171,7 @@ def ratio(name: str, z: np.ndarray, dz: np.ndarray, closed_form: float) -> None:
 
 
 def mean_ratio(moments: np.ndarray) -> tuple[float, float]:
-    """Mean over layers and seeds of each moment over the one before, and its standard error."""
+    """(mean over layers and seeds, its standard error) of the ratio of a layer's moment to the layer before."""
     ratios = (moments[:, 1:] / moments[:, :-1]).mean(axis=1)
     return float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(len(ratios)))
 

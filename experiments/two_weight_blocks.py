@@ -1,14 +1,15 @@
-"""Residual branches of two weight matrices, W_2 phi(W_1 phi(h)): the limit and networks (paper A, Appendix K.2).
+"""Residual branches of two weight matrices, W_2 phi(W_1 phi(h)): limits and networks (paper A, Appendix K.2).
 
     python -m experiments.two_weight_blocks        (docs/images/two_weight_blocks.png; three minutes on two cores)
 
-Networks are written out below in the canonical form (docs/theory.md sections 0 and 1.2).
+The networks are written out below in the canonical form (docs/theory.md sections 0 and 1.2).
 
-1. Predictions of ReLU networks of depth 3 over training, against the DMFT of such branches, and of those of one matrix.
-2. Bias: distance of the mean network from that DMFT, ~ 1/N.
-3. The paper says that in the limit of depth the inner matrices act as if they were static. Change of h^L by one step of
-   ReLU networks of which only the inner or only the outer matrices are trained.
-4. Depth, at infinite width: distance of F_2L from F_L, ~ 1/L, for branches of one and of two matrices.
+1. Predictions of ReLU networks of depth 3 over training, against the DMFT of branches with two matrices, and the DMFT
+   of branches with one matrix.
+2. Bias: distance between the mean network and the DMFT of two matrices, which falls as 1/N.
+3. Change of h^L in one step of ReLU networks in which only the inner, or only the outer matrices are trained. The paper
+   says that at infinite depth the inner matrices act as if they were static.
+4. Depth, at infinite width: distance between F_2L and F_L, which falls as 1/L, for branches of one and two matrices.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from experiments.networks import inputs
 from experiments.results import write
 
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
-DEPTH_STEPS = 6  # of panel 4
+DEPTH_STEPS = 6  # number of steps in panel 4
 PHI: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
-WIDTHS = {  # networks of each; tanh is closer to its limit, where the noise hides it
+WIDTHS = {  # {width: number of networks}; tanh has more networks, since its bias is small and noise would hide it
     "relu": {32: 8192, 64: 8192, 128: 4096, 256: 4096},
     "tanh": {32: 24576, 48: 16384, 64: 12288, 96: 8192, 128: 4096, 256: 1024},
 }
-REPLICATES = {"relu": 3, "tanh": 10}  # of the DMFT, in each block
+REPLICATES = {"relu": 3, "tanh": 10}  # replicates of the DMFT in each block
 BRANCHES = {"one matrix": 1, "two matrices": 2}
-TOGETHER = 2**19  # weights of the networks that are trained side by side: what fits into a cache
+TOGETHER = 2**19  # how many weights are trained side by side, over all networks: as many as fit into a cache
 Weights = dict[str, jax.Array]
 
 
 def initial(key: jax.Array, width: int, depth: int, inputs: int) -> Weights:
-    """All N(0, 1); the blocks' are (depth, width, width)."""
+    """Initial weights, all N(0, 1). The blocks' matrices are stacked, (depth, width, width)."""
     shapes = {"in": (width, inputs), "inner": (depth, width, width), "outer": (depth, width, width), "out": (width,)}
     keys = jax.random.split(key, len(shapes))
     return {name: jax.random.normal(k, shape) for k, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
 def last_state(weights: Weights, x: jax.Array, activation: str) -> jax.Array:
-    """h^L of x (P, D): (P, N)."""
+    """h^L, (P, N), of inputs x, (P, D)."""
     phi, (depth, width, _) = PHI[activation], weights["inner"].shape
 
     def block(h: jax.Array, matrices: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -87,9 +88,10 @@ def _train(keys: jax.Array, x: jax.Array, y: jax.Array, *, width: int, activatio
 
 
 def networks(activation: str, width: int, seeds: int) -> np.ndarray:
-    """Centred predictions without t = 0: (seeds, STEPS - 1, P)."""
+    """Centred predictions without t = 0, (seeds, STEPS - 1, P)."""
     keys = jax.random.split(jax.random.key(2 * width + list(PHI).index(activation)), seeds)
-    chunk = 2 ** max(0, int(math.log2(TOGETHER / (2 * DEPTH * width**2))))  # a rest would be compiled, too
+    # A power of 2 divides the number of seeds: a smaller last chunk would be another program to compile.
+    chunk = 2 ** max(0, int(math.log2(TOGETHER / (2 * DEPTH * width**2))))
     x, y = (jnp.asarray(of, jnp.float32) for of in (inputs(KX), Y))
     return np.asarray(_train(keys, x, y, width=width, activation=activation, chunk=chunk), float)[:, 1:]
 
@@ -112,16 +114,17 @@ def _changes(keys: jax.Array, *, width: int, depth: int) -> tuple[jax.Array, jax
 
 
 def changes(width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of h^L by one step on one sample with x.x = y = 1, over eta_0 -> 0, ReLU.
+    """Changes of h^L of ReLU networks in one step on one sample with x.x = y = 1, per unit of eta_0 as eta_0 -> 0.
 
-    RMS if only the inner, if only the outer matrices are trained (seeds, 2), and the cosine of both changes (seeds,).
+    Returns the RMS change if only the inner and if only the outer matrices are trained, (seeds, 2), and the cosine
+    between these two changes, (seeds,).
     """
     rms, cosine = _changes(jax.random.split(jax.random.key(depth), seeds), width=width, depth=depth)
     return np.asarray(rms, float), np.asarray(cosine, float)
 
 
 def draw_other(axes: Axes, one: np.ndarray, two: np.ndarray) -> None:
-    """Solutions (T - 1, P) for branches of one matrix, and how far they are from those of two."""
+    """Draw the solution for branches of one matrix, (T - 1, P), and print its distance from the solution of two."""
     print(f"    rms distance of the DMFT of branches of one matrix: {np.sqrt(((two - one) ** 2).mean()):.4f}")
     for mu in range(len(Y)):
         label = "DMFT, one matrix" if mu == 0 else None
@@ -156,7 +159,7 @@ def main(
     limit_depths: Sequence[int] = (2, 3, 4, 6, 8, 12, 16),
     samples: int = 16000,
 ) -> dict[str, Any]:
-    """Everything above; the numbers that the JSON holds. depths, width, seeds: of panel 3; limit_depths: of panel 4."""
+    """Draw the picture and return its numbers. depths, width, seeds: for panel 3. limit_depths: for panel 4."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     first, second, third, fourth = figure.subplots(2, 2).ravel()
     limits, trained, deep = {}, {}, {}

@@ -2,7 +2,8 @@
 
     python experiments/verdict_redraws.py runs/digits_transfer
 
-Redraws the seeds of a finished sweep with replacement, 40 times, and prints how often each verdict comes out.
+The command redraws the seeds of a finished sweep with replacement, 40 times, and prints how often each verdict comes
+out.
 """
 
 from __future__ import annotations

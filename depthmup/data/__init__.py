@@ -11,14 +11,15 @@ from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split, checked
 from depthmup.data.pipeline import Batches
 
-EMBEDDED = {"digits": digits.load, "patches": patches.load}  # inside scikit-learn and scikit-image; the others: on disk
+# Data sets that come inside scikit-learn and scikit-image; the others (`images.TFDS`) are read from disk.
+EMBEDDED = {"digits": digits.load, "patches": patches.load}
 
 __all__ = ["NONE", "Augment", "Batches", "Dataset", "Records", "Split", "batch_indices", "checked", "load"]
 __all__ += ["names", "steps_per_epoch"]
 
 
 def names() -> tuple[str, ...]:
-    """Every data set there is."""
+    """The names of all data sets."""
     return (*EMBEDDED, *images.TFDS)
 
 
@@ -28,12 +29,13 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
 
     Args:
       name: digits, patches, or a data set of TFDS (images.TFDS).
-      data_dir: where TFDS data sets are; None: ~/tensorflow_datasets.
-      image_size: side of the images of a data set that does not fit in memory, or of patches, instead of its usual one.
+      data_dir: folder of the TFDS data sets; None: ~/tensorflow_datasets.
+      image_size: side of the images in pixels, for patches and for data sets that do not fit in memory; None: the usual
+        side.
       skip_corrupt: leave out records that cannot be read instead of raising.
 
-    Raises:
-      ValueError: unknown name (with the nearest), not prepared (with the command that prepares it), a bad split.
+    Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
+    message has the command that prepares it), or a bad split.
     """
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)

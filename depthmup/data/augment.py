@@ -1,12 +1,12 @@
 """Random augmentation of a batch of images, inside the jitted training step and on its device.
 
 The distributions are torchvision's (RandomHorizontalFlip, RandomRotation, RandomAffine, RandomResizedCrop,
-ColorJitter). What differs: all geometry is resampled once, bilinearly (RandomRotation and RandomAffine take the nearest
-pixel unless told otherwise), pixels are not rounded to whole numbers in between, and the colours change in a fixed
-order (ColorJitter shuffles it).
+ColorJitter), with three differences: all geometric changes together resample the image once, bilinearly (RandomRotation
+and RandomAffine take the nearest pixel by default); pixels are not rounded to whole numbers in between; and the colours
+change in a fixed order (ColorJitter shuffles the order).
 
-dm-pix is not used: its colours are tf.image's, not torchvision's, and its affine_transform interpolates across the
-channels too, many times slower than map_coordinates.
+dm-pix is not used: its colours are tf.image's, not torchvision's, and its affine_transform also interpolates across the
+channels, which makes it many times slower than map_coordinates.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ import math
 import jax
 import jax.numpy as jnp
 
-# The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
+# Each random quantity folds its own number into the image's key, so that switching one on leaves the others as they
+# were.
 FLIP, ROTATE, SHEAR, SCALE, AREA, RATIO, TOP, LEFT, BRIGHTNESS, CONTRAST, SATURATION = range(11)
-GREY = (0.299, 0.587, 0.114)  # Rec. 601, as PIL
+GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey (Rec. 601, as in PIL)
 
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """What an image goes through, a config's `data.augment`: crop, flip, rotation, shear, scale, then the colours.
+    """The random changes of an image, in this order: crop, flip, rotation, shear, scale, then the colours. It is a
+    config's `data.augment`.
 
-    flip: left-right, half of the time.
-    rotate: degrees about the centre, uniform in [-rotate, rotate].
-    shear: degrees, uniform in [-shear, shear], along x.
-    scale: zoom factor, uniform; (1.0, 1.0): none.
-    crop: share of the image's area, uniform; (1.0, 1.0): none. The box has an aspect ratio log-uniform in [3/4, 4/3],
-        whole pixels and a uniform place inside the image, and is resized to the image's size. A side too long for the
-        image is cut to it (torchvision draws again, up to ten times).
-    brightness: factor uniform in [1 - brightness, 1 + brightness], multiplies.
-    contrast: such a factor, blends with the mean of the grey image.
-    saturation: such a factor, blends with the grey image; one channel is its own grey image.
+    flip: whether half of the images are mirrored left-right.
+    rotate: rotation about the centre, in degrees, uniform in [-rotate, rotate].
+    shear: shear along x, in degrees, uniform in [-shear, shear].
+    scale: (low, high) of the zoom factor, which is uniform; (1.0, 1.0): no zoom.
+    crop: (low, high) of the crop's share of the image's area, which is uniform; (1.0, 1.0): no crop. The crop's aspect
+        ratio is log-uniform in [3/4, 4/3], its sides are whole pixels, its place inside the image is uniform, and it is
+        resized to the image's size. A side that would be longer than the image is cut (torchvision draws again instead,
+        up to ten times).
+    brightness: the image is multiplied by a factor uniform in [1 - brightness, 1 + brightness].
+    contrast: the image is blended with the mean of its grey image, by a factor uniform in [1 - contrast, 1 + contrast].
+    saturation: the image is blended with its grey image, by a factor uniform in [1 - saturation, 1 + saturation]; an
+        image of one channel is its own grey image.
     """
 
     flip: bool
@@ -65,8 +69,11 @@ NONE = Augment(False, 0.0, 0.0, (1.0, 1.0), (1.0, 1.0), 0.0, 0.0, 0.0)
 def augment(key: jax.Array, images: jax.Array, how: Augment, places: jax.Array | None = None) -> jax.Array:
     """images (batch, height, width, channels), uint8 or float in 0..255 -> float32 of the same shape in 0..255.
 
-    An image depends on the key and its place in the batch alone. places: (batch,) int, of a part of a batch; None: of
-    a whole one. Pixels from outside the image are 0. Raises ValueError if the shape does not fit; with NONE any does.
+    The result for an image depends on the key, the image and its place in the batch alone. Pixels from outside the
+    image are 0.
+
+    places: (batch,) int, the images' places in the whole batch, if `images` is a part of it; None: 0, 1, 2, ...
+    Raises ValueError if the shape does not fit; NONE takes every shape.
     """
     if how == NONE:
         return images.astype(jnp.float32)
@@ -89,8 +96,9 @@ def _moved(key: jax.Array, image: jax.Array, how: Augment) -> jax.Array:
     if not (how.rotate or how.shear) and how.scale == how.crop == (1.0, 1.0):
         return jnp.where(flipped, image[:, ::-1], image) if how.flip else image
 
-    # From a pixel (x, y) of the result back to the crop, both from their centres: scale, shear, rotation
-    # (counter-clockwise) and flip undone. In one small product, so that XLA does not take the tangent for every pixel.
+    # First map a pixel (x, y) of the result back to the crop, in coordinates from their centres: undo scale, shear,
+    # rotation (counter-clockwise) and flip. The matrices are multiplied first, so that XLA does not compute the sines
+    # for every pixel.
     angle = jnp.deg2rad(_draw(key, ROTATE, -how.rotate, how.rotate)) if how.rotate else jnp.float32(0)
     slant = jnp.tan(jnp.deg2rad(_draw(key, SHEAR, -how.shear, how.shear))) if how.shear else 0.0
     zoom = _draw(key, SCALE, *how.scale) if how.scale != (1.0, 1.0) else 1.0
@@ -99,9 +107,10 @@ def _moved(key: jax.Array, image: jax.Array, how: Augment) -> jax.Array:
     (xx, xy), (yx, yy) = jnp.dot(turn, lean, precision=jax.lax.Precision.HIGHEST)
     y, x = jnp.meshgrid(*(jnp.arange(n) - (n - 1) / 2 for n in (height, width)), indexing="ij")
     x, y = xx * x + xy * y, yx * x + yy * y
-    inside = (abs(y) <= height / 2) & (abs(x) <= width / 2)  # up to the outer edges of the outermost pixels, as PIL
+    inside = (abs(y) <= height / 2) & (abs(x) <= width / 2)  # up to the outer edges of the outermost pixels, as in PIL
 
-    # From the crop, again from its centre, to the image. A crop sees nothing beyond its box: there its edge repeats.
+    # Then map from the crop, in coordinates from its centre, to the image. Nothing beyond the crop's box is visible:
+    # there its edge repeats.
     tall, wide, top, left = jnp.float32(height), jnp.float32(width), jnp.float32(0), jnp.float32(0)
     if how.crop != (1.0, 1.0):
         area = _draw(key, AREA, *how.crop) * (height * width)
@@ -117,7 +126,7 @@ def _moved(key: jax.Array, image: jax.Array, how: Augment) -> jax.Array:
 
 
 def _recoloured(key: jax.Array, image: jax.Array, how: Augment) -> jax.Array:
-    """Brightness, contrast and saturation of one image (height, width, channels), cut to 0..255 after each."""
+    """One image (height, width, channels) with other brightness, contrast and saturation, cut to 0..255 after each."""
     if how.brightness:
         image = _clipped(image * _draw(key, BRIGHTNESS, 1 - how.brightness, 1 + how.brightness))
     if how.contrast:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """Whole batches in one pass. Raises ValueError if there is none."""
+    """The number of whole batches in one epoch. Raises ValueError if it is 0."""
     if batch_size > examples:
         raise ValueError(
             f"batch_size {batch_size} is more than the {examples} training examples: lower data.batch_size"
@@ -27,8 +27,8 @@ def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
 def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: int) -> np.ndarray:
     """Indices of the batches of steps start..stop-1, (steps, batch_size) int32.
 
-    Each epoch is a new permutation of (seed, epoch), its last incomplete batch left out; so a batch depends on
-    (seed, step) alone, whatever came before and however many devices there are.
+    Each epoch is a new permutation, a function of (seed, epoch), whose last incomplete batch is left out. So a batch
+    depends on (seed, step) alone: not on earlier steps, and not on the number of devices.
     """
     per_epoch = steps_per_epoch(examples, batch_size)
 

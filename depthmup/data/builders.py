@@ -1,4 +1,4 @@
-"""Data sets as TFDS builders. Preparing them needs no TensorFlow: images are given to TFDS as encoded files."""
+"""Our data sets as TFDS builders. Preparing them needs no TensorFlow, since TFDS gets the images as encoded files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNPACK = "unpack tiny-imagenet-200.zip anew"
 
 
 class Patches(tfds.core.GeneratorBasedBuilder):
-    """depthmup.data.patches as TFDS sees CIFAR-10."""
+    """The data set of depthmup.data.patches, with the features that TFDS gives to CIFAR-10."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -51,7 +51,8 @@ class Patches(tfds.core.GeneratorBasedBuilder):
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):
     """Tiny ImageNet: 200 classes of ImageNet, 500 training and 50 validation images of 64x64 pixels each.
 
-    The label is the place of the WordNet id in alphabetical order. The published test images have no labels.
+    The label is the place of the class's WordNet id in alphabetical order. The published test images have no labels
+    and are left out.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -79,19 +80,20 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
         folder = dl_manager.manual_dir / "tiny-imagenet-200"
         labels = labels_of(folder, self.CLASSES)
         if len(labels) == self.CLASSES:
-            self.info.features["label"].names = list(labels)  # TFDS writes them beside the data
-        # Both splits are listed before an image is written, so that a bad folder fails at once.
+            self.info.features["label"].names = list(labels)  # TFDS writes the names beside the data
+        # The files of both splits are listed before any image is written, so that a bad folder fails at once.
         files = {"train": train_files(folder, labels), "validation": validation_files(folder, labels)}
         return {split: self._generate_examples(listed) for split, listed in files.items()}
 
     def _generate_examples(self, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
         for path, label in files:
-            # The file's own bytes: TFDS does not look inside, so that grey JPEGs stay grey until they are decoded.
+            # TFDS gets the file's bytes and does not look inside, so that grey JPEGs stay grey until they are decoded.
             yield path.name, {"file_name": path.name, "image": io.BytesIO(path.read_bytes()), "label": label}
 
 
 def labels_of(folder: Path, classes: int) -> dict[str, int]:
-    """WordNet id -> label. Raises FileNotFoundError or ValueError if wnids.txt is not a list of different ids."""
+    """{WordNet id: label} from wnids.txt. Raises FileNotFoundError if the file is missing, ValueError if it is not a
+    list of at most `classes` different ids."""
     wnids = sorted(_lines(folder / "wnids.txt"))
     if not 0 < len(set(wnids)) == len(wnids) <= classes:
         raise ValueError(f"{folder / 'wnids.txt'} must list 1 to {classes} different ids, one a line: {UNPACK}")
@@ -99,7 +101,7 @@ def labels_of(folder: Path, classes: int) -> dict[str, int]:
 
 
 def train_files(folder: Path, labels: dict[str, int]) -> Files:
-    """train/<wnid>/images/<wnid>_<i>.JPEG. Raises ValueError if a class has none."""
+    """The training images train/<wnid>/images/<wnid>_<i>.JPEG. Raises ValueError if a class has no image."""
     files = []
     for wnid, label in labels.items():
         images = folder / "train" / wnid / "images"
@@ -111,9 +113,10 @@ def train_files(folder: Path, labels: dict[str, int]) -> Files:
 
 
 def validation_files(folder: Path, labels: dict[str, int]) -> Files:
-    """val/images/<name> for every line "name, wnid, box" of val/val_annotations.txt, tabs between.
+    """The validation images val/images/<name>: one for every line of val/val_annotations.txt, whose fields are name,
+    WordNet id and box, separated by tabs.
 
-    Raises ValueError if a line has no known wnid, FileNotFoundError if an image is not there.
+    Raises ValueError if a line has no known id, FileNotFoundError if an image is missing.
     """
     annotations, files = folder / "val" / "val_annotations.txt", []
     for line in _lines(annotations):
@@ -128,7 +131,7 @@ def validation_files(folder: Path, labels: dict[str, int]) -> Files:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a text file, without the empty ones."""
+    """The lines of a text file that are not empty."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {UNPACK}")
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]

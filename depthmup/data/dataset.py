@@ -1,4 +1,4 @@
-"""What a data set is: three splits, in memory or as records on disk, and how its pixels are normalized."""
+"""The types of a data set: three splits, in memory or as records on disk, and the normalization of its pixels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-HELD_OUT = 0.1  # share of the training examples that are the validation split where a data set has none
+HELD_OUT = 0.1  # share of the training examples that become the validation split of a data set without one
 
 
 class Split(NamedTuple):
@@ -21,16 +21,13 @@ class Split(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Encoded examples on disk, read one by one. It travels to worker processes: everything in it can be pickled.
+    """Encoded examples on disk, read one by one. Worker processes get a copy, so all fields can be pickled."""
 
-    source: random access to {"image": bytes, "label": int, ...}; order: (examples,) places in the source.
-    """
-
-    source: Any
-    order: np.ndarray
+    source: Any  # a sequence of records {"image": bytes, "label": int, ...} with random access
+    order: np.ndarray  # (examples,): the place in the source of each example
     classes: int
-    size: int  # side of the images that the network sees
-    name: str  # "imagenet2012, split train", for messages
+    size: int  # side in pixels of the images that the network sees
+    name: str  # for messages, such as "imagenet2012, split train"
 
     @property
     def examples(self) -> int:
@@ -38,15 +35,15 @@ class Records(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """mean, std: of the raw pixels, shapes that broadcast to one example; shape: of one example."""
+    """Three splits, all in memory or all on disk, and what is known about their examples."""
 
     train: Split | Records
     validation: Split | Records
     test: Split | Records
-    mean: np.ndarray
-    std: np.ndarray
-    shape: tuple[int, ...]
-    names: tuple[str, ...]  # of the classes
+    mean: np.ndarray  # mean of the raw pixels, which is subtracted; broadcasts to one example
+    std: np.ndarray  # standard deviation of the raw pixels, which divides; broadcasts to one example
+    shape: tuple[int, ...]  # shape of one example
+    names: tuple[str, ...]  # names of the classes
 
     @property
     def classes(self) -> int:
@@ -58,14 +55,15 @@ class Dataset(NamedTuple):
 
 
 def held_out(examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the training and of the validation examples: a fixed shuffle, whose last tenth is held out."""
+    """Places of the training and of the validation examples: a fixed shuffle, whose last tenth is for validation."""
     order = np.random.default_rng(0).permutation(examples).astype(np.int32)
     kept = examples - round(examples * HELD_OUT)
     return order[:kept], order[kept:]
 
 
 def checked(dataset: Dataset) -> Dataset:
-    """The data set itself. Raises ValueError if a split is empty, of another shape or not finite, or a label is off."""
+    """Returns the data set. Raises ValueError if a split is empty, has inputs of another shape or inputs that are not
+    finite, or has a label that is not the number of a class."""
     for name in ("train", "validation", "test"):
         split = getattr(dataset, name)
         if not split.examples:

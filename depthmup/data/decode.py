@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 CENTRE = 0.875  # side of the evaluation crop over the shorter side of the image
-RATIOS = (3 / 4, 4 / 3)  # of width to height of a random crop
+RATIOS = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
@@ -18,9 +18,10 @@ def decode(
 ) -> np.ndarray:
     """Bytes of an image file -> (size, size, 3) uint8.
 
-    Evaluation (rng None): the shorter side is resized to size / 0.875 and the centre cropped; an image that has the
-    right size already stays as it is. Training: a box of a share of the area drawn uniformly from `crop`, with a
-    log-uniform aspect ratio in [3/4, 4/3] and clipped to the image, is resized; crop (1, 1) does as evaluation does.
+    For evaluation (rng is None) the shorter side is resized to size / 0.875 and the centre is cropped; an image that
+    already has the right size stays as it is. For training a random box is cropped and resized: its share of the area
+    is uniform in `crop`, its aspect ratio is log-uniform in [3/4, 4/3], and it is clipped to the image. With crop
+    (1, 1) training does what evaluation does.
     """
     with Image.open(io.BytesIO(data)) as image:
         whole = image.size
@@ -31,7 +32,7 @@ def decode(
             box = all_of
         else:
             box = centre_box(*whole)
-        # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that leaves enough pixels: several times faster.
+        # Decoding a JPEG at 1/2, 1/4 or 1/8 of its size, where this leaves enough pixels, is several times faster.
         zoom = max(1e-9, min(1.0, size / min(box[2] - box[0], box[3] - box[1])))
         image.draft("RGB", (math.ceil(whole[0] * zoom), math.ceil(whole[1] * zoom)))
         shrunk = image.size[0] / whole[0], image.size[1] / whole[1]

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits inside scikit-learn: no download."""
+"""The 1,797 handwritten digits inside scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SPLIT_SIZES = (1437, 180, 180)  # train, validation, test
 
 
 def load() -> Dataset:
-    """Images of 8x8x1 pixels 0..16, split by a fixed shuffle.
+    """Images of 8x8x1 pixels with values 0..16, split by a fixed shuffle.
 
-    Normalized by the mean image and one standard deviation, so that |x|^2 / D is about 1.
+    The mean image and one standard deviation for all pixels normalize them, so that |x|^2 / D is about 1 for D pixels.
     """
     from sklearn.datasets import load_digits
 

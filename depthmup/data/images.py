@@ -14,15 +14,15 @@ from depthmup.data.dataset import Dataset, Records, Split, held_out
 
 
 class Source(NamedTuple):
-    """One data set of TFDS, or of our builders. mean, std: per channel, of pixels in 0..1."""
+    """One data set of TFDS, or of our builders."""
 
     classes: int
-    size: int  # side of the images that the network sees
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    test: str  # the split that is reported; validation is the last tenth of "train", by a fixed shuffle
-    in_memory: bool
-    manual: str = ""  # what cannot be downloaded by a program
+    size: int  # side in pixels of the images that the network sees
+    mean: tuple[float, float, float]  # per channel, of pixels in 0..1
+    std: tuple[float, float, float]  # per channel, of pixels in 0..1
+    test: str  # name of our test split in TFDS; our validation split is a tenth of "train"
+    in_memory: bool  # whether the decoded images fit in memory
+    manual: str = ""  # the files that somebody must download by hand
 
 
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), test="validation")
@@ -50,7 +50,8 @@ TFDS: dict[str, Source] = {
 
 
 def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
-    """The TFDS builder. data_dir None: TFDS's own, ~/tensorflow_datasets or $TFDS_DATA_DIR."""
+    """The TFDS builder of a data set. data_dir: its folder; None: TFDS's default, ~/tensorflow_datasets or
+    $TFDS_DATA_DIR."""
     import tensorflow_datasets as tfds
 
     if name in ("patches", "tiny_imagenet"):
@@ -62,14 +63,14 @@ def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
 
 
 def manual_folder(data_dir: str | os.PathLike[str]) -> Path:
-    """Where what a program cannot download is put by hand."""
+    """The folder for the files that somebody must download by hand."""
     return Path(data_dir) / "downloads" / "manual"
 
 
 def load(name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
     """A data set of TFDS. Raises ValueError, with the command that prepares it, if it cannot be read from disk.
 
-    image_size: side of the images of a data set that does not fit in memory, instead of the source's.
+    image_size: side of the images, for a data set that does not fit in memory; None: the size of its `Source`.
     """
     source = TFDS[name]
     if image_size and source.in_memory:
@@ -94,7 +95,8 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
 
 
 def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
-    """All records decoded, in their order; those that are corrupt left out if asked, and counted."""
+    """All records, decoded, in their order. skip_corrupt: leave out corrupt records and print how many they are,
+    instead of raising CorruptRecord."""
     from depthmup.data.stream import CorruptRecord, Examples
 
     examples = Examples(records, records.examples, 0, 1, skip_corrupt=skip_corrupt)
@@ -113,7 +115,7 @@ def _open(builder: Any, name: str, data_dir: str | None, split: str) -> Any:
 
     try:
         return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
-    except Exception as error:  # TFDS has several; what matters is what to do
+    except Exception as error:  # TFDS raises several types; the message says what to do about each cause
         command = f"python -m depthmup.data.prepare {name}"
         if not builder.is_prepared():
             option = f" --data_dir={data_dir}" if data_dir else ""

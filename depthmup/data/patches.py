@@ -1,8 +1,8 @@
-"""Patches of the ten colour photographs inside scikit-image and scikit-learn: which photograph? No download.
+"""Patches of the ten colour photographs inside scikit-image and scikit-learn; the class of a patch is its photograph.
 
-A photograph is divided into cells, and every cell belongs to one split; a patch lies inside one cell, so no pixel is in
-two splits. Size, orientation and order of the colour channels of a patch are random. Without the colours a linear model
-finds little; a convolutional network finds the texture.
+No download is needed. A photograph is divided into cells, and every cell belongs to one split; a patch lies inside one
+cell, so no pixel is in two splits. Size, orientation and order of the colour channels of a patch are random, so that
+colours tell little: a linear model learns little, and a convolutional network learns the texture.
 """
 
 from __future__ import annotations
@@ -29,41 +29,39 @@ FILES = {
     ),
     "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
 }
-NAMES = tuple(Path(file).stem for files in FILES.values() for file in files)  # of the classes
+NAMES = tuple(Path(file).stem for files in FILES.values() for file in files)  # names of the classes
 SPLIT_SIZES = {"train": 20_000, "validation": 2_000, "test": 2_000}
-SIDE = 32  # of an image, in pixels
-CROPS = (16, 32)  # sides of patches in the photograph, smallest and largest
-CELL = 48  # side of a cell in the photograph
-OWNERS = (0, 0, 0, 1, 2)  # splits of five neighbouring cells, in an order drawn anew for each five
+SIDE = 32  # side of an image, in pixels
+CROPS = (16, 32)  # smallest and largest side of a patch, in pixels of the photograph
+CELL = 48  # side of a cell, in pixels of the photograph
+OWNERS = (0, 0, 0, 1, 2)  # numbers of the splits of five neighbouring cells; each five are shuffled anew
 
 
 class Boxes(NamedTuple):
-    """Where and how patches are cut; (patches,) int64 each.
+    """Where and how patches are cut; each field is (patches,) int64 unless it says otherwise."""
 
-    photo: its number, the label; top, left, side: in pixels of the photograph; turns: quarter turns after that;
-    mirrored: 0 or 1, left to right after the turns; channels: (patches, 3), which of red, green, blue comes where.
-    """
-
-    photo: np.ndarray
-    top: np.ndarray
+    photo: np.ndarray  # number of the photograph, which is the label
+    top: np.ndarray  # in pixels of the photograph, as left and side are
     left: np.ndarray
     side: np.ndarray
-    turns: np.ndarray
-    mirrored: np.ndarray
-    channels: np.ndarray
+    turns: np.ndarray  # number of quarter turns
+    mirrored: np.ndarray  # 1: mirrored left-right after the turns; 0: not
+    channels: np.ndarray  # (patches, 3): the number of the photograph's channel that becomes each channel
 
 
 def load(image_size: int | None = None) -> Dataset:
-    """Images of 32x32x3 pixels 0..255, normalized by the mean and standard deviation of each channel.
+    """Images of 32x32x3 pixels with values 0..255, to be normalized by each channel's mean and standard deviation.
 
-    image_size: side of the images, a divisor of 32 (ValueError else): each pixel is then the mean of a square of them.
+    image_size: side of the images, a divisor of 32; each pixel is then the mean of a square of pixels. None: 32.
+    Raises ValueError for another image_size.
     """
     size = image_size or SIDE
     if SIDE % size:
         raise ValueError(f"data.image_size: patches are {SIDE}x{SIDE}, of which {size} is no divisor")
     splits = {name: Split(_smaller(images, size), labels) for name, (images, labels) in generate().items()}
     inputs = splits["train"].inputs
-    values = np.arange(256)  # moments from counts of values: an array of floats would take 500 MB and ten times as long
+    # The moments come from counts of the 256 values: an array of floats would take 500 MB and ten times as long.
+    values = np.arange(256)
     shares = np.stack([np.bincount(channel, minlength=256) for channel in inputs.reshape(-1, 3).T]) * 3 / inputs.size
     mean = shares @ values
     std = np.sqrt(shares @ values**2 - mean**2)
@@ -79,9 +77,9 @@ def _smaller(images: np.ndarray, size: int) -> np.ndarray:
 
 @functools.cache
 def generate() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """train, validation, test -> images (N, 32, 32, 3) uint8 and labels (N,) int32, read-only.
+    """{split: (images (N, 32, 32, 3) uint8, labels (N,) int32)}, read-only, for train, validation and test.
 
-    The same bits in every process. Raises FileNotFoundError if a photograph is not there.
+    Every process gets the same bits. Raises FileNotFoundError if a photograph is missing.
     """
     splits = {}
     for split, where in boxes().items():
@@ -93,7 +91,7 @@ def generate() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def boxes() -> dict[str, Boxes]:
-    """train, validation, test -> the boxes of its patches, in the order of the images."""
+    """{split: the boxes of its patches, in the order of its images} for train, validation and test."""
     drawn: dict[str, list[Boxes]] = {split: [] for split in SPLIT_SIZES}
     for photo, pixels in enumerate(photographs()):
         rng = np.random.default_rng((0, photo))
@@ -137,7 +135,7 @@ def photographs() -> tuple[np.ndarray, ...]:
 
     photos = []
     for package, files in FILES.items():
-        spec = importlib.util.find_spec(package)  # found, not imported: nothing that could start a download is run
+        spec = importlib.util.find_spec(package)  # does not import the package, which could start a download
         roots = spec.submodule_search_locations if spec else None
         for file in files:
             path = Path(roots[0] if roots else package) / file

@@ -1,4 +1,4 @@
-"""Batches of a data set for training and evaluation, and what a step does to their pixels on the device."""
+"""Batches of a data set for training and evaluation, and the preparation of their pixels on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split
 
 EVALUATION_BATCH = 256
-TRAIN_EVALUATED = 10_000  # of the training split its first, in an order that is random
+TRAIN_EVALUATED = 10_000  # The training split is evaluated on its first examples; the split's order is random.
 Batch = tuple[np.ndarray, np.ndarray]  # raw inputs (batch, ...), labels (batch,) int32
 
 
@@ -30,8 +30,8 @@ class Batches:
     batch_size: int
     seed: int = 0
     augment: Augment = NONE
-    workers: int = 0  # processes that decode what does not fit in memory; 0: threads of this one
-    skip_corrupt: bool = False
+    workers: int = 0  # number of processes that decode records from disk; 0: threads of this process decode
+    skip_corrupt: bool = False  # go on without records that cannot be read, instead of raising CorruptRecord
 
     def __post_init__(self) -> None:
         self.steps_per_epoch  # noqa: B018 - raises
@@ -41,13 +41,13 @@ class Batches:
         return steps_per_epoch(self.dataset.train.examples, self.batch_size)
 
     def indices(self, start: int, stop: int) -> np.ndarray:
-        """Of the training examples of steps start..stop-1, (steps, batch_size) int32."""
+        """The indices of the training examples of steps start..stop-1, (steps, batch_size) int32."""
         return batch_indices(self.dataset.train.examples, self.batch_size, start, stop, self.seed)
 
     def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
-        """The raw batches of steps start..stop-1, of a data set on disk already cropped.
+        """The raw batches of steps start..stop-1. Images of a data set on disk are already cropped.
 
-        shard: (number of this process, number of processes), each of which gets its part of every batch.
+        shard: (number of this process, number of processes); each process gets its part of every batch.
         """
         split = self.dataset.train
         if isinstance(split, Split):
@@ -68,9 +68,10 @@ class Batches:
         batch_size: int = EVALUATION_BATCH,
         shard: tuple[int, int] = (0, 1),
     ) -> Iterator[Batch]:
-        """The first examples of a split (None: all) in order; the last batch is filled up with labels -1.
+        """Batches of the first `examples` of a split (None: all) in order. The last batch is filled up with examples of
+        label -1.
 
-        shard: as for `train`.
+        shard: as in `train`.
         """
         count = min(examples or split.examples, split.examples)
         steps = -(-count // batch_size)
@@ -89,10 +90,10 @@ class Batches:
     def prepare(
         self, inputs: jax.Array, step: jax.Array | int | None = None, places: jax.Array | None = None
     ) -> jax.Array:
-        """Raw inputs -> what the network sees, inside the compiled step: augmented if a step is given, normalized.
+        """Raw inputs -> the network's inputs, inside the compiled step: augmented if `step` is given, then normalized.
 
-        Augmentation depends on (seed, step, place in the batch) only: it is the same for all trials.
-        places: of these inputs in the whole batch, (examples,) int; None: they are the whole.
+        Augmentation depends on (seed, step, place in the batch) only, so it is the same for all trials.
+        places: (examples,) int, the inputs' places in the whole batch; None: the inputs are the whole batch.
         """
         how = self.augment if self.dataset.in_memory else dataclasses.replace(self.augment, crop=(1.0, 1.0))
         if step is not None and how != NONE:
@@ -102,7 +103,7 @@ class Batches:
 
 
 def part_of(batch_size: int, shard: tuple[int, int]) -> slice:
-    """The places in a batch that a process has. shard: (its number, number of processes)."""
+    """The places in a batch that belong to one process. shard: (number of the process, number of processes)."""
     size = batch_size // shard[1]
     return slice(shard[0] * size, (shard[0] + 1) * size)
 

@@ -2,7 +2,7 @@
 
     python -m depthmup.data.prepare cifar10 [--data_dir=DIR]
 
-Once, ahead of training; some need TensorFlow for it (pip install tensorflow-cpu); reading never does.
+Do this once, before training. Some data sets need TensorFlow for it (pip install tensorflow-cpu); training never does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from depthmup.data.images import TFDS, builder_of, manual_folder
 
 
 def prepare(name: str, data_dir: str | None = None) -> Path:
-    """Write the data set as array_record; the folder it is in. Raises ValueError if that folder has another format."""
+    """Write the data set as array_record and return its folder. Raises ValueError if that folder has another format."""
     try:
         builder = builder_of(name, data_dir, file_format="array_record")
     except ValueError as error:

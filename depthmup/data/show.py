@@ -1,8 +1,8 @@
-"""Draw what the network sees: a grid of training images, augmented as in the first step, with their labels.
+"""Draw the network's inputs: a grid of training images, augmented as in the first step, with their labels.
 
     python -m depthmup.data.show --config=configs/patches_resnet.py --out=grid.png [--config.data.key=value ...]
 
-Under each row of augmented images are the same images as evaluation would see them.
+Under each row of augmented images the same images are drawn without augmentation, as in evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS, ROWS = 8, 4
 
 
 def grid(batches: Batches, path: str | Path) -> None:
-    """Up to COLUMNS x ROWS images of the first step's batch as a picture file."""
+    """Draw up to COLUMNS x ROWS images of the first step's batch into a picture file."""
     import matplotlib.pyplot as plt
 
     dataset = batches.dataset

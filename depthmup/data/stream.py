@@ -1,8 +1,8 @@
-"""Batches of what does not fit in memory: records read, decoded and batched by Grain, in worker processes.
+"""Batches of data sets that do not fit in memory: Grain reads, decodes and batches records in worker processes.
 
-A position counts examples since the first step: step * batch_size + place in the batch. What is at a position is a
-function of (seed, position), so that batches are the same for any number of processes and workers, and a run goes on
-at step k by asking for step k.
+A position counts examples since step 0: step * batch_size + place in the batch. The example at a position is a function
+of (seed, position). So batches are the same for any number of processes and workers, and a run resumes at step k by
+asking for step k.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from depthmup.data.dataset import Records
 from depthmup.data.decode import decode
 
 AHEAD = 2  # batches that each worker keeps ready
-TRIES = 100  # records tried in the place of a corrupt one
-PADDING = -1  # label of what fills up the last batch of an evaluation
+TRIES = 100  # number of records that are tried for one position before giving up
+PADDING = -1  # label of the examples that fill up the last batch of an evaluation
 Batch = tuple[np.ndarray, np.ndarray]  # images (batch, size, size, 3) uint8, labels (batch,) int32
 
 
 class CorruptRecord(ValueError):
-    """A record that cannot be read or is no image of a known class."""
+    """A record cannot be read, or is no image of a known class."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What Grain calls a random access source, of the examples of this process from first_step on; workers get it.
+    """The examples of this process from first_step to stop_step - 1, as a sequence with random access, which Grain
+    copies to its workers.
 
-    crop: of decode.decode, a range of shares of the area; None: evaluation, all examples once and in order, the last
-    batch filled up with label -1.
+    crop: for training, the range of shares of the area that `decode` takes. None is for evaluation: all examples once
+    and in order, and the last batch filled up with label -1.
     """
 
     records: Records
-    batch_size: int  # of all processes together
+    batch_size: int  # number of examples in a batch of all processes together
     first_step: int
     stop_step: int
     crop: tuple[float, float] | None = None
     seed: int = 0
     skip_corrupt: bool = False
-    shard: tuple[int, int] = (0, 1)  # this process, number of processes
+    shard: tuple[int, int] = (0, 1)  # (number of this process, number of processes)
 
     def __len__(self) -> int:
         return (self.stop_step - self.first_step) * (self.batch_size // self.shard[1])
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """{"image": (size, size, 3) uint8, "label": int32, "corrupt": records passed over, int32}."""
+        """{"image": (size, size, 3) uint8, "label": int32, "corrupt": number of records passed over, int32}."""
         process, processes = self.shard
         local = self.batch_size // processes
         step, place = divmod(number, local)
@@ -94,25 +95,26 @@ class Examples:
             if not 0 <= label < self.records.classes:
                 raise ValueError(f"its label {label} is not in 0..{self.records.classes - 1}")
             return decode(raw["image"], self.records.size, self.crop or (1.0, 1.0), rng), label
-        except Exception as error:  # whatever the reader or the decoder raises for bytes that are not right
+        except Exception as error:  # Readers and decoders raise many types for bad bytes.
             hint = "" if self.skip_corrupt else " (data.skip_corrupt=True goes on without it)"
             raise CorruptRecord(f"{self.records.name}: record {record}{name} cannot be used: {error}{hint}") from error
 
 
 def stream(examples: Examples, workers: int = 0) -> Iterator[tuple[Batch, int]]:
-    """Batches of this process, each with the number of corrupt records passed over for it.
+    """(batch, number of corrupt records that were passed over for it) for each batch of this process.
 
-    Reading and decoding happen in `workers` processes ahead of time, in threads of this process if 0. Raises ValueError
-    if processes do not share a batch evenly, CorruptRecord at a corrupt record.
+    `workers` processes read and decode ahead of time; if workers is 0, threads of this process do. Raises ValueError if
+    the processes cannot share a batch evenly, CorruptRecord at a corrupt record unless `examples` skips them.
     """
     processes = examples.shard[1]
     if examples.batch_size % processes:
         raise ValueError(f"batch_size {examples.batch_size} is not a multiple of the {processes} processes")
-    # Without an end: Grain's workers that reach one leave shared memory behind. They are closed instead.
+    # Grain's workers leave shared memory behind when they reach the end of the examples. So the examples have no end
+    # here, and the workers are closed instead.
     endless = dataclasses.replace(examples, stop_step=examples.stop_step + 2**30)
     batches = grain.MapDataset.source(endless).batch(examples.batch_size // processes)
     if workers:
-        if not flags.FLAGS.is_parsed():  # Grain's workers read flags of its own, which only some programs parse
+        if not flags.FLAGS.is_parsed():  # Grain's workers read absl flags, which only some programs parse.
             flags.FLAGS.mark_as_parsed()
         read = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
         ahead = batches.to_iter_dataset(read).mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD))
@@ -122,7 +124,7 @@ def stream(examples: Examples, workers: int = 0) -> Iterator[tuple[Batch, int]]:
     iterator = iter(ahead)
     try:
         for _, batch in zip(range(examples.stop_step - examples.first_step), iterator, strict=False):
-            # Copied, so that the memory it shares with a worker is given back at once.
+            # The batch is copied, so that the memory it shares with a worker is freed at once.
             images, labels, corrupt = np.array(batch["image"]), np.array(batch["label"]), int(batch["corrupt"].sum())
             del batch
             yield (images, labels), corrupt

@@ -1,4 +1,7 @@
-"""Optima, drifts, verdicts, power laws, rules for the learning rate, errors of finite size; numpy and scipy only."""
+"""Optima, drifts, verdicts, power laws, learning-rate rules, errors of finite size; with NumPy and SciPy only.
+
+Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md).
+"""
 
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size

@@ -1,4 +1,4 @@
-"""How fast the optimum moves with the size."""
+"""The drift: how fast the optimum moves with the size (width or depth)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from depthmup.fit.optimum import Optimum, half_width
 
 
 class Drift(NamedTuple):
-    """Slope of log2 optimum over log2 size, with its 95% interval; and the line's value at the first size."""
+    """The line through log2 optimum over log2 size; an octave is a factor of 2."""
 
-    octaves_per_doubling: float
-    low: float
+    octaves_per_doubling: float  # slope of the line
+    low: float  # ends of the slope's 95% interval
     high: float
-    intercept: float
+    intercept: float  # log2 optimum of the line at the first size that has an optimum
 
 
 def fitted_drift(sizes: Sequence[float], optima: Sequence[Optimum], seeds: int) -> Drift | None:
-    """Through the optima there are; None for fewer than two.
+    """The drift of the sizes that have an optimum; None if fewer than two sizes have one.
 
-    The error is the scatter of the optima between seeds, pooled over sizes, or that about the line where it is larger.
-    With one seed it is the latter alone; with two optima of one seed the interval is infinite. Where optima scatter
-    about a line more than seeds do, by simulation the interval holds the slope in 91 to 94 of 100 cases, and in fewer
-    if that scatter is much the larger; a stricter one would leave most sweeps of three sizes undecided.
+    The error of an optimum is estimated in two ways: from the scatter between seeds, pooled over sizes, and from the
+    scatter of the optima about the line. The larger estimate counts. With one seed only the scatter about the line is
+    known; with one seed and two optima neither is, and the interval is infinite.
+
+    Where optima scatter about the line more than seeds do, the interval held the slope in 91 to 94 of 100 simulations,
+    and in fewer where this scatter was much larger. A wider interval would leave most sweeps of three sizes undecided.
     """
     found = [
         (math.log2(s), math.log2(o.learning_rate), o.stderr)

@@ -13,11 +13,11 @@ from depthmup.fit.optimum import half_width
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
-TERMS = {"v": (1, 0), "m2": (2, 0), "k": (0, 2), "cross": (1, 1)}  # the powers of 1/N and 1/L that each falls with
+TERMS = {"v": (1, 0), "m2": (2, 0), "k": (0, 2), "cross": (1, 1)}  # the powers of 1/N and 1/L in each term
 
 
 class Coefficient(NamedTuple):
-    """Of one term, with its 95% interval."""
+    """The coefficient of one term, with its 95% interval."""
 
     value: float
     low: float
@@ -25,10 +25,12 @@ class Coefficient(NamedTuple):
 
 
 class FiniteSize(NamedTuple):
-    """Squared error to the limit = v/N + m2/N^2 + k/L^2 + cross/(N L); None for a term that was left out.
+    """Squared error to the limit = v/N + m2/N^2 + k/L^2 + cross/(N L), for width N and depth L.
 
-    v: N times the variance between seeds. m2, k: N^2 and L^2 times the squared biases of finite width and finite depth.
-    cross: N L times twice the product of the two biases, and how v changes with depth; may be negative.
+    A field is None if its term was left out.
+    v: N times the variance between seeds, in the limit of infinite depth.
+    m2: N^2 times the squared bias of finite width. k: L^2 times the squared bias of finite depth.
+    cross: N L times twice the product of the two biases, plus the part of v that falls as 1/L; may be negative.
     """
 
     v: Coefficient | None = None
@@ -37,7 +39,8 @@ class FiniteSize(NamedTuple):
     cross: Coefficient | None = None
 
     def predict(self, width: ArrayLike, depth: ArrayLike = math.inf, ensemble: int = 1) -> np.ndarray:
-        """Squared error of the mean over `ensemble` networks, which divides v; all of cross is taken for bias."""
+        """Squared error of the mean over `ensemble` networks. Averaging divides v by `ensemble`; cross counts as bias,
+        which averaging does not change."""
         sizes = np.broadcast_arrays(np.asarray(width, np.float64), np.asarray(depth, np.float64))
         values = np.array([0.0 if found is None else found.value for found in self])
         return _design(TERMS, *sizes) @ (values / [ensemble, 1, 1, 1])
@@ -56,21 +59,22 @@ class Estimate(NamedTuple):
 
 
 class EnsembleErrors(NamedTuple):
-    """squared_error, of one network, = variance, between seeds, + squared_bias, unbiased and so at times negative."""
+    """squared_error = variance + squared_bias."""
 
-    variance: Estimate
-    squared_bias: Estimate
-    squared_error: Estimate
+    variance: Estimate  # variance between seeds
+    squared_bias: Estimate  # squared error of the mean over infinitely many seeds; unbiased, so at times negative
+    squared_error: Estimate  # squared error of one network
 
 
 def ensemble_errors(predictions: ArrayLike, limit: ArrayLike) -> EnsembleErrors:
-    """The parts of the squared error, averaged over all axes but that of the seeds; standard errors by the jackknife.
+    """Variance, squared bias and squared error of networks' predictions, averaged over all axes but the seeds' axis.
 
     Args:
-      predictions: (seeds, ...) of networks of one width and depth.
-      limit: (...) what they tend to, such as a solver's prediction.
+      predictions: (seeds, ...), the predictions of networks of one width and depth.
+      limit: (...), the limit of the predictions, such as a solver's prediction.
 
-    The standard error of a squared bias that is small beside variance / seeds is up to sqrt(2) times too large.
+    Standard errors come from the jackknife (leaving out each seed in turn). Where the squared bias is small beside
+    variance / seeds, its standard error is up to sqrt(2) times too large.
     Raises ValueError for fewer than three seeds, shapes that do not fit, or values that are not finite.
     """
     values, aim = np.asarray(predictions, np.float64), np.asarray(limit, np.float64)
@@ -87,7 +91,7 @@ def ensemble_errors(predictions: ArrayLike, limit: ArrayLike) -> EnsembleErrors:
     squares = (centred**2).mean(axis=1)
     variance = float(squares.sum()) / (seeds - 1)
     squared_bias = float((mean**2).mean()) - variance / seeds
-    # The same without each seed in turn.
+    # The same estimates without each seed in turn, (seeds,).
     variances = (squares.sum() - squares * seeds / (seeds - 1)) / (seeds - 2)
     squared_biases = ((mean - centred / (seeds - 1)) ** 2).mean(axis=1) - variances / (seeds - 1)
     stderr = math.sqrt(seeds - 1) * np.std([variances, squared_biases, variances + squared_biases], axis=1)
@@ -101,26 +105,28 @@ def finite_size(
     stderr: ArrayLike | None = None,
     terms: Sequence[str] = (),
 ) -> FiniteSize:
-    """Least squares of v/N + m2/N^2 + k/L^2 + cross/(N L), v, m2 and k not negative (docs/theory.md section 5).
+    """Fit squared errors by v/N + m2/N^2 + k/L^2 + cross/(N L), least squares with v, m2 and k at least 0
+    (docs/theory.md section 5).
 
     Args:
-      widths, depths: (points,) N and L, positive, in any order. L is infinite where the errors are to the limit of the
-        networks' own depth; depths None: everywhere.
-      errors: (points,) mean squared errors to the limit, such as `EnsembleErrors.squared_error`.
-      stderr: (points,) their standard errors; None, or 0 at all of them: all are as accurate, relative to their size.
-      terms: those to fit, of "v", "m2", "k" and "cross"; (): all, or v and m2 if all depths are infinite.
+      widths, depths: (points,), the positive widths N and depths L in any order. Give L as infinite at points whose
+        errors are to the infinite-width limit at the networks' own depth; depths None: at all points.
+      errors: (points,), mean squared errors to the limit, such as `EnsembleErrors.squared_error`.
+      stderr: (points,), standard errors of `errors`. None, or 0 at all points: all errors have one relative accuracy.
+      terms: the terms to fit, of "v", "m2", "k" and "cross"; (): all, or v and m2 if all depths are infinite.
 
-    Without cross the law holds only where the product of the two biases is 0 on average. Variances alone (terms v) and
-    squared biases alone (m2, k, cross) may be fitted too, which tells each coefficient better than their sum does.
-    Rates are exponents: those of `power_law(widths, variances)`, or of N times the variance over depth.
+    Without cross the law holds only where the product of the two biases is 0 on average. You may also fit variances
+    alone (terms v) or squared biases alone (m2, k, cross), which determines each coefficient better than their sum
+    does. To measure a power itself, fit `power_law(widths, variances)`, or N times the variance over depth.
 
-    Points weigh 1 / s^2, with s a smooth function of the sizes through the standard errors: these themselves are small
-    where an error is small by chance, and would draw the fit there. Intervals come from the scatter about the unbounded
-    fit (t distribution with points - terms degrees), cut at 0 but for cross. In simulations (10 to 400 seeds, 12
-    points) they held the truth in 91 to 98 of 100 cases, but m2 in 69 and cross in 85 by squared biases of one output
-    in which width and depth cancel at some size: nothing smooth passes through the standard errors then.
-    Raises ValueError for sizes that are not positive, lengths that differ, errors that are not finite, or negative
-    without stderr, bad standard errors, unknown terms, and points too few or too much alike for the terms.
+    A point has weight 1 / s^2, where s is a smooth function of the sizes that is fitted to the standard errors: a
+    standard error itself is small where an error is small by chance, and would draw the fit to its point. Intervals
+    come from the scatter about the fit without bounds (t distribution with points - terms degrees of freedom) and are
+    cut at 0, except for cross. In simulations (10 to 400 seeds, 12 points) they held the truth in 91 to 98 of 100
+    cases. The exception are squared biases of a single output whose biases of width and depth cancel at some size: no
+    smooth function fits their standard errors, and the intervals held m2 in 69 and cross in 85 of 100 cases.
+    Raises ValueError for sizes that are not positive, lengths that differ, errors that are not finite (or are negative
+    without stderr), bad standard errors, unknown terms, or points too few or too much alike for the terms.
     """
     n, y = np.asarray(widths, np.float64), np.asarray(errors, np.float64)
     d = np.full_like(n, math.inf) if depths is None else np.asarray(depths, np.float64)
@@ -156,19 +162,20 @@ def finite_size(
 
 
 def _design(terms: Iterable[str], widths: np.ndarray, depths: np.ndarray) -> np.ndarray:
-    """(..., terms)."""
+    """The design matrix (..., terms): the value of each term at each size for a coefficient of 1."""
     return np.stack([widths ** -TERMS[term][0] * depths ** -TERMS[term][1] for term in terms], axis=-1)
 
 
 def _smooth(widths: np.ndarray, y: np.ndarray, stderr: np.ndarray) -> np.ndarray:
-    """(points,) log stderr as a line in log N, its coefficients lines in y; 0, which is no certainty, is left out."""
+    """A smooth function through the standard errors, (points,): log stderr = (a + b y) + (c + d y) log N. A standard
+    error of 0 is left out: it is an accident, not certainty."""
     x, used = np.log(widths), stderr > 0
     design = np.stack([np.ones_like(x), x, y, x * y], axis=1)
     return np.exp(design @ np.linalg.lstsq(design[used], np.log(stderr[used]))[0])
 
 
 def _missing(terms: Sequence[str], widths: np.ndarray, depths: np.ndarray) -> str:
-    """Which sizes to add, in words, so that the terms can be told apart; "" if they can."""
+    """The sizes to add, in words, so that the points can tell the terms apart; "" if they already can."""
     wider = np.full_like(widths, 2 * widths.max())
     deeper = np.full_like(depths, 2 * np.max(depths, where=np.isfinite(depths), initial=0.5))
     tries = {"": (widths, depths), "one more width": (wider, depths), "one more finite depth": (widths, deeper)}

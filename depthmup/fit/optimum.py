@@ -7,26 +7,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW = 5  # points of the grid in the local fit
-REDRAWS = 200
+WINDOW = 5  # number of grid points in the local fit
+REDRAWS = 200  # number of bootstrap samples of the seeds
 CONFIDENCE = 0.95
-FLOOR = 1e-12  # losses below are as good as 0; their logarithm is not
+FLOOR = 1e-12  # losses below count as 0, since their logarithms would outweigh all others
 
 
 class Optimum(NamedTuple):
-    """The best learning rate of one curve.
+    """The best learning rate of one curve (loss over learning rate). An octave is a factor of 2.
 
-    learning_rate: from the fit; None if the curve has no optimum inside the grid.
-    stderr: its standard error in octaves, from redraws of the seeds; NaN for a single seed or without an optimum.
-    reason: "" or why there is none ("at the lower edge of the grid", "at the upper edge of the grid", "never trains").
-    loss: the smallest seed-mean loss on the grid (losses capped).
-    low, high: 95% interval of learning_rate (t distribution with seeds - 1 degrees); NaN where stderr is.
+    learning_rate: the minimum of the fit; None if the curve has no optimum inside the grid.
+    stderr: standard error of learning_rate in octaves, from redraws of the seeds with replacement (the bootstrap); NaN
+        for a single seed or without an optimum.
+    reason: "" if there is an optimum, else why not ("at the lower edge of the grid", "at the upper edge of the grid",
+        "never trains").
+    loss: the smallest seed-mean loss on the grid, of losses cut at the cap.
+    low, high: 95% interval of learning_rate (t distribution with seeds - 1 degrees of freedom); NaN if stderr is NaN.
     cliff: octaves from the optimum up to the first larger learning rate of the grid at which a seed diverges; None if
-        none does, or without an optimum.
+        no seed diverges there, or without an optimum.
 
-    In simulations of smooth bowls, with 3 or 6 seeds, the interval held the optimum of infinitely many seeds in 95 to
-    99 of 100 cases. Where the five points of the fit reach a cliff that lies elsewhere for every seed it was 85 to 96
-    of 100 with 6 seeds and down to 66 with 3: what the drawn seeds do not show, redraws of them cannot.
+    In simulations of smooth curves, with 3 or 6 seeds, the interval held the optimum of infinitely many seeds in 95 to
+    99 of 100 cases. Where the five points of the fit reach a divergence cliff whose place differs between seeds, it
+    held the optimum in 85 to 96 of 100 cases with 6 seeds and in as few as 66 with 3: redraws cannot show what the
+    drawn seeds do not.
     """
 
     learning_rate: float | None
@@ -39,14 +42,14 @@ class Optimum(NamedTuple):
 
 
 def half_width(degrees: int) -> float:
-    """Half the 95% interval of Student's t with so many degrees of freedom, in standard errors; NaN for none."""
+    """Half the width of a 95% interval, in standard errors: Student's t with `degrees` of freedom; NaN for 0."""
     from scipy import special  # here, so that `import depthmup` stays light
 
     return float(special.stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Losses with divergence, and anything above `cap`, as `cap` (the largest finite loss if None)."""
+    """Losses cut at `cap` (None: the largest finite loss); NaN and infinity, which mean divergence, become the cap."""
     losses = np.asarray(losses, np.float64)
     finite = losses[np.isfinite(losses)]
     top = (finite.max() if finite.size else 1.0) if cap is None else cap
@@ -54,16 +57,20 @@ def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
 
 
 def optimum(lrs: np.ndarray, losses: np.ndarray, cap: float | None = None) -> Optimum:
-    """The minimum of log loss over log2 learning rate: a least-squares parabola through five points around it.
+    """The learning rate with the smallest loss: the vertex of a parabola of log loss over log2 learning rate, fitted by
+    least squares to the five grid points around the smallest loss.
 
     Args:
-      lrs: (points,) learning rates, positive, any order.
-      losses: (points,) or (points, seeds); NaN and infinity are divergence.
-      cap: losses are cut there; for cross-entropy ln(classes), chance. None: the largest finite loss.
+      lrs: (points,), positive learning rates in any order.
+      losses: (points,) or (points, seeds); NaN and infinity mean divergence.
+      cap: larger losses are cut to it; for cross-entropy, ln(classes), the loss of chance. None: the largest finite
+        loss.
 
-    The vertex is clipped to the five points. A smallest mean loss at an end of the grid is no optimum. A loss of 0,
-    such as an error of no example, counts as half the smallest other loss: its logarithm must not outweigh the rest.
-    Raises ValueError for bad shapes, learning rates that are not positive, or fewer than five points.
+    The parabola's vertex is clipped to the range of the five points. If the smallest mean loss is at an end of the
+    grid, there is no optimum. A loss of 0, such as the error where no example is wrong, counts as half the smallest
+    other loss, so that its logarithm does not outweigh the rest.
+    Raises ValueError for bad shapes, negative losses, learning rates that are not positive or not different, or fewer
+    than five points.
     """
     lrs = np.asarray(lrs, np.float64)
     losses = np.asarray(losses, np.float64)
@@ -98,17 +105,18 @@ def _none(reason: str, loss: float) -> Optimum:
 
 
 def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Natural logarithm of `capped` losses; 0, as an error may be, counts as half of the smallest other one."""
+    """Natural logarithms of the `capped` losses; a loss of 0 counts as half the smallest other loss."""
     cut = capped(losses, cap)
     positive = cut[cut > FLOOR]
     return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))
 
 
 def _vertices(x: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """(curves,): of every column of (points, curves) the parabola's vertex, clipped to the points it is fitted to."""
+    """(curves,): the vertex of the parabola of each column of means, (points, curves), clipped to the points that the
+    parabola is fitted to."""
     best = means.argmin(axis=0)
     first = np.clip(best - WINDOW // 2, 0, len(x) - WINDOW)
-    vertices = x[best]  # without a bowl the grid point is all that is known
+    vertices = x[best]  # A parabola without a minimum says nothing: then the best grid point stays.
     for start in np.unique(first):  # one fit for all curves that use the same points
         near, own = x[start : start + WINDOW], np.flatnonzero(first == start)
         centre = near[WINDOW // 2]
@@ -119,7 +127,8 @@ def _vertices(x: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 
 def _stderr(x: np.ndarray, log_loss: np.ndarray) -> float:
-    """Spread of the vertex over redraws of the seeds with replacement (their variance is (n - 1) / n too small)."""
+    """Standard deviation of the vertex over redraws of the n seeds with replacement, times sqrt(n / (n - 1)), since the
+    variance of redraws is too small by (n - 1) / n."""
     seeds = log_loss.shape[1]
     if seeds == 1:
         return math.nan

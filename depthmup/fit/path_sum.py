@@ -1,4 +1,4 @@
-"""PathSum of architecture-aware scaling: how the paths of a network add up to its learning rate."""
+"""PathSum of architecture-aware scaling: a rule for the learning rate from all paths through a network."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ def path_sum(edges: Iterable[tuple[Hashable, Hashable, int]], source: Hashable, 
     """P = sum over all paths p from `source` to `sink` of L_p^3; the rule is lr ~ P^(-1/2) (rules.md section 5).
 
     Args:
-      edges: (from, to, layers) of a graph without cycles; L_p adds up the layers along a path, each at least 0. Two
-        nodes may be joined by several edges, which are different ways.
+      edges: (from, to, layers) for every edge of a graph without cycles, with 0 layers or more. The length L_p of a
+        path is the sum of the layers of its edges. Several edges between the same two nodes make different paths.
 
-    Exact for any size: sums of L_p^k, k = 0..3, pass from node to node; paths, exponentially many, are never listed.
-    Raises ValueError for a cycle, negative layers, or a sink that no path reaches; TypeError for layers that are no
+    The sum is an exact integer. It passes sums of L_p^k, k = 0..3, from node to node, and never lists the paths, whose
+    number grows exponentially with depth.
+    Raises ValueError for a cycle, negative layers, or a sink that no path reaches; TypeError for layers that are not
     integers.
     """
     into: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
     for start, end, layers in edges:
-        layers = operator.index(layers)  # NumPy's integers would overflow
+        layers = operator.index(layers)  # a Python integer, since NumPy's integers would overflow
         if layers < 0:
             raise ValueError(f"layers must not be negative, got {layers} from {start!r} to {end!r}")
         into.setdefault(end, []).append((start, layers))
@@ -30,7 +31,7 @@ def path_sum(edges: Iterable[tuple[Hashable, Hashable, int]], source: Hashable, 
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         raise ValueError(f"the graph has a cycle through {error.args[1][0]!r}") from error
-    # Of each node that is reached, the sums of L_p^k over the paths to it; the path to the source itself has length 0.
+    # {node: sums of L_p^k, k = 0..3, over all paths from the source to the node}; the source's own path has length 0.
     moments: dict[Hashable, tuple[int, ...]] = {source: (1, 0, 0, 0)}
     for node in order:
         ways = [(moments[start], layers) for start, layers in into.get(node, ()) if start in moments]
@@ -47,7 +48,7 @@ def _longer(sums: tuple[int, ...], layers: int, k: int) -> int:
 
 
 def chain_path_sum(stages: Sequence[Sequence[int]]) -> int:
-    """`path_sum` of a chain; each stage gives the numbers of layers of its parallel ways.
+    """`path_sum` of a chain of stages; a stage lists the number of layers on each of its parallel ways.
 
     (1,) is a plain layer, (0, 1) a residual block of one layer, (1, 2) a block of two with a projection shortcut.
     """

@@ -13,7 +13,7 @@ from depthmup.fit.optimum import half_width
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
-# Paper B, section 4.2: two anchors, and the depths that the line through them predicts.
+# Paper B, section 4.2: {name: (two anchor depths, the depths that the line through the anchors predicts)}.
 SEGMENTS: dict[str, tuple[tuple[int, int], Sequence[int]]] = {
     "A": ((3, 4), range(5, 10)),
     "B": ((10, 11), range(12, 17)),
@@ -22,13 +22,13 @@ SEGMENTS: dict[str, tuple[tuple[int, int], Sequence[int]]] = {
 
 
 class PowerLaw(NamedTuple):
-    """lr = coefficient * depth^exponent; called with depths it gives learning rates.
+    """The fitted law lr = coefficient * depth^exponent. Calling it with depths returns their learning rates.
 
-    low, high: 95% interval of the exponent (t distribution with points - 2 degrees).
+    low, high: 95% interval of the exponent (t distribution with points - 2 degrees of freedom).
     r2: share of the (weighted) variance of log lr that the line explains; NaN if all learning rates are equal.
-    weighted: whether standard errors were used.
-    depths, learning_rates: (points,) used.
-    covariance: (2, 2) of (exponent, log2 coefficient), from the scatter about the line.
+    weighted: whether the fit used standard errors.
+    depths, learning_rates: (points,), the points of the fit.
+    covariance: (2, 2), of exponent and log2 coefficient, from the scatter about the line.
     """
 
     exponent: float
@@ -45,39 +45,40 @@ class PowerLaw(NamedTuple):
         return self.coefficient * np.asarray(depths, np.float64) ** self.exponent
 
     def band(self, depths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high): 95% band of the line at each depth; it says where the line is, not where an optimum may be."""
+        """(low, high): the 95% band of the line at each depth. It says where the line may be, not where a new optimum
+        may be, which scatters about the line."""
         x = np.log2(np.asarray(depths, np.float64))
         design = np.stack([x, np.ones_like(x)], axis=-1)
-        variance = np.maximum(((design @ self.covariance) * design).sum(axis=-1), 0)  # rounding: exact lines have none
+        variance = np.maximum(((design @ self.covariance) * design).sum(axis=-1), 0)  # Rounding may make it negative.
         factor = np.exp2(half_width(len(self.depths) - 2) * np.sqrt(variance))
         return self(depths) / factor, self(depths) * factor
 
 
 class Segment(NamedTuple):
-    """The line through two anchors in log-log, and what it predicts. relative_error: predicted / measured - 1."""
+    """The line through two anchors in log-log, and its predictions at other depths."""
 
     name: str
-    anchors: tuple[int, int]
+    anchors: tuple[int, int]  # depths
     exponent: float
-    depths: list[int]
-    predicted: list[float]
-    relative_error: list[float]
+    depths: list[int]  # the predicted depths
+    predicted: list[float]  # learning rate at each of `depths`
+    relative_error: list[float]  # predicted / measured - 1 at each of `depths`
 
 
 def power_law(depths: ArrayLike, lrs: Sequence[float | None], stderr: ArrayLike | None = None) -> PowerLaw:
     """Least squares of log2 learning rate over log2 depth (paper B, section 4.1).
 
     Args:
-      depths: (points,), positive, any order; one may occur more than once.
+      depths: (points,), positive, in any order; a depth may occur more than once.
       lrs: (points,), positive; None and NaN (no optimum inside the grid) are left out.
-      stderr: (points,) standard errors of log2 lr in octaves, such as `Optimum.stderr`. None, or NaN at a point used
-        (one seed), or 0 at all of them: an ordinary fit.
+      stderr: (points,), standard errors of log2 lr in octaves, such as `Optimum.stderr`. The fit is ordinary least
+        squares if stderr is None, NaN at a point that is used (one seed), or 0 at all points.
 
-    A point weighs 1 / (stderr^2 + mean stderr^2). Few seeds tell a standard error only roughly, and optima do not lie
-    on the line exactly: with the plain 1 / stderr^2 a standard error that is small by chance draws the line to its
-    point. In simulations (4 to 12 depths of equal noise) 95% intervals then hold the exponent in only 92 to 94 of 100
-    cases with 6 seeds and 79 to 92 with 3; with half the weight shared, in 94 to 95. Where the true noise grows 3-fold
-    over the depths it is 93 to 95 for the exponent and 91 to 93 for the band, no worse than the ordinary fit.
+    A point has weight 1 / (stderr^2 + mean stderr^2). The usual weight 1 / stderr^2 would be worse: few seeds determine
+    a standard error only roughly, and a standard error that is small by chance draws the line to its point. In
+    simulations (4 to 12 depths of equal noise) 95% intervals with weights 1 / stderr^2 held the exponent in only 92 to
+    94 of 100 cases with 6 seeds and 79 to 92 with 3; with our weights, in 94 to 95. Where the true noise grows 3-fold
+    over the depths, ours held the exponent in 93 to 95 and the band in 91 to 93 cases, no worse than the ordinary fit.
 
     Raises ValueError for depths or learning rates that are not positive, lengths that differ, negative standard
     errors, fewer than three points with an optimum, or depths that are all equal.
@@ -120,8 +121,8 @@ def segmented(
       depths, lrs: as in `power_law`, but every depth once.
       segments: name -> (two anchors, depths to predict).
 
-    Depths of a segment that were not measured, or have no optimum, are left out; so is a segment that lacks an anchor
-    or has nothing left to predict. Raises ValueError as `power_law` does, and for a depth that occurs twice.
+    A depth that was not measured or has no optimum is left out, and so is a segment that lacks an anchor or has no
+    depth left to predict. Raises ValueError as `power_law` does, and for a depth that occurs twice.
     """
     sizes, rates, _ = _points(depths, lrs)
     measured = dict(zip(sizes.tolist(), rates.tolist(), strict=True))
@@ -140,7 +141,7 @@ def segmented(
 
 
 def _points(depths: ArrayLike, lrs: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(depths, learning rates) of the points with an optimum, and which of all they are."""
+    """(depths, learning rates, used): the points with an optimum, and for every given point whether it is one."""
     sizes = np.asarray(depths, np.float64)
     rates = np.array([math.nan if lr is None else lr for lr in lrs], np.float64)
     if sizes.shape != rates.shape:
@@ -154,7 +155,7 @@ def _points(depths: ArrayLike, lrs: Sequence[float | None]) -> tuple[np.ndarray,
 
 
 def _variance(stderr: ArrayLike, used: np.ndarray) -> np.ndarray:
-    """(points used,) squared standard errors."""
+    """Squared standard errors of the points that are used."""
     errors = np.asarray(stderr, np.float64)
     if errors.shape != used.shape:
         raise ValueError(f"depths and standard errors differ in length: {used.shape} and {errors.shape}")

@@ -1,4 +1,4 @@
-"""What rules for the learning rate predict at every size from the one tuned at the smallest."""
+"""Rules that predict the best learning rate at every size from the best learning rate at the smallest size."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from depthmup.fit.transfer import Transfer, regret_at
 
 
 class Rule(NamedTuple):
-    """One rule against the optima that were found; lists have one entry per size.
+    """One rule, compared with the optima that were found; every list has one entry per size.
 
     predicted: learning rates; None where the rule has no prediction.
-    octaves_off: log2(predicted / optimum); None where either is missing.
-    regret: loss with the prediction minus the best loss; None where there is no prediction or `regret_at` gives none.
+    octaves_off: log2(predicted / optimum); None where the prediction or the optimum is missing.
+    regret: loss at the prediction minus the best loss; None without a prediction or where `regret_at` is None.
     tuned: index of the size that the prediction starts from.
     """
 
@@ -49,10 +49,11 @@ def predictions(
     path_sums: Mapping[float, int] | None = None,
     calibrated: Mapping[str, Mapping[float, float | None]] | None = None,
 ) -> dict[str, float | None]:
-    """{rule: learning rate at depth `target`}, if `learning_rate` is the best one at `depth`.
+    """{rule: learning rate at depth `target`}, given that `learning_rate` is the best one at `depth`.
 
-    Rules and arguments are those of `learning_rate_rules`, but for "fitted", which needs two tuned depths; None where
-    path_sums or calibrated lack a depth. Raises ValueError for values that are not positive.
+    `learning_rate_rules` explains the rules and the arguments; "fitted", which needs two tuned depths, is not among
+    them. A learning rate is None where path_sums or calibrated lack a depth. Raises ValueError for values that are not
+    positive.
     """
     ratio = target / depth
     result: dict[str, float | None] = {
@@ -73,17 +74,22 @@ def learning_rate_rules(
     path_sums: Mapping[float, int] | None = None,
     calibrated: Mapping[str, Mapping[float, float | None]] | None = None,
 ) -> list[Rule]:
-    """Every rule's predictions from (L0, lr0), the smallest size with an optimum; [] if no size has one.
+    """Every rule's predictions at all sizes; [] if no size has an optimum.
 
     Args:
-      result: sizes L with their optima.
+      result: sizes L with their optima. Predictions start from L0, the smallest size with an optimum, and its lr0.
       path_sums: {size: PathSum P} (see `path_sum`), or None.
-      calibrated: {name of a rule: {size: learning rate c}}, calibrations such as paper B's maximal update.
+      calibrated: {name of a rule: {size: learning rate c}} of calibrations such as paper B's maximal update.
 
-    Rules: "constant" lr0; "L^-1" lr0 L0/L; "L^-3/2" lr0 (L0/L)^(3/2) (paper B, theorem 3); "PathSum"
-    lr0 sqrt(P(L0)/P(L)) (rules.md section 5); "fitted" the line in log-log through the optima of all smaller sizes, at
-    least two; those of `calibrated` lr0 c(L)/c(L0). A size that path_sums or calibrated lacks has no prediction.
-    Raises ValueError if either lacks L0 or holds a value that is not positive.
+    The rules predict at size L:
+      "constant"   lr0
+      "L^-1"       lr0 L0/L
+      "L^-3/2"     lr0 (L0/L)^(3/2)  (paper B, theorem 3)
+      "PathSum"    lr0 sqrt(P(L0)/P(L))  (rules.md section 5)
+      "fitted"     the line in log-log through the optima of all smaller sizes, at least two
+      calibrated   lr0 c(L)/c(L0)
+    A rule has no prediction at a size that path_sums or calibrated lacks. Raises ValueError if one of them lacks L0 or
+    has a value that is not positive.
     """
     tuned = next((i for i, lr in enumerate(result.optimal_lr) if lr is not None), None)
     if tuned is None:
@@ -103,7 +109,8 @@ def learning_rate_rules(
 def _times(
     learning_rate: float, name: str, given: Mapping[float, float | None], power: float, depth: float, target: float
 ) -> float | None:
-    """learning_rate (given(target) / given(depth))^power. `math.log2` takes integers that no float holds."""
+    """learning_rate (given(target) / given(depth))^power, by logarithms: a PathSum may be too large for a float, and
+    `math.log2` takes integers of any size."""
     here, there = (_value(name, given, at) for at in (depth, target))
     if here is None or there is None:
         return None
@@ -118,7 +125,7 @@ def _value(name: str, given: Mapping[float, float | None], size: float) -> float
 
 
 def _extrapolated(result: Transfer, i: int) -> float | None:
-    """The line in log-log through the optima before size `i`, at size `i`."""
+    """The line in log-log through the optima of the sizes before size `i`, at size `i`; None for fewer than two."""
     x, y = np.log2(result.values), np.log2(np.array(result.optimal_lr[:i], np.float64))  # NaN for None
     found = ~np.isnan(y)
     if found.sum() < 2:

@@ -1,4 +1,4 @@
-"""When is the best learning rate of a curve settled, so that training need not go on to find it?"""
+"""The time from which on the best learning rate does not move: training longer is not needed to find it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def settled(lrs: ArrayLike, losses: ArrayLike, cap: float | None = None, band: float = 0.25) -> int | None:
-    """The first time from which on the optimum stays within `band` octaves of that at the last time.
+    """Index of the first time from which on the optimum stays within `band` octaves of the optimum at the last time.
 
     Args:
       lrs: (points,) learning rates, as in `optimum`.
-      losses: (times, points, seeds); NaN and infinity are divergence.
-      cap: losses are cut there (see `optimum`).
+      losses: (times, points, seeds); NaN and infinity mean divergence.
+      cap: larger losses are cut to it (see `optimum`).
 
-    An index into the times; None if the last one has no optimum. A time without an optimum is not within the band.
-    The question is that of paper A, appendix B.2 and figure B.3. Raises ValueError as `optimum` does.
+    None if the last time has no optimum. A time without an optimum counts as outside the band.
+    Paper A asks this in appendix B.2 and figure B.3. Raises ValueError as `optimum` does.
     """
     rates, of_times = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
     if of_times.ndim != 3 or not len(of_times):

@@ -1,4 +1,4 @@
-"""From rows of trials to one curve per size."""
+"""Groups the rows of a table of trials into one curve (loss over learning rate) per size."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ Row = Mapping[str, Any]
 
 
 class Curve(NamedTuple):
-    """The trials of one size. rates: (points,), rising; the others (points, seeds).
+    """The trials of one size."""
 
-    accuracy: on the validation split, NaN where a row has none; None if a row of the table lacks the column.
-    """
-
-    rates: np.ndarray
-    losses: np.ndarray
-    diverged: np.ndarray
-    accuracy: np.ndarray | None
+    rates: np.ndarray  # (points,), rising values of the hyperparameter
+    losses: np.ndarray  # (points, seeds)
+    diverged: np.ndarray  # (points, seeds), bool
+    accuracy: np.ndarray | None  # (points, seeds), of validation; NaN where unknown, None if a row lacks the column
 
 
 def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, Curve]:
-    """The curve of each size, sizes rising; the arguments and errors are those of `transfer`."""
+    """{size: its curve}, sizes rising; arguments and errors are the same as in `transfer`."""
     rows = list(table)
     if not rows:
         raise ValueError("the table is empty: there is no trial to judge")
@@ -56,7 +53,7 @@ def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -
 
 
 def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row]]:
-    """Of each value of the hyperparameter, rising, the rows of all seeds."""
+    """For each value of the hyperparameter, rising, the rows of all seeds in the order of `seeds`."""
     found: dict[tuple[float, Any], Row] = {}
     for row in rows:
         at = row[hyperparameter], row["seed"]

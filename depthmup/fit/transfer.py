@@ -1,4 +1,4 @@
-"""Does the best learning rate of the smallest size serve the larger ones? A verdict that can be wrong out loud."""
+"""The verdict on transfer: is the best learning rate of the smallest size also good at the larger sizes?"""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ BAND = 0.25  # octaves per doubling of the size
 
 
 class Transfer(NamedTuple):
-    """values: sizes; optimal_lr, regret: one each, None where there is none; drift: None with fewer than two optima.
+    """The result of `transfer`. Every list has one entry per size, sizes rising.
 
-    Rates are values of the hyperparameter, losses those of the measure (see `transfer`).
-    regret_accuracy: of each size the best seed-mean validation accuracy minus that with the smallest size's best
-    learning rate; None as for regret, and everywhere if a row lacks "validation_accuracy".
+    Learning rates are values of the hyperparameter, losses are values of the minimized measure (see `transfer`).
     """
 
-    values: list[float]
-    optimal_lr: list[float | None]
+    values: list[float]  # the sizes
+    optimal_lr: list[float | None]  # None for a size without an optimum
     optima: list[Optimum]
-    drift: Drift | None
-    regret: list[float | None]
-    learning_rates: list[np.ndarray]  # of each size, (points,)
-    losses: list[np.ndarray]  # of each size, (points, seeds)
+    drift: Drift | None  # None if fewer than two sizes have an optimum
+    regret: list[float | None]  # `regret_at` with the smallest size's best learning rate; None if that size has none
+    learning_rates: list[np.ndarray]  # (points,) each
+    losses: list[np.ndarray]  # (points, seeds) each
     verdict: str  # "transfers" | "does not transfer" | "inconclusive"
-    reason: str
-    diverged: list[np.ndarray]  # of each size, (points, seeds), bool
+    reason: str  # why this is the verdict, in words
+    diverged: list[np.ndarray]  # (points, seeds) each, bool
     cap: float | None
+    # The best seed-mean validation accuracy minus the one at the smallest size's best learning rate. None where
+    # `regret` is None, and everywhere if a row of the table lacks "validation_accuracy".
     regret_accuracy: list[float | None]
 
 
@@ -45,23 +45,24 @@ def transfer(
     hyperparameter: str = "learning_rate",
     measure: str = "loss",
 ) -> Transfer:
-    """Optimum per size, its drift, the regret of the smallest size's best learning rate, and the verdict.
+    """The optimum at each size, its drift over sizes, the regret of the smallest size's best learning rate, a verdict.
 
     Args:
       table: rows with `axis`, `hyperparameter`, "seed", `measure` and (if known) "diverged", "validation_accuracy".
-      axis: name of the size, such as "depth" or "width".
-      cap: losses are cut there (see `optimum`), in the units of what is minimized.
-      hyperparameter: the column whose optimum is followed, positive; "learning rate" below means its value.
+      axis: name of the column of sizes, such as "depth" or "width".
+      cap: larger losses are cut to it (see `optimum`); in the units of the minimized quantity.
+      hyperparameter: the column whose optimum is followed; its values are positive. "Learning rate" below means it.
       measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
 
-    Verdict, with d the drift in octaves per doubling: "transfers" if the 95% interval of d lies within +-0.25 and the
-    smallest size's best learning rate trains at every size; "does not transfer" if the interval excludes +-0.25, or
-    that learning rate diverges somewhere, or a size has no optimum inside the grid; else "inconclusive".
+    The verdict, with d the drift in octaves (factors of 2) per doubling of the size:
+      "transfers"          the 95% interval of d lies within +-0.25, and the smallest size's best learning rate trains
+                           at every size;
+      "does not transfer"  the interval lies outside of +-0.25, or that learning rate diverges at some size, or a
+                           size has no optimum inside the grid;
+      "inconclusive"       otherwise.
 
-    The drift's error is the scatter of the optima between seeds, pooled over sizes, or that of the optima about the
-    line where it is larger; with one seed only the latter is known, and with two sizes neither. Regret is loss minus
-    the best loss at that size, None where a seed diverges or the grid does not reach (see `regret_at`).
-    Sizes may have different learning rates (an adaptive sweep); each needs all seeds at each of its own.
+    `drift.fitted_drift` explains the interval of d; `regret_at` explains regret. Sizes may have different rates
+    (an adaptive sweep), but each size needs all seeds at each of its rates.
     Raises ValueError for an empty table, fewer than two sizes, a column or a seed that is missing, two rows for one
     trial, values of `axis` or `hyperparameter` that are not positive, or accuracies outside 0 to 1.
     """
@@ -92,10 +93,10 @@ def transfer(
 
 
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
-    """Loss at the grid point nearest to a learning rate minus the best loss, at size `i` (an index into values).
+    """At the size with index `i`: the loss at the grid point nearest to `learning_rate`, minus the best loss.
 
-    None if a seed diverges there, or if that point is more than half a grid step away: outside the grid, or in a gap of
-    one that an adaptive sweep has made.
+    None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
+    grid and in gaps of an adaptive sweep's grid.
     """
     rates = result.learning_rates[i]
     chosen = nearest(rates, learning_rate)
@@ -106,7 +107,7 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
 
 
 def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
-    """None as for `regret_at`, and where an accuracy is not known."""
+    """The best accuracy minus the accuracy at `learning_rate`; None as in `regret_at`, or if an accuracy is unknown."""
     if curve.accuracy is None:
         return None
     mean = np.where(curve.diverged, np.nan, curve.accuracy).mean(axis=1)
@@ -117,12 +118,12 @@ def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
 
 
 def nearest(rates: np.ndarray, rate: float) -> int:
-    """The number of the grid point, (points,), that is nearest to a rate in octaves."""
+    """The index of the grid point in rates, (points,), that is nearest to `rate` in octaves."""
     return int(np.argmin(np.abs(np.log2(rates) - math.log2(rate))))
 
 
 def _on_grid(rates: np.ndarray, rate: float) -> bool:
-    """Whether a rate is at most half of the smallest step of the grid, (points,), rising, away from it."""
+    """Whether `rate` is at most half of the grid's smallest step away from a grid point. rates: (points,), rising."""
     x = np.log2(rates)
     return bool(np.abs(x - math.log2(rate)).min() <= 0.5 * np.diff(x).min() + 1e-9)
 
@@ -136,7 +137,7 @@ def _verdict(
     drift: Drift | None,
     diverges_at: list[float],
 ) -> tuple[str, str]:
-    """(verdict, reason); name: of the hyperparameter, in words."""
+    """(verdict, reason). name: the hyperparameter's name in the reason."""
     without = [f"{axis} {size:g}: {o.reason}" for size, o in zip(sizes, optima, strict=True) if o.reason]
     if without:
         return "does not transfer", "no optimum at " + "; ".join(without)

@@ -1,4 +1,7 @@
-"""Measurements on networks; never imports `train`: it takes step functions."""
+"""Measurements on networks. This package never imports `train`: it takes the functions to measure as arguments.
+
+Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md).
+"""
 
 from depthmup.measure.coordinate_check import CoordinateReport, Slope, coordinate_check
 from depthmup.measure.kernels import (

@@ -1,4 +1,4 @@
-"""Coordinate check: does one training step move the features by an amount that depends on width or depth?"""
+"""Coordinate check: does the change of the features in a few training steps depend on width or depth?"""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from depthmup.parameterization import at_least_one
 
 
 class Slope(NamedTuple):
-    """Slope of log2 RMS change of a quantity over log2 of the axis, with its 95% interval over seeds.
+    """The slope of log2 RMS change of a quantity over log2 size, with its 95% interval over seeds."""
 
-    sizes: along the axis; changes: (sizes, seeds) RMS changes since initialization. judged: does the verdict use it?
-    """
-
-    axis: str
-    group: str
-    quantity: str
-    step: int
+    axis: str  # "width" or "depth"
+    group: str  # the group of parameters that was trained, or "all"
+    quantity: str  # what changed: "hidden", "logits" or another key of `Probe.features`
+    step: int  # number of training steps
     slope: float
     low: float
     high: float
-    judged: bool
-    ok: bool
-    sizes: tuple[int, ...]
-    changes: np.ndarray
+    judged: bool  # whether the verdict uses this slope
+    ok: bool  # whether the slope is within the tolerance
+    sizes: tuple[int, ...]  # widths or depths
+    changes: np.ndarray  # (sizes, seeds), RMS changes since initialization
 
 
 class CoordinateReport(NamedTuple):
-    """`ok`, `str(report)` (a table) and `plot(path)`; `slopes` holds everything."""
+    """The result of a coordinate check: all slopes, `ok`, `str(report)` (a table) and `plot(path)`."""
 
     title: str
     slopes: list[Slope]
@@ -75,20 +72,23 @@ def coordinate_check(
     title: str = "coordinate check",
     progress: Callable[[str], None] = lambda message: None,
 ) -> CoordinateReport:
-    """Train each group of parameters alone, and all together, for a few steps; slopes of the features' RMS change.
+    """Train each group of parameters alone, and all together, for a few steps, at several widths and depths; report the
+    slopes of the features' RMS change over width and depth. In a correct parameterization the slopes are near 0.
 
     Args:
       probe_at: (width, depth) -> Probe; see `probe`. Take small learning rates: saturation hides slopes.
-      widths: checked at `depth`; depths: checked at `width`. An axis needs at least two values.
-      steps: numbers of steps after which the change is measured.
-      tolerance: a judged slope beyond this is not ok.
+      widths: the widths to compare, at depth `depth`. depths: the depths to compare, at width `width`. An axis with
+        fewer than two values is not checked.
+      steps: numbers of training steps after which the change is measured.
+      tolerance: a judged slope is ok if its absolute value is at most this.
 
-    What is judged: the change of "hidden", except that of "logits" for what does not move "hidden" (the readout, a norm
-    before it, scalars), and along depth for vectors in branches (norms act on the features mainly through random
-    weights, whose sum over blocks has a slope of its own). A judged group that did not move is not ok: behind a readout
-    that starts at 0 nothing moves in the first step, so take steps=(2, 10) there. The other slopes are shown: those of
-    logits along width are below 0 while 1/width noise still adds to them. Source: docs/rules.md section 0, last
-    paragraph.
+    For most groups the slope of "hidden" is judged. The slope of "logits" is judged instead for groups that do not move
+    "hidden" (the readout, a norm before it, scalars), and along depth for vectors in branches: norms act on the
+    features mainly through random weights, whose sum over blocks has a slope of its own. A judged group that did not
+    move is not ok. If the readout starts at 0 nothing else moves in the first step, so take steps=(2, 10) then.
+
+    The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
+    the logits. Source: docs/rules.md section 0, "How to make a coordinate check".
 
     Raises ValueError if no axis has two values, a value is below 1, or "hidden" or "logits" is missing.
     """

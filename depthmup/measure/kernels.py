@@ -1,4 +1,4 @@
-"""Kernels of finite networks: H, Phi and G of features and gradients; and how far two kernels are apart."""
+"""Kernels of finite networks (H, Phi and G, of features and gradients), and distances between kernels."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Forward = Callable[[PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]
 
 
 class NetworkFields(NamedTuple):
-    """Of every layer l = 0..L: h^l and phi(h^l), (examples, units); g^l, (examples x outputs, units)."""
+    """Features and gradients of a network: one array per layer l = 0..L in each list."""
 
-    h: list[jax.Array]
-    phi: list[jax.Array]
-    g: list[jax.Array]
+    h: list[jax.Array]  # h^l, (examples, units)
+    phi: list[jax.Array]  # phi(h^l), (examples, units)
+    g: list[jax.Array]  # g^l, (examples x outputs, units)
 
 
 class NetworkKernels(NamedTuple):
-    """H^l and Phi^l, (L+1, examples, examples); G^l, (L+1, examples x outputs, examples x outputs)."""
+    """Kernels of a network, one per layer l = 0..L."""
 
-    H: jax.Array
-    Phi: jax.Array
-    G: jax.Array
+    H: jax.Array  # kernels of h^l, (L+1, examples, examples)
+    Phi: jax.Array  # kernels of phi(h^l), (L+1, examples, examples)
+    G: jax.Array  # kernels of g^l, (L+1, examples x outputs, examples x outputs)
 
 
 def network_fields(
@@ -33,18 +33,19 @@ def network_fields(
 ) -> NetworkFields:
     """h^l, phi(h^l) and g^l = gamma_0 N dF/dh^l of every layer, l = 0..L; docs/theory.md section 0.
 
-    N is the number of entries of one example's h^l: positions of images and tokens count as units. Rows of g^l are the
-    outputs of one example next to each other. `feature_kernels` of a field is its kernel; of the fields of two times,
-    one after the other, the kernel between the times.
+    N is the number of entries of one example's h^l: positions of images and tokens count as units. In g^l the rows of
+    one example's outputs are next to each other. `feature_kernels` turns a field into its kernel; give it the fields of
+    two times, concatenated along the examples, for the kernel between the times.
 
     Args:
       forward: (params, x, shifts) -> (outputs (examples,) or (examples, outputs), states). The leaves of `states` are
-        h^0..h^L, (examples, ...), in the order of depth (JAX sorts a dict by its keys); shifts is the same tree, of
-        what is added to each state before anything is computed from it (else g is 0), or None. For models of ours:
-        `model.forward(factors)`. In Equinox, NNX or plain JAX write the pass as a loop: `h = block(h)`, then `h = h if
-        shifts is None else h + shifts[l]`, then `states.append(h)`. Examples must not act on each other.
+        h^0..h^L, (examples, ...), in the order of depth (JAX sorts a dict by its keys). `shifts` is None or a tree like
+        `states`; forward must add each of its arrays to its state before it computes anything from the state (otherwise
+        g is 0). For our models forward is `model.forward(factors)`. In Equinox, NNX or plain JAX write the forward pass
+        as a loop: `h = block(h)`, then `h = h if shifts is None else h + shifts[l]`, then `states.append(h)`. Examples
+        must not act on each other.
       phi: the activation, such as `model.phi`.
-      gamma0: that of F = w.psi / (gamma_0 N), which is the parameterization's if its base width is 1.
+      gamma0: gamma_0 in F = w.psi / (gamma_0 N); it equals the parameterization's gamma0 if the base width is 1.
 
     Raises ValueError if forward returns something else.
     """
@@ -57,7 +58,8 @@ def network_fields(
             raise ValueError(f"each state must be (examples, ...), got {h.shape} for inputs {x.shape}")
     zeros = jax.tree.map(lambda h: jnp.zeros(h.shape, h.dtype), shapes[1])
 
-    def summed(shifts: PyTree) -> tuple[jax.Array, PyTree]:  # over examples: each moves with its own shift only
+    # An example's outputs depend on its own shifts only, so the sum over examples has each example's gradient.
+    def summed(shifts: PyTree) -> tuple[jax.Array, PyTree]:
         outputs, states = forward(params, x, shifts)
         return outputs.reshape(len(x), -1).sum(axis=0), states
 
@@ -71,32 +73,34 @@ def network_fields(
 def network_kernels(
     forward: Forward, params: PyTree, x: jax.Array, *, phi: Callable[[jax.Array], jax.Array], gamma0: float = 1.0
 ) -> NetworkKernels:
-    """H^l, Phi^l and G^l of a finite network, as `theory` has them in the limit; arguments as in `network_fields`.
+    """H^l, Phi^l and G^l of a finite network, whose infinite-width limits `theory` computes.
 
-    May be jitted, and mapped over seeds of params. Test and training examples: give both as one x.
+    Arguments as in `network_fields`. The function may be jitted, and vmapped over params of several seeds. For kernels
+    between test and training examples, give both in one x.
     """
     fields = network_fields(forward, params, x, phi=phi, gamma0=gamma0)
     return NetworkKernels(*(feature_kernels(field) for field in fields))
 
 
 def feature_kernels(states: Sequence[jax.Array]) -> jax.Array:
-    """H^l = h^l h^l^T / units of every layer, (layers, examples, examples); each h^l is (examples, ...).
+    """H^l = h^l h^l^T / units for every layer, (layers, examples, examples), in float32 or wider (docs/theory.md 0).
 
-    docs/theory.md section 0; the positions of images and tokens count as units. In float32 or wider.
+    states: h^l, (examples, ...) each; positions of images and tokens count as units.
     """
     flat = [h.reshape(len(h), -1).astype(jnp.promote_types(h.dtype, jnp.float32)) for h in states]
     return jnp.stack([h @ h.T / h.shape[1] for h in flat])
 
 
 def distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """|a - b| / |b|, Frobenius, of kernels on the last two axes, such as to the limit: (..., P, P) twice -> (...)."""
+    """|a - b| / |b| with Frobenius norms over the last two axes: two kernels (..., P, P) -> (...)."""
     return jnp.linalg.norm(a - b, axis=(-2, -1)) / jnp.linalg.norm(b, axis=(-2, -1))
 
 
 def alignment(a: jax.Array, b: jax.Array, *, centred: bool = False) -> jax.Array:
-    """<a, b> / (|a| |b|), Frobenius, of kernels on the last two axes: (..., P, P) twice -> (...); 1 for multiples.
+    """<a, b> / (|a| |b|) with Frobenius products over the last two axes: two kernels (..., P, P) -> (...). It is 1 if a
+    is a positive multiple of b.
 
-    centred: of the kernels of features less their mean over examples (linear CKA; Kornblith et al. 2019).
+    centred: first subtract from the features their mean over examples (linear CKA; Kornblith et al. 2019).
     """
     if centred:
         for axis in (-1, -2):
@@ -105,11 +109,11 @@ def alignment(a: jax.Array, b: jax.Array, *, centred: bool = False) -> jax.Array
 
 
 def kernel_movement(before: jax.Array, after: jax.Array) -> jax.Array:
-    """|H_after - H_before| / |H_before|, Frobenius, of every layer: (layers, P, P) twice -> (layers,)."""
+    """|H_after - H_before| / |H_before| of every layer (Frobenius norms): two kernels (layers, P, P) -> (layers,)."""
     return distance(after, before)
 
 
 def check_outputs(what: str, outputs: Any, x: jax.Array) -> None:
-    shape: tuple[int, ...] = getattr(outputs, "shape", ())  # of one array, not a tree
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())  # A tree has no shape and fails the test below.
     if len(shape) not in (1, 2) or shape[0] != len(x):
         raise ValueError(f"{what} must return (examples,) or (examples, outputs), got {outputs} for inputs {x.shape}")

@@ -1,4 +1,4 @@
-"""The maximal-update learning rate: how far one step of unit learning rate moves every layer (AM-muP)."""
+"""The maximal-update learning rate of AM-muP: the learning rate whose first step changes the layers by 1 on average."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ import optax
 from depthmup.parameterization import at_least_one, unknown
 
 PyTree = Any
-AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of (..., layers)
+AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
     "arithmetic": lambda s: s.mean(axis=-1),
     "geometric": lambda s: np.exp(np.log(s).mean(axis=-1)),
     "harmonic": lambda s: 1 / (1 / s).mean(axis=-1),
     "sum": lambda s: s.sum(axis=-1),
 }
-SHOWN = 9  # layers, at most, in str()
-DEEP = 0.05  # depth over width above which finite width disturbs the result (docs/theory.md section 6a)
+SHOWN = 9  # largest number of layers in str()
+DEEP = 0.05  # ratio of depth to width above which finite width disturbs the result (docs/theory.md section 6a)
 
 
 class MaximalUpdate(NamedTuple):
-    """S_l = eta^2 s_l, the mean square change of layer l in one step of learning rate eta, to first order in eta.
+    """Mean square changes of the layers. One step of learning rate eta changes the output z^l of layer l by S_l = eta^2
+    s_l in mean square, if changes are linear in eta."""
 
-    per_seed: s_l, (seeds, layers). mean_squares: of the layers themselves, likewise. average: over layers, a name in
-    AVERAGES.
-    """
-
-    per_seed: np.ndarray
-    mean_squares: np.ndarray
-    average: str = "arithmetic"
+    per_seed: np.ndarray  # s_l, (seeds, layers)
+    mean_squares: np.ndarray  # <(z^l)^2> of the layers' outputs themselves, (seeds, layers)
+    average: str = "arithmetic"  # the average over layers, a name in AVERAGES
 
     @property
     def per_layer(self) -> np.ndarray:
-        """s_l, (layers,): the median over seeds."""
+        """The median of s_l over seeds, (layers,)."""
         return np.median(self.per_seed, axis=0)
 
     @property
     def mean(self) -> float:
-        """s, the average over layers: the median over seeds, since a few seeds of deep narrow networks are far off."""
+        """s, the average of s_l over layers: the median over seeds, since a few seeds of deep narrow networks are far
+        off."""
         return float(np.median(self._means))
 
     @property
@@ -52,22 +50,24 @@ class MaximalUpdate(NamedTuple):
 
     @property
     def stderr(self) -> float:
-        """Standard error of log2 eta*, in octaves, from the scatter of seeds; NaN for one seed."""
+        """Standard error of log2 eta*, in octaves (factors of 2), from the scatter of seeds; NaN for one seed."""
         rates = -0.5 * np.log2(self._means)
         if len(rates) == 1:
             return float("nan")
-        return float(np.sqrt(np.pi / 2) * rates.std(ddof=1) / np.sqrt(len(rates)))  # of a median
+        # A median's standard error is sqrt(pi / 2) times a mean's.
+        return float(np.sqrt(np.pi / 2) * rates.std(ddof=1) / np.sqrt(len(rates)))
 
     @property
     def relative(self) -> MaximalUpdate:
-        """The same for changes relative to each layer's own size, s_l / <(z^l)^2>: the better guide where features grow
-        with depth (docs/laws.md; ours, not the paper's)."""
+        """The same measurement with changes relative to each layer's size, s_l / <(z^l)^2>. It is the better guide
+        where features grow with depth (docs/laws.md). The idea is ours, not the paper's."""
         return self._replace(per_seed=self.per_seed / self.mean_squares, mean_squares=np.ones_like(self.mean_squares))
 
     def merged(self, blocks: Sequence[int]) -> MaximalUpdate:
-        """Consecutive layers as one: the sum of their s_l, and of their mean squares (paper B, A6, block energy).
+        """Merge consecutive layers into blocks: s_l and mean squares are summed in each block (paper B, A6, "block
+        energy").
 
-        blocks: how many layers each has. Raises ValueError if they are not all layers.
+        blocks: number of layers of each block. Raises ValueError if the numbers do not add up to all layers.
         """
         if sum(blocks) != self.per_seed.shape[1] or min(blocks) < 1:
             raise ValueError(f"blocks of {list(blocks)} layers: there are {self.per_seed.shape[1]} layers")
@@ -76,7 +76,8 @@ class MaximalUpdate(NamedTuple):
         return self._replace(per_seed=per_seed, mean_squares=own)
 
     def split(self, parts: Sequence[int]) -> MaximalUpdate:
-        """Each layer as so many, with an equal share of its s_l each; `merged(parts)` undoes it."""
+        """Split layer l into parts[l] layers, each with an equal share of its s_l and mean square. `merged(parts)`
+        undoes it. Raises ValueError unless parts has a number of at least 1 for every layer."""
         if len(parts) != self.per_seed.shape[1] or min(parts) < 1:
             raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
         per_seed, own = (np.repeat(of / np.asarray(parts), parts, axis=1) for of in (self.per_seed, self.mean_squares))
@@ -107,25 +108,26 @@ def maximal_update(
     average: str = "arithmetic",
     seeds: int = 8,
 ) -> MaximalUpdate:
-    """The learning rate at which one step moves the layers by 1 on average, from a gradient and a jvp for each seed.
+    """The learning rate whose first step changes the layers by 1 on average, from a gradient and a jvp for each seed.
 
     v = the optimizer's first step on `loss` with learning rate 1;  dz = d/d eta z(theta + eta v) at eta = 0;
     s_l = <(dz^l)^2> over examples and units;  eta* = (average_l s_l)^(-1/2).  docs/theory.md section 6 (paper B, 3.1).
-    Linearised: at eta* itself the true average is .3 to .85, since a step of that size is no longer small.
+    The change is linearised. The true average at eta* is .3 to .85, since a step of this size is no longer small.
 
     Args:
-      activations: (parameters, batch) -> the z^l in the order of depth, as a list or tuple (JAX sorts a dict by its
-        keys); count the read-in's output and every block's. z^l: (examples, ..., units).
+      activations: (parameters, batch) -> the layers' outputs z^l, (examples, ..., units) each, as a list or tuple in
+        the order of depth (JAX sorts a dict by its keys): the output of the read-in and of every block.
       loss: (parameters, batch) -> scalar.
-      init: PRNG key -> parameters, with the init that is trained with.
-      batch: of the step; probe: where the change is looked at, the same if None.
-      optimizer: with a learning rate of 1, such as `dm.optimizer(p, specs, "adam", learning_rate=1.0)`; None: SGD.
-      layers: which z^l count; None: all.
+      init: PRNG key -> parameters as training starts with them.
+      batch: the batch of the step.
+      probe: the batch on which the change is measured; None: the batch of the step.
+      optimizer: of learning rate 1, such as `dm.optimizer(p, specs, "adam", learning_rate=1.0)`; None: SGD.
+      layers: indices of the z^l that count; None: all.
       average: "arithmetic" (AM-muP), "geometric", "harmonic" or "sum".
-      seeds: of `init`.
+      seeds: number of initializations.
 
-    Warns where the depth (activations but one) is above .05 of the width: one seed then says little. Raises ValueError
-    for an unknown average, or if nothing moves or a change is not finite.
+    Warns if the depth (number of activations minus 1) is above .05 times the width: one seed then says little. Raises
+    ValueError for an unknown average, or if no layer moves or a change is not finite.
     """
     if average not in AVERAGES:
         raise unknown("average", average, AVERAGES)
@@ -147,14 +149,14 @@ def maximal_update(
 
 
 def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction: PyTree) -> jax.Array:
-    """(2, layers): s_l, the mean square of the change of each activation for a step along `direction`, linearised; and
-    that of the activation itself."""
+    """(2, layers): first s_l, the mean square of each activation's linearised change for a step along `direction`; then
+    the mean square of each activation itself."""
     values, changes = jax.jvp(activations, (params,), (direction,))
     return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(of)]) for of in (changes, values)])
 
 
 def checked(found: MaximalUpdate) -> MaximalUpdate:
-    """Raises ValueError if there is no learning rate to be had."""
+    """Returns `found`. Raises ValueError if its average change is 0 or not finite: no learning rate follows then."""
     if not 0 < found.mean < np.inf:
         still = np.flatnonzero(found.per_layer == 0).tolist()
         what = f"does not move layer {', '.join(map(str, still))}" if still else "is not finite"

@@ -1,4 +1,4 @@
-"""The NTK of finite networks, by structured derivatives where layers are dense."""
+"""The neural tangent kernel (NTK) of finite networks; for dense layers without forming the gradients of weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from depthmup.parameterization import at_least_one, unknown
 from depthmup.specs import flatten_shapes
 
 PyTree = Any
-INPUTS, SHIFTS = "dense_inputs", "dense_shifts"  # collections that `linen_dense` writes
+INPUTS, SHIFTS = "dense_inputs", "dense_shifts"  # names of the Flax collections that `linen_dense` writes
 
 
 class Outer(NamedTuple):
-    """Gradients of one example's outputs with respect to a parameter, dF_c / dW^l = sum_t a^l_t (g^l_ct)^T.
+    """The gradients of one example's outputs F_c with respect to a parameter W, as sums of outer products over
+    positions t: dF_c / dW^l = sum_t a^l_t (g^l_ct)^T. l is the layer if W is a stack, else there is one layer."""
 
-    a: (layers, positions, fan_in); g: (layers, outputs, positions, fan_out). layers: 1, unless W is a stack.
-    """
-
-    a: jax.Array
-    g: jax.Array
+    a: jax.Array  # inputs of the layer, (layers, positions, fan_in)
+    g: jax.Array  # gradients with respect to its outputs, (layers, outputs, positions, fan_out)
 
 
 def empirical_ntk(
@@ -41,24 +39,29 @@ def empirical_ntk(
     block: int = 32,
     dense: Callable[[PyTree, jax.Array], dict[str, Outer]] | None = None,
 ) -> dict[str, jax.Array]:
-    """Theta = sum over parameters of rate * dF dF', {group: (P x outputs, P' x outputs)}; the NTK is the sum of groups.
+    """{group: Theta, (P x outputs, P' x outputs)}, where Theta = sum over the group's parameters of rate * dF dF'. The
+    NTK is the sum of all groups.
 
-    With rates = `factors(p, specs).lr` it is what moves F in gradient descent with base learning rate eta_0, in any
-    storage form: with base width and depth 1 that of docs/theory.md section 2, the read-in D times (section 1).
-    Rows and columns: the outputs of one example next to each other. May be jitted, and mapped over seeds of params.
+    With rates = `factors(p, specs).lr` it is the kernel that moves F in gradient descent with base learning rate eta_0,
+    in any storage form. With base width and depth 1 it is the kernel of docs/theory.md section 2, except that the
+    read-in's part is D times as large (section 1). In rows and columns, the outputs of one example are next to each
+    other. The function may be jitted, and vmapped over params of several seeds.
 
     Args:
       f: (params, x (examples, ...)) -> (examples,) or (examples, outputs). It is called with single examples.
-      x: (P, ...). x2: (P', ...) of the columns, such as training examples where x are test examples; None: x.
+      x: (P, ...), the examples of the rows.
+      x2: (P', ...), the examples of the columns, such as training examples where x are test examples; None: x.
       rates: tree of one learning-rate factor for each parameter; None: 1.
       groups: tree of one name for each parameter, such as `group` of its spec; None: all are "all".
       only: names of the groups to compute; None: all.
-      block: examples at a time. Memory is for the gradients of 2 block x outputs; beyond one block, time for gradients
-        of x2 anew for each block of x, in a loop (in which convolutions on a CPU are slow: there, block >= P).
-      dense: (params, one example) -> {path of a parameter: its `Outer`}, for which the kernel is (a.a')(g.g') and no
-        gradient is formed (unless that takes less, with many positions); `linen_dense` for Flax models.
+      block: number of examples at a time. Memory holds the gradients of 2 x block x outputs. With more than one block,
+        the gradients of x2 are computed anew for each block of x, in a loop. In a loop convolutions on a CPU are slow:
+        take block >= P for convolutional models.
+      dense: (params, one example) -> {path of a parameter: its `Outer`}. For these parameters the kernel is
+        (a.a')(g.g'), and no gradient is formed (unless there are so many positions that this takes longer). For Flax
+        models use `linen_dense`.
 
-    Raises ValueError for an unknown group, a tree of another structure than params, x and x2 that do not match.
+    Raises ValueError for an unknown group, a tree of another structure than params, or x and x2 that do not match.
     """
     at_least_one("block", block)
     if x2 is not None and x2.shape[1:] != x.shape[1:]:
@@ -105,12 +108,12 @@ def empirical_ntk(
 
 
 def linen_dense(model: nn.Module, *arguments: Any, **held: Any) -> Callable[[PyTree, jax.Array], dict[str, Outer]]:
-    """Kernels and biases of every `nn.Dense` of a Linen model as `Outer`, for `empirical_ntk`.
+    """The argument `dense` of `empirical_ntk`, for the kernels and biases of every `nn.Dense` of a Linen model.
 
-    The model is called as `model.apply({"params": params, **held}, x, *arguments)`, so params are the weights in its
-    equation: in a storage form with multipliers give `forward_params(...)`, and rates lr * multiplier^2. Layers may be
-    called several times. Those in a scan count if it stacks other collections, too, on axis 0, as the scanned models of
-    ours do. Every kernel must be used as it is stored, without `nn.WeightNorm`.
+    The model is called as `model.apply({"params": params, **held}, x, *arguments)`, so params must be the weights in
+    its equation: in a storage form with multipliers, give `forward_params(...)` as params and lr * multiplier^2 as
+    rates. A layer may be called several times. A layer in a scan works if the scan stacks all collections on axis 0, as
+    in our scanned models. Every kernel must be used as it is stored, without `nn.WeightNorm`.
     """
 
     def intercept(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
@@ -152,12 +155,12 @@ def linen_dense(model: nn.Module, *arguments: Any, **held: Any) -> Callable[[PyT
 
 
 def _whole(jacobian: jax.Array) -> Outer:
-    """Gradients written out, (outputs, parameters), as one outer product with 1."""
+    """Full gradients, (outputs, parameters), as an `Outer` whose a is 1."""
     return Outer(jnp.ones((1, 1, 1), jacobian.dtype), jacobian[None, :, None])
 
 
 def _smaller(outer: Outer) -> Outer:
-    """Written out where that takes fewer products with the gradient of another example."""
+    """The `Outer`, or the full gradient where its product with another example's gradient takes fewer operations."""
     positions, (_, outputs, _, fan_out), fan_in = outer.a.shape[1], outer.g.shape, outer.a.shape[2]
     if positions**2 * (fan_in + outputs**2 * fan_out) <= outputs**2 * fan_in * fan_out:
         return outer
@@ -165,20 +168,21 @@ def _smaller(outer: Outer) -> Outer:
 
 
 def _product(one: Outer, other: Outer) -> jax.Array:
-    """dF dF' between the examples of two blocks, (examples, outputs, examples, outputs)."""
+    """dF dF' between the examples of two blocks, (examples, outputs, examples, outputs), for one parameter."""
     inputs = jnp.einsum("pltn,qlsn->lptqs", one.a, other.a)
     slopes = jnp.einsum("plctm,qldsm->lpctqds", one.g, other.g)
     return jnp.einsum("lptqs,lpctqds->pcqd", inputs, slopes)
 
 
 def _blocks(x: jax.Array, block: int) -> jax.Array:
-    """(blocks, block, ...), or one smaller block; the last example fills the last block."""
+    """x in blocks, (blocks, block, ...), or as one smaller block; copies of the last example fill up the last block."""
     size = min(block, len(x))
     return jnp.concatenate([x, jnp.repeat(x[-1:], -len(x) % size, axis=0)]).reshape(-1, size, *x.shape[1:])
 
 
 def _joined(kernel: jax.Array, rows: int, columns: int) -> jax.Array:
-    """(blocks, blocks, block, outputs, block, outputs) -> (rows x outputs, columns x outputs)."""
+    """Join the blocks of a kernel and cut off the filled-up examples: (blocks, blocks, block, outputs, block, outputs)
+    -> (rows x outputs, columns x outputs)."""
     kernel = jnp.moveaxis(kernel, 1, 3)
     examples = kernel.reshape(-1, kernel.shape[2], math.prod(kernel.shape[3:5]), kernel.shape[5])
     return examples[:rows, :, :columns].reshape(rows * kernel.shape[2], -1)

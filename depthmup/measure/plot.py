@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
-    """RMS change against size: a row per number of steps, a column per axis, a line per judged group and quantity."""
+    """Draw RMS change against size: a row per number of steps, a column per axis, a line per group and quantity that
+    is judged."""
     judged = [s for s in report.slopes if s.judged]
     axes = list(dict.fromkeys(s.axis for s in judged))
     steps = list(dict.fromkeys(s.step for s in judged))

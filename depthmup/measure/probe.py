@@ -1,4 +1,4 @@
-"""Training a model for a few steps, a group of parameters at a time, to see how far its features move."""
+"""Trains a model for a few steps, one group of parameters at a time, and measures how far its features move."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ ALL = "all"
 
 
 class Probe(NamedTuple):
-    """A model at one shape, ready to be trained a few steps.
+    """A model at one shape, ready to be trained for a few steps.
 
-    init: hyper -> state.   step: (state, batch, hyper) -> (state, anything).
-    features: (state, batch, hyper) -> {quantity: array}; "hidden" (..., width) and "logits" are what verdicts look at.
-    hyper: (group, seed) -> hyper, any pytree of arrays, under which only that group of parameters is trained.
-    groups: groups of parameters, trained one at a time; "all" is added.
-    batch: what each step trains on and the features are taken from.
+    init: hyper -> state.
+    step: (state, batch, hyper) -> (state, anything).
+    features: (state, batch, hyper) -> {quantity: array}; verdicts use "hidden" (..., width) and "logits".
+    hyper: (group, seed) -> hyper, a pytree of arrays with which `step` trains only this group of parameters.
+    groups: names of the groups of parameters to train one at a time; the group "all" is added.
+    batch: the batch that each step trains on and that the features are computed from.
 
-    Give the same `init`, `step` and `features` for the same shape, and several checks share one compiled program.
+    Checks share one compiled program if they give the same function objects `init`, `step` and `features`.
     """
 
     init: Callable[..., Any]
@@ -57,11 +58,11 @@ def probe(
     """A `Probe` of your own model from plain functions, trained by `dm.optimizer`.
 
     Args:
-      init: PRNG key -> parameters with the standard fan-in init (rescaled here).
+      init: PRNG key -> parameters with the standard fan-in init; `probe` rescales them.
       loss: (parameters, batch, forward factors) -> scalar.
       features: (parameters, batch, forward factors) -> {"hidden": (..., width), "logits": ...}.
-      head_dim: of the attention at this width, for its factor.
-      **options: of `dm.optimizer`, such as eps.
+      head_dim: size of an attention head at this width, for the attention factor; None without attention.
+      **options: options of `dm.optimizer`, such as eps.
     """
     first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
     forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
@@ -105,9 +106,9 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
 
 
 def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
-    """(group, quantity) -> (seeds, steps) RMS changes since initialization.
+    """{(group, quantity): RMS changes since initialization after 1..steps steps, (seeds, steps)}.
 
-    Features before and after come from the same compiled code, so that what does not change is exactly 0.
+    The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
     Raises ValueError if "hidden" or "logits" is missing.
     """
     names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
@@ -123,7 +124,7 @@ def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str
 
 @functools.lru_cache(maxsize=64)
 def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
-    """All trainings as one program."""
+    """(stacked hypers, batch) -> {quantity: RMS changes, (trainings, steps)}: all trainings in one program."""
 
     def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
         start = init(hyper)

@@ -20,16 +20,18 @@ def sharpness(
     scale: PyTree = None,
     iterations: int = ITERATIONS,
 ) -> jax.Array:
-    """The largest eigenvalue of S^(1/2) H S^(1/2), H the Hessian of `loss` at `params`: Lanczos on Hessian-vector
-    products, orthogonalized against all earlier vectors, from a random vector that is always the same.
+    """The largest eigenvalue of S^(1/2) H S^(1/2), where H is the Hessian of `loss` at `params`.
 
-    Gradient descent with learning rate eta and per-leaf factors S is stable where this is below 2 / eta (Cohen et al.
-    2021). It is a lower bound, close to the eigenvalue after 20 products unless others lie within some percent.
+    Gradient descent with learning rate eta and per-leaf factors S is stable where this eigenvalue is below 2 / eta
+    (Cohen et al. 2021). It is computed by Lanczos iterations from a fixed random vector; each new vector is made
+    orthogonal to all earlier ones. The result is a lower bound, which after 20 iterations is close to the eigenvalue
+    unless other eigenvalues lie within some percent of it.
 
     Args:
       loss: parameters -> scalar.
       scale: tree of scalars S, such as `LeafFactors.lr`; None: all 1.
-      iterations: products, each about two gradients; memory for as many copies of the parameters.
+      iterations: number of Hessian-vector products, each of which takes about as long as two gradients. Memory holds
+        as many copies of the parameters.
     """
     flat, unravel = ravel_pytree(params)
     if scale is None:
@@ -48,7 +50,7 @@ def sharpness(
         diagonal, size = vector @ image, jnp.linalg.norm(image)
         for _ in range(2):  # twice is enough (Parlett 1980)
             image = image - basis.T @ (basis @ image)
-        # What is left may be rounding: then the vectors so far span all there is, and only zeros follow.
+        # If only rounding errors are left, the earlier vectors already span the whole Krylov space: zeros follow.
         beside = jnp.linalg.norm(image)
         beside = jnp.where(beside > jnp.finfo(image.dtype).eps ** 0.5 * size, beside, 0.0)
         return (basis, jnp.where(beside > 0, image / jnp.where(beside > 0, beside, 1.0), 0.0)), (diagonal, beside)

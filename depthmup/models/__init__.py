@@ -1,4 +1,8 @@
-"""Flax Linen models, NHWC; each takes (inputs, ForwardFactors, train=False)."""
+"""Flax Linen models with channels last; each is called as model(inputs, ForwardFactors, train=False).
+
+In the docstrings, paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md), and "ours" marks
+a choice of our own where the papers leave one open.
+"""
 
 from depthmup.models.cnn import CNN, ResidualCNN
 from depthmup.models.layers import ACTIVATIONS, Model, stationary_gain

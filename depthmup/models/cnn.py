@@ -46,16 +46,20 @@ class ConvLayer(nn.Module):
 class CNN(Model):
     """z^1 = W_1 * x;  z^{l+1} = W_{l+1} * phi(z^l), l = 1..depth-1;  logits = c W_out <phi(z^depth)>_space.
 
-    Paper B, section 4.2: homogeneous convolution + nonlinearity blocks, stride 1, global pooling, linear head; SGD
-    without momentum. He init, variance g / fan_in with fan_in = kernel^d C; g is 2 for ReLU, else `stationary_gain`.
+    Paper B, section 4.2: equal convolution + nonlinearity blocks, stride 1, global pooling, linear head; trained there
+    by SGD without momentum. `*` is a convolution, c the output factor. He init: variance g / fan_in with fan_in =
+    kernel^d C for d spatial axes and g = `stationary_gain`, 2 for ReLU.
 
-    Attributes: those of `Model`; width: C, the channels of a layer of multiplier 1; depth: L, the number of
-    convolutions, the first of which (`read_in`) reads the image, (batch, length, C) or (batch, height, width, C).
-      channels: multipliers of width, layer by layer, repeated from the start when there are more layers.
-      kernels: kernel sizes, in the same way.
-      padding: "circular" (the paper's, unless stated) or "zero".
-      gelu_variance: g for GELU; "stationary" 2.352, the fixed point of the variance map (a repelling one: ours), or
-        "paper" 2 sqrt(2) (Appendix D.1), under which the variance grows: 16 at layer 10 (docs/theory.md section 6).
+    Attributes, besides those of `Model`:
+      width: C, the number of channels of a layer whose multiplier in `channels` is 1.
+      depth: number of convolutions; the first of them (`read_in`) reads the image, (batch, length, C) or (batch,
+        height, width, C).
+      channels: multipliers of width, one for each layer; repeated from the start when there are more layers.
+      kernels: kernel sizes, one for each layer, repeated in the same way.
+      padding: "circular" (the paper's choice unless it says otherwise) or "zero".
+      gelu_variance: which g GELU has. "stationary" (ours): 2.352, which keeps a variance of 1, though other variances
+        move away from 1. "paper" (Appendix D.1): 2 sqrt(2), under which the variance grows to 16 by layer 10
+        (docs/theory.md section 6).
     """
 
     residual: ClassVar[bool] = False
@@ -99,7 +103,7 @@ class CNN(Model):
         z = state(self, z)
         if len(self.channels) == len(self.kernels) == 1:
             z = stack(self, lambda name: layer(1, name), lambda layer, z: layer(z), z, self.depth - 1, scan=self.scan)
-        else:  # blocks that differ are not scanned
+        else:  # Blocks that differ cannot be scanned.
             for i in range(1, self.depth):
                 z = layer(i, f"block_{i - 1}")(z)
                 z = state(self, z)
@@ -109,7 +113,7 @@ class CNN(Model):
 
 
 class ConvBranch(nn.Module):
-    """W_m * s(... s(W_1 * s(z))), s = dropout(phi(norm(z))); (batch, *space, C) -> the same shape."""
+    """W_m * s(... s(W_1 * s(z))) with s(z) = dropout(phi(norm(z))); (batch, *space, C) -> the same shape."""
 
     activation: str
     kernels: tuple[int, ...]
@@ -139,20 +143,24 @@ class ConvBranch(nn.Module):
 class ResidualCNN(Model):
     """z^l = z^{l-1} + b W_m * s(... s(W_1 * s(z^{l-1}))), l = 1..depth;  logits = c W_out <phi(z^depth)>.
 
-    Paper B, sections 3.2, 4.3 and Appendix C.1: identity skips, one width, no subsampling. z^0 = W_in * x with variance
-    1/fan_in (ours). Depth counts residual blocks, K: B's minimal depth; its plots also show "effective depth" 3 K.
+    Paper B, sections 3.2, 4.3 and Appendix C.1: identity skips, one width, no subsampling. z^0 = W_in * x with weights
+    of variance 1/fan_in (ours). b is the branch factor, and c in the logits the output factor.
 
-    Branch weights start with variance c / fan_in. The paper's c / (K fan_in) is the parameterization `am_mup` (branch
-    factor 1), which multiplies them by K^-alpha: alpha = 1/2 as in the paper, or 1 (B's released code has both), all of
-    them or with `branch_init="*/last/*"` the last of each branch only. Under `depth_mup` 1/sqrt(K) is the factor b.
+    Branch weights start with variance gain / fan_in. The paper's variance gain / (K fan_in), for K blocks, comes from
+    the parameterization `am_mup`, which multiplies them by K^-alpha: alpha = 1/2 as in the paper, or 1 (B's released
+    code has both). It multiplies all branch weights, or with `branch_init="*/last/*"` only the last layer of each
+    branch. Under `depth_mup` the factor 1/sqrt(K) is in b instead.
 
-    Attributes: those of `Model`; width: C, 64 in the paper.
-      kernels: sizes of the branch's convolutions W_1..W_m; a 1 is a dense layer over the channels of each position.
-      bottleneck: W_1..W_{m-1} have width / bottleneck channels; the bottleneck block: kernels (1, 3, 1), bottleneck 4.
-      padding: "circular" (the paper's, unless stated) or "zero".
+    Attributes, besides those of `Model`:
+      width: number of channels, 64 in the paper.
+      depth: K, the number of residual blocks (B's "minimal depth"; B's plots also show an "effective depth" 3 K).
+      kernels: sizes of the branch's convolutions W_1..W_m; size 1 is a dense layer over the channels of each position.
+      bottleneck: W_1..W_{m-1} have width / bottleneck channels. The usual bottleneck block: kernels (1, 3, 1),
+        bottleneck 4.
+      padding: "circular" (the paper's choice unless it says otherwise) or "zero".
       norm: "none", or "batch" for a batch norm before each nonlinearity of a branch.
-      dropout: rate of dropout between the convolutions of a branch (Appendix D.2; the rate is not given there: ours).
-      gain: c.
+      dropout: rate of dropout between the convolutions of a branch (Appendix D.2, which does not give the rate).
+      gain: the constant in the variance of branch weights; the paper calls it c.
       zero_init_branch: the last convolution of a branch starts at 0 (paper A, Appendix M).
     """
 

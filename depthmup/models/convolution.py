@@ -1,9 +1,9 @@
-"""A convolution whose gradients are fast on a CPU inside loops as well; elsewhere it is `lax.conv_general_dilated`.
+"""A convolution whose gradients are fast on a CPU even inside loops; for other backends it is the one of `lax`.
 
-XLA on a CPU has one fast convolution: of inputs (batch, *space, in) with a kernel (*space, in, out). It brings other
-layouts into that form in the outermost computation of a program only. The two gradients of a convolution have their
-axes elsewhere, and so run 20 to 60 times slower inside a `scan`, a `fori_loop` or a `lax.map` (docs/performance.md).
-Therefore a convolution is a primitive here, whose lowering for a CPU writes the transpositions out.
+XLA on a CPU has a fast convolution for one layout only: inputs (batch, *space, in) and a kernel (*space, in, out). XLA
+transposes other layouts into this one, but only in the outermost computation of a program. The two gradients of a
+convolution have other layouts, so they run 20 to 60 times slower inside a `scan`, a `fori_loop` or a `lax.map`
+(docs/performance.md). Therefore this module defines a primitive whose lowering for a CPU writes out the transpositions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def conv_general_dilated(
     feature_group_count: int = 1,
     precision: Any = None,
 ) -> jax.Array:
-    """As `jax.lax.conv_general_dilated`: give it to Flax's `nn.Conv` as `conv_general_dilated=`.
+    """The function of `jax.lax.conv_general_dilated`; give it to Flax's `nn.Conv` as `conv_general_dilated=`.
 
-    It has derivatives of any order, forward and reverse, and works under `vmap`, `jit` and `shard_map`, as that of
-    `lax` does. For other backends than CPU the program is the same. Convolutions in groups go to `lax`; a `vmap` over
-    both inputs and kernels makes one in groups. Raises TypeError and ValueError as `lax` does.
+    It has derivatives of any order, forward and reverse, and works under `vmap`, `jit` and `shard_map`, as `lax`'s
+    convolution does. On backends other than CPU the compiled program is `lax`'s. Grouped convolutions always go to
+    `lax`; a `vmap` over both inputs and kernels makes a grouped convolution. Raises TypeError and ValueError as `lax`
+    does.
     """
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     ones = (1,) * (lhs.ndim - 2)
@@ -54,7 +55,7 @@ def conv_general_dilated(
 
 
 class Window(NamedTuple):
-    """What `lax.conv_general_dilated` takes after its operands, normalized."""
+    """The arguments of `lax.conv_general_dilated` after its two operands, in one normalized form."""
 
     window_strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -65,7 +66,8 @@ class Window(NamedTuple):
 
 
 def _bind(lhs: Any, rhs: Any, window: Window) -> Any:
-    # Inside `shard_map` a kernel that all devices share must be marked as varying like the inputs, as `lax` does.
+    # Inside `shard_map`, an operand that all devices share must be marked as varying over the axes over which the other
+    # one varies; `lax` does the same.
     axes = [_varying(operand) for operand in (lhs, rhs)]
     lhs, rhs = (
         lax.pcast(operand, tuple(missing), to="varying") if missing else operand
@@ -84,7 +86,8 @@ def _by_lax(lhs: Any, rhs: Any, *, window: Window) -> jax.Array:
 
 
 def _on_cpu(lhs: jax.Array, rhs: jax.Array, *, window: Window) -> jax.Array:
-    """Transposed to (batch, *space, in) and (*space, in, out), and back."""
+    """The convolution with its operands transposed to (batch, *space, in) and (*space, in, out), and the result
+    transposed back."""
     (batch, features, *space), (rhs_out, rhs_in, *rhs_space), (out_batch, out_features, *out_space) = (
         window.dimension_numbers
     )
@@ -94,8 +97,8 @@ def _on_cpu(lhs: jax.Array, rhs: jax.Array, *, window: Window) -> jax.Array:
     window = window._replace(
         dimension_numbers=lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
     )
-    # A convolution that crops, as the gradient of a strided 1x1 kernel does, is slower. Where the kernel is larger than
-    # the image, XLA exchanges the two, which is 20 times slower. In both cases the image is padded beforehand.
+    # XLA is slow for negative padding, which the gradient of a strided 1x1 kernel has; and where the kernel is larger
+    # than the image, XLA exchanges the two, which is 20 times slower. In both cases the image is padded beforehand.
     cropped = any(size < 0 for edges in window.padding for size in edges)
     if cropped or math.prod(lhs.shape[1:-1]) < math.prod(rhs.shape[:-2]):
         edges = [(*pair, by - 1) for pair, by in zip(window.padding, window.lhs_dilation, strict=True)]
@@ -107,7 +110,8 @@ def _on_cpu(lhs: jax.Array, rhs: jax.Array, *, window: Window) -> jax.Array:
 
 
 def _lhs_gradient(g: jax.Array, lhs: Any, rhs: jax.Array, *, window: Window) -> jax.Array:
-    """A convolution of the gradient with the kernel, reversed in space and with in and out exchanged."""
+    """The gradient with respect to lhs: a convolution of g, the output's gradient, with the kernel, which is reversed
+    in space and has its input and output channels exchanged."""
     lhs_spec, rhs_spec, out_spec = window.dimension_numbers
     padding = []
     for i, (low, _) in enumerate(window.padding):
@@ -129,7 +133,8 @@ def _lhs_gradient(g: jax.Array, lhs: Any, rhs: jax.Array, *, window: Window) -> 
 
 
 def _rhs_gradient(g: jax.Array, lhs: jax.Array, rhs: Any, *, window: Window) -> jax.Array:
-    """A convolution of the inputs with the gradient, in which batch and channels are exchanged."""
+    """The gradient with respect to rhs: a convolution of the inputs with g, the output's gradient, in which batch and
+    channels are exchanged."""
     lhs_spec, rhs_spec, out_spec = window.dimension_numbers
     padding = []
     for i, (low, _) in enumerate(window.padding):
@@ -148,7 +153,8 @@ def _rhs_gradient(g: jax.Array, lhs: jax.Array, rhs: Any, *, window: Window) -> 
 
 
 def _batched(operands: tuple[Any, Any], axes: tuple[int | None, int | None], *, window: Window) -> tuple[Any, int]:
-    """`vmap`: inputs become more examples, kernels more output channels; both, by `lax`, groups."""
+    """The rule for `vmap`: a mapped axis of the inputs becomes part of the batch, a mapped axis of the kernels becomes
+    part of the output channels. If both are mapped, `lax` makes a grouped convolution."""
     (lhs, rhs), (lhs_axis, rhs_axis) = operands, axes
     lhs_spec, rhs_spec, out_spec = window.dimension_numbers
     if lhs_axis is not None and rhs_axis is not None:
@@ -165,7 +171,7 @@ def _batched(operands: tuple[Any, Any], axes: tuple[int | None, int | None], *, 
 
 
 def _merge(array: jax.Array, axis: int, into: int) -> jax.Array:
-    """Without `axis`, which is then the slower part of the axis `into` (counted without it)."""
+    """The array with `axis` merged into the axis `into`, as its slower part; `into` is counted without `axis`."""
     array = jnp.moveaxis(array, axis, into)
     return array.reshape(*array.shape[:into], -1, *array.shape[into + 2 :])
 

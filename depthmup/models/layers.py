@@ -1,4 +1,4 @@
-"""What the families have in common: activations, padded convolutions, norms, readout, stacks of blocks."""
+"""What the families of models share: activations, initializers, convolutions, norms, the readout, `Model`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
     "tanh": jnp.tanh,
     "erf": jax.scipy.special.erf,
-    "gelu": lambda z: z * (0.5 + 0.5 * jax.scipy.special.erf(z * 0.5**0.5)),  # z Phi(z), as in B's Appendix E; nn.gelu
-    # has it by erfc, which takes twice the time on a CPU
+    # z Phi(z), as in the AM-muP paper's Appendix E. nn.gelu computes it by erfc, which takes twice the time on a CPU.
+    "gelu": lambda z: z * (0.5 + 0.5 * jax.scipy.special.erf(z * 0.5**0.5)),
     "linear": lambda h: h,
 }
-DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: compute in the dtype of inputs and parameters
 PADDINGS = ("zero", "circular")
-BATCH_AXIS = "batch"  # of devices that share a batch
+BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
 
 
 def batch_axis() -> str | None:
-    """`BATCH_AXIS` inside a `pmap`, `shard_map` or `vmap` over an axis of that name, else None. The batch is then a
-    part of a whole, over which gradients and the statistics of batch norm are to be averaged."""
+    """`BATCH_AXIS` inside a `pmap`, `shard_map` or `vmap` over an axis of this name and of size above 1, else None.
+
+    If it is not None, each device has a part of the batch: average gradients and batch norm's statistics over this
+    axis.
+    """
     try:
-        return BATCH_AXIS if jax.lax.axis_size(BATCH_AXIS) > 1 else None  # a sum over one device would copy
+        return BATCH_AXIS if jax.lax.axis_size(BATCH_AXIS) > 1 else None  # a sum over one device would only copy
     except NameError:
         return None
 
@@ -45,13 +48,13 @@ def fan_in_init(gain: float = 1.0) -> Initializer:
 
 
 def constant_init(deviation: float) -> Initializer:
-    """N(0, deviation^2), whatever the shape."""
+    """N(0, deviation^2) for every shape."""
     return _normal_init(lambda shape: deviation)
 
 
 def _normal_init(deviation: Callable[[Sequence[int]], float]) -> Initializer:
-    """A normal of this standard deviation. It is drawn along one axis: the numbers are those of
-    `jax.random.normal(key, shape)`, but XLA takes several times longer to compile random bits along several axes."""
+    """N(0, deviation(shape)^2). The numbers equal those of `jax.random.normal(key, shape)`, but are drawn along one
+    axis: XLA takes several times longer to compile random bits along several axes."""
 
     def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
         flat = jax.random.normal(key, (math.prod(shape),), dtype)
@@ -64,7 +67,7 @@ def _normal_init(deviation: Callable[[Sequence[int]], float]) -> Initializer:
 def stationary_gain(activation: str) -> float:
     """g = 1 / <phi(z)^2>, z ~ N(0, 1): weights of variance g / fan_in keep a pre-activation variance of 1.
 
-    He's 2 for ReLU, 2.352 for GELU (AM-muP paper, section 3.2; by Gauss-Hermite quadrature).
+    For ReLU g is He's 2, for GELU 2.352 (AM-muP paper, section 3.2). Computed by Gauss-Hermite quadrature.
     """
     z, weights = np.polynomial.hermite_e.hermegauss(256)
     with jax.ensure_compile_time_eval():
@@ -79,7 +82,8 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
 
 
 def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple[int, ...]:
-    """Spatial sizes of (batch, *space, channels). Raises ValueError if there are not as many as the family takes."""
+    """The spatial sizes of a shape (batch, *space, channels). Raises ValueError if their number is not one of
+    `dimensions`, the numbers of spatial axes that the family takes."""
     if len(shape) - 2 not in dimensions:
         forms = {1: "(batch, length, channels)", 2: "(batch, height, width, channels)"}
         raise ValueError(f"inputs must be {' or '.join(forms[d] for d in dimensions)}, got {tuple(shape)}")
@@ -108,8 +112,9 @@ def conv(
 ) -> jax.Array:
     """A convolution without bias over all spatial axes; (batch, *space, C) -> (batch, *space / stride, features).
 
-    Output position o sees inputs stride * o - (kernel - 1) // 2 and on; "zero" outside, or "circular" (on a torus).
-    Source: docs/theory.md section 6; the padding of a strided one is PyTorch's.
+    Along each axis, output position o sees `kernel` inputs from stride * o - (kernel - 1) // 2 on. Inputs outside the
+    image are 0 (padding "zero") or wrap around (padding "circular", a torus).
+    Source: docs/theory.md section 6; strided convolutions are padded as in PyTorch.
     """
     axes = range(1, x.ndim - 1)
     low, high = (kernel - 1) // 2, kernel // 2
@@ -120,8 +125,8 @@ def conv(
             before = jax.lax.slice_in_dim(x, size - low, size, axis=axis)
             after = jax.lax.slice_in_dim(x, 0, high, axis=axis)
             x = jnp.concatenate([before, x, after], axis=axis)
-    # A circular one convolves the wrapped image with zeros around it and cuts them off: on CPU four times faster than
-    # a convolution without padding (docs/design.md section 3).
+    # With circular padding the wrapped image is padded with zeros all the same, and the outer pixels of the result are
+    # cut off below: on a CPU this is four times faster than a convolution without padding (docs/design.md).
     x = nn.Conv(
         features,
         (kernel,) * len(axes),
@@ -140,8 +145,9 @@ def conv(
 
 
 def matrix_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
-    """`lax.dot_general` for Flax's dense layers, as a product of two matrices: the last axes of lhs with the first axes
-    of rhs. For the gradient of the kernel XLA on a CPU else transposes the activations, 12% of a ViT's step."""
+    """`lax.dot_general` for Flax's dense layers, computed as a product of two matrices; it contracts the last axes of
+    lhs with the first axes of rhs. With `lax.dot_general` itself, XLA on a CPU transposes the activations for the
+    kernel's gradient, which takes 12% of a ViT's step."""
     count = len(dimension_numbers[0][0])
     inner = math.prod(rhs.shape[:count])
     product = jax.lax.dot(lhs.reshape(-1, inner), rhs.reshape(inner, -1), precision=precision)
@@ -149,10 +155,10 @@ def matrix_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, preci
 
 
 def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
-    """ "none"; "batch": over all devices that share the batch (`batch_axis`); "layer": over the last axis of (batch,
-    ..., width); "plane": over the space of each channel."""
-    # With Flax's fast variance, <x^2> - <x>^2: good to 1e-4 in float32 where the mean is within 10 standard deviations.
-    # The two-pass one takes 9 times longer to compile on a CPU for an unrolled ViT of depth 32.
+    """Normalize x, (batch, ..., width); the same shape. kind: "none"; "batch": over batch and space, on all devices
+    that share the batch (`batch_axis`); "layer": over the last axis; "plane": over the space of each channel."""
+    # Flax's fast variance <x^2> - <x>^2 is good to 1e-4 in float32 where the mean is within 10 standard deviations
+    # of 0. The two-pass variance takes 9 times longer to compile on a CPU for an unrolled ViT of depth 32.
     if kind == "batch":
         return nn.BatchNorm(
             use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype, axis_name=batch_axis(), name=name
@@ -184,26 +190,29 @@ class Readout(nn.Module):
 
 
 class Model(nn.Module):
-    """A family. What it is called with: (inputs (batch, ...), ForwardFactors, train=False) -> logits (batch, outputs).
+    """The base class of the families. Models map (inputs (batch, ...), ForwardFactors, train=False) -> logits (batch,
+    outputs).
 
-    The factors may be traced. `train` switches dropout on (it needs the PRNG "dropout") and lets batch norm use, and
-    update, the batch's statistics in the collection "batch_stats". Sown when these collections are mutable: "hidden",
-    the last state, (batch, ..., width), in "features"; "h", the tuple of all states h^0..h^L, in "stream".
+    The factors may be traced. `train` switches dropout on (it needs the PRNG "dropout") and makes batch norm use, and
+    update, the batch's statistics in the collection "batch_stats". Where the collection "features" is mutable, a model
+    sows its last state there as "hidden", (batch, ..., width); where "stream" is mutable, it sows the tuple of all
+    states h^0..h^L there as "h".
 
-    Weights start as N(0, gain / fan_in) with gain 1 unless the family says otherwise, biases at 0, norms at the
-    identity: `rescale` turns that into a parameterization's init.
+    Weights start as N(0, gain / fan_in) with gain 1 unless the family's docstring says otherwise, biases at 0, norms at
+    the identity: `rescale` turns that into a parameterization's init.
 
-    Attributes of all:
-      width, depth: as the family counts them.
+    Attributes of all families:
+      width, depth: each family's docstring says what they count.
       outputs: number of logits.
       activation: a name in `ACTIVATIONS`.
-      dtype: of the computation, "float32" or "bfloat16"; parameters, logits and the statistics of norms stay float32.
-      scan: equal blocks as one scanned block with stacked parameters `blocks/...` (compile time flat in depth), or
-        unrolled as `block_0`, `block_1`, ...; the same function, and `stack_blocks` converts the parameters.
+      dtype: dtype of the computation, "float32" or "bfloat16"; parameters, logits and norm statistics stay float32.
+      scan: True runs equal blocks as one scanned block with stacked parameters `blocks/...`, whose compile time does
+        not grow with depth; False unrolls them as `block_0`, `block_1`, ... Both compute the same function, and
+        `stack_blocks` converts the parameters.
     """
 
-    residual: ClassVar[bool] = True  # are the blocks residual branches?
-    even_scan: ClassVar[bool] = False  # is the number of scanned blocks proportional to depth?
+    residual: ClassVar[bool] = True  # Are the blocks residual branches?
+    even_scan: ClassVar[bool] = False  # Is the number of scanned blocks proportional to depth?
 
     width: int
     depth: int
@@ -221,7 +230,7 @@ class Model(nn.Module):
 
     @classmethod
     def option_types(cls) -> dict[str, Any]:
-        """Types of what a config may set besides width and depth, from the defaults."""
+        """{attribute: type} of the attributes that a config may set besides width and depth, from their defaults."""
         fixed = {"parent", "name", "width", "depth", "outputs"}
         defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in fixed}
         return {
@@ -236,16 +245,17 @@ class Model(nn.Module):
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
-        """Of every stage in turn, the numbers of weight layers on its parallel ways, 0 for an identity skip: the graph
-        that PathSum sums over (`fit.chain_path_sum`). Readout, and read-in unless depth counts it, are left out."""
+        """The graph that PathSum sums over (`fit.chain_path_sum`), as a chain of stages: each stage lists the number of
+        weight layers on each of its parallel ways, 0 for an identity skip. The readout is left out, and so is the
+        read-in unless depth counts it."""
         raise NotImplementedError
 
     @nn.nowrap
     def forward(self, factors: ForwardFactors, **held: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
-        """(params, inputs, shifts) -> (logits, states), as `measure.network_kernels` takes it.
+        """The forward function (params, inputs, shifts) -> (logits, states) that `measure.network_kernels` takes.
 
-        states: the sown h^0 .. h^L, {"h": tuple}; shifts: the same tree of arrays, of which each is added to its state
-        before what follows is computed, or None. held: other collections, such as batch_stats.
+        states: the sown h^0 .. h^L, {"h": tuple}. shifts: None, or a tree like states; each of its arrays is added to
+        its state before anything is computed from the state. held: other collections, such as batch_stats.
         """
 
         def run(params: Any, inputs: jax.Array, shifts: Any) -> tuple[jax.Array, Any]:

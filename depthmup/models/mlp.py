@@ -40,11 +40,13 @@ class PlainLayer(nn.Module):
 class MLP(Model):
     """z^1 = W_1 x;  z^{l+1} = W_{l+1} phi(z^l), l = 1..depth-1;  logits = c W_out phi(z^depth).
 
-    The plain network whose learning rate goes as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
-    He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
+    The plain network whose best learning rate falls as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
+    c is the output factor. He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
 
-    Attributes: those of `Model`; width: N; depth: L, the number of hidden layers, the first of which (`read_in`) reads
-    the input. use_bias: biases everywhere.
+    Attributes, besides those of `Model`:
+      width: number of units of a hidden layer.
+      depth: number of hidden layers; the first of them (`read_in`) reads the input.
+      use_bias: biases everywhere.
     """
 
     residual: ClassVar[bool] = False
@@ -97,10 +99,12 @@ class Branch(nn.Module):
 class ResidualMLP(Model):
     """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
 
-    docs/theory.md section 0 (paper A, equation 1).
+    b is the branch factor, c the output factor. Source: docs/theory.md section 0 (paper A, equation 1).
 
-    Attributes: those of `Model`; width: N; depth: L, the number of residual branches.
-      use_bias: a bias in the branches, the read-in and the readout (the latter added after the output factor).
+    Attributes, besides those of `Model`:
+      width: number of units.
+      depth: number of residual branches.
+      use_bias: a bias in the branches, the read-in and the readout (added after the output factor).
       norm: "none", or "layer" for a LayerNorm at the entry of each branch.
       readout: "phi" (psi = the activation) or "linear" (psi = identity).
       zero_init_branch: branches start at 0 (paper A, Appendix M).

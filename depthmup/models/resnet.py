@@ -1,4 +1,4 @@
-"""The residual networks of the depthwise-transfer paper (A): the simplified one and that of He et al."""
+"""The residual networks of the depthwise-transfer paper (A): SimpleResNet, and the ResNet of He et al."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from depthmup.models.layers import (
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors, at_least_one
 
-STAGES = 4  # of SimpleResNet: three poolings between them
+STAGES = 4  # number of SimpleResNet's stages; a pooling separates each from the next
+# {number of layers: (depth, stages, bottleneck)} of ResNet's ImageNet sizes
 IMAGENET = {18: (2, (1, 1, 1, 1), False), 34: (1, (3, 4, 6, 3), False), 50: (1, (3, 4, 6, 3), True)}
 
 
@@ -49,18 +50,22 @@ class SimpleBranch(nn.Module):
 class SimpleResNet(Model):
     """h^0 = W_in * x;  h^{l+1} = h^l + b W^l * phi(h^l);  logits = c W_out flatten(phi(h^depth)).
 
-    Paper A, Appendix A.1: one 3x3 convolution of stride 1 per residual block, no normalization. After blocks
-    round(i depth / 4), i = 1, 2, 3 (halves to even; depth 3 has no block in its third stage), the image is pooled by 2
-    and a 3x3 convolution outside the branches (linear: ours) doubles the channels. The activation before the readout is
-    ours (the paper's formula is lost).
+    Paper A, Appendix A.1: one 3x3 convolution of stride 1 per residual block, no normalization. `*` is a convolution, b
+    the branch factor, c the output factor. After round(i depth / 4) blocks, for i = 1, 2, 3, the image is pooled by 2,
+    and a 3x3 convolution outside the branches doubles the channels. (Halves round to even, so a network of depth 3 has
+    no block in its third stage.) Ours: the doubling convolution is linear, and an activation comes before the readout;
+    the paper leaves both open.
 
-    Attributes: those of `Model`; width: channels of the last stage, 8 times those of the first; depth: residual blocks,
-    3 or more. With scan, the blocks between two poolings are one scanned `blocks_0` .. `blocks_3`.
+    Attributes, besides those of `Model`:
+      width: number of channels of the last stage, 8 times the number of the first stage.
+      depth: number of residual blocks, 3 or more. With scan, the blocks of each stage are one scanned block,
+        `blocks_0` .. `blocks_3`.
       pool: "average" or "max" (the paper's text says both).
-      count: what the branch factor counts: "blocks", or "layers", the paper's, all weight layers (blocks + 5: with the
-        read-in, three doublings and readout; ours), by an extra factor sqrt(depth / layers), which goes to 1.
+      count: what the branch factor counts as depth: "blocks", or "layers" (the paper's choice) for all weight layers.
+        We count blocks + 5 layers (read-in, three doublings, readout) and multiply the branch factor by
+        sqrt(depth / layers), which tends to 1 with depth.
       padding: "zero" or "circular".
-      norm: "none" (the paper's), or "batch" for a batch norm after each convolution of a branch.
+      norm: "none" (as in the paper), or "batch" for a batch norm after each convolution of a branch.
       zero_init_branch: branches start at 0 (Appendix M).
     """
 
@@ -86,7 +91,7 @@ class SimpleResNet(Model):
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
-        return [(0, 1)] * self.depth + [(1,)] * (STAGES - 1)  # their order changes nothing
+        return [(0, 1)] * self.depth + [(1,)] * (STAGES - 1)  # PathSum does not depend on the order of stages
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
@@ -121,7 +126,8 @@ class SimpleResNet(Model):
 
 
 class ResNetBlock(nn.Module):
-    """phi(shortcut(h) + b f(h)), f = conv norm phi conv norm; a projection where the shape changes."""
+    """phi(shortcut(h) + b f(h)) with the branch f = conv, norm, phi, conv, norm (a bottleneck has three convolutions).
+    The shortcut is the identity, or a 1x1 convolution and a norm where the shape changes."""
 
     features: int
     stride: int
@@ -156,12 +162,12 @@ class ResNetBlock(nn.Module):
 
 
 def plane(kind: str) -> str:
-    """ResNet's name of a norm as `layers.norm` has it: its layer norm is over each channel's plane."""
+    """ResNet's name of a norm -> the `kind` of `layers.norm`: ResNet's "layer" is over each channel's plane."""
     return "plane" if kind == "layer" else kind
 
 
 class Stage(nn.Module):
-    """`blocks` blocks of one size: `block_0`, which may change the shape, and those after it."""
+    """`blocks` blocks with the same number of features: `block_0`, which may change the shape, and equal ones after."""
 
     blocks: int
     features: int
@@ -185,20 +191,24 @@ class Stage(nn.Module):
 
 
 class ResNet(Model):
-    """The residual network of He et al. with a factor on each branch: h <- phi(shortcut(h) + b f(h)); paper A, A.2.
+    """The residual network of He et al. with a factor b on each branch: h <- phi(shortcut(h) + b f(h)); paper A, A.2.
 
-    A stage has depth * stages[i] blocks; each after the first halves the image, by stride 2 in its first block, and
-    doubles the channels, by a 1x1 projection shortcut. Global average pooling, readout with a bias. With the branch
-    factor 1 (`mup`, `sp`) it is the usual ResNet.
+    Stage i has depth * stages[i] blocks. The first block of every stage but the first halves the image by stride 2 and
+    doubles the channels. Where a block changes the shape, its shortcut is a 1x1 projection. Global average pooling and
+    a readout with a bias follow. With the branch factor 1 (`mup`, `sp`) it is the usual ResNet. `resnet` makes the
+    standard sizes.
 
-    Attributes: those of `Model`; width: channels of the first stage before a bottleneck's expansion, so width 128 is
-    ResNet-18's with width multiplier 2; depth: multiple of `stages`. `resnet` makes the standard sizes.
-      stages: blocks per unit of depth; CIFAR's 6n + 2 layers are stages (1, 1, 1), depth n.
-      bottleneck: blocks of 1x1, 3x3, 1x1 convolutions with 4 x the channels, as in ResNet-50, instead of two 3x3; the
-        stride is the 3x3's, as in torchvision.
-      stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 with stride 2 and 3x3 max pooling.
-      norm: after each convolution; "batch", "layer" (over each channel's plane, as in instance norm; a scale and offset
-        per channel: ours) or "none".
+    Attributes, besides those of `Model`:
+      width: number of channels of the first stage before a bottleneck's expansion; 64 in ResNet-18.
+      depth: the number that `stages` is multiplied by.
+      stages: number of blocks of each stage per unit of depth. CIFAR's ResNets of 6n + 2 layers have stages (1, 1, 1)
+        and depth n.
+      bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions with 4 times the output channels, as in ResNet-50, instead of
+        two 3x3 convolutions. The 3x3 convolution has the stride, as in torchvision.
+      stem: the layers before the first stage: "cifar", a 3x3 convolution, or "imagenet", a 7x7 convolution with stride
+        2 and a 3x3 max pooling.
+      norm: the norm after each convolution: "batch", "layer" (over each channel's plane, as in instance norm, with a
+        scale and offset per channel: ours) or "none".
       zero_init_branch: the last convolution of a branch starts at 0 (Appendix M).
     """
 
@@ -229,7 +239,7 @@ class ResNet(Model):
         layers = 3 if self.bottleneck else 2
         result: list[tuple[int, ...]] = []
         for i, blocks in enumerate(self.stages):
-            projected = i > 0 or self.bottleneck  # where the shape changes, the shortcut is a layer
+            projected = i > 0 or self.bottleneck  # Where the shape changes, the shortcut is a weight layer.
             result += [(int(projected), layers)] + [(0, layers)] * (blocks * self.depth - 1)
         return result
 
@@ -254,9 +264,10 @@ class ResNet(Model):
 
 
 def resnet(layers: int, width_multiplier: float = 1, **attributes: Any) -> ResNet:
-    """A standard size by its number of layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+    """A ResNet of a standard number of layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
 
-    width_multiplier: times 64 channels for ImageNet, 16 for CIFAR. attributes: of `ResNet`.
+    width_multiplier: the width over the standard one, 64 channels for ImageNet and 16 for CIFAR.
+    attributes: other attributes of `ResNet`.
     Raises ValueError for another number of layers.
     """
     if layers in IMAGENET:

@@ -1,4 +1,4 @@
-"""Spec trees of our own models, scanned or not."""
+"""Spec trees of the models in this package, scanned or unrolled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ UNIT = ForwardFactors(1.0, 1.0, 1.0)
 
 
 def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    """The spec tree of a model of ours for inputs (batch, *input_shape): `infer_specs` with no override.
+    """The spec tree of one of our models for inputs (batch, *input_shape), by `infer_specs` with no override.
 
-    Where the scanned blocks do not double with depth (the read-in or a transition is a layer of its own), roles are
-    inferred on the unrolled model and stacked. Raises ValueError as `Model.check`.
+    In some families the number of scanned blocks does not double with depth, because depth also counts the read-in or
+    a layer between stages. Their roles are inferred on the unrolled model and then stacked. Raises ValueError as
+    `Model.check` does.
     """
 
     def init(model: Model) -> PyTree:

@@ -1,4 +1,4 @@
-"""Stacks of equal blocks, scanned or unrolled: running them, their states, and converting their parameters."""
+"""Stacks of equal blocks, scanned or unrolled: how they run, record their states, and convert their parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ PyTree = Any
 
 
 def state(module: nn.Module, h: jax.Array) -> jax.Array:
-    """One of h^0 .. h^L: h plus what the collection "shift" holds in the place where the collection "stream" (which
-    must then be mutable) gets the result, as one of "h". A model goes on from what this returns."""
+    """Record h as the module's next state, one of h^0 .. h^L, and return it; the model continues from the result.
+
+    The state is sown as the next entry of the tuple "h" in the collection "stream". If the collection "shift" holds a
+    tuple "h" of arrays, the entry at the same place is added first; "stream" must then be mutable.
+    """
     for shift in next_shifts(module, 1):
         h = h + shift
     if not module.is_initializing():
@@ -24,13 +27,13 @@ def state(module: nn.Module, h: jax.Array) -> jax.Array:
 
 
 def next_shifts(module: nn.Module, count: int) -> tuple[jax.Array, ...]:
-    """What is to be added to the next `count` states of this module; empty for nothing."""
+    """The arrays to add to the next `count` states of this module; () if the collection "shift" holds none."""
     sown = len(module.get_variable("stream", "h", ()))
     return module.get_variable("shift", "h", ())[sown : sown + count]
 
 
 def sow_hidden(module: nn.Module, h: jax.Array) -> None:
-    """The last state, as "hidden" in the collection "features"."""
+    """Sow the last state as "hidden" in the collection "features"."""
     if not module.is_initializing():
         module.sow("features", "hidden", h, reduce_fn=lambda _, new: new, init_fn=lambda: None)
 
@@ -46,9 +49,10 @@ def stack(
     first: int = 0,
     scanned: str = "blocks",
 ) -> jax.Array:
-    """h <- call(make("block_i"), h) for i = first .. first + count - 1, or scanned over one make(`scanned`).
+    """Apply `count` equal blocks to h; `parent` records each result as `state` does. Returns the last result.
 
-    The blocks must be equal. `parent` sows each state, as `state` does.
+    Unrolled: h <- call(make("block_i"), h) for i = first .. first + count - 1. With scan: the same with one block
+    make(scanned), whose parameters have a leading axis over the blocks.
     """
     if scan and count:
         keep = parent.is_mutable_collection("stream") and not parent.is_initializing()
@@ -61,7 +65,7 @@ def stack(
 
         blocks = nn.scan(
             body,
-            variable_axes={True: 0},  # not only parameters and statistics: measurements write collections of their own
+            variable_axes={True: 0},  # all collections, since measurements write collections of their own
             split_rngs={"params": True, "dropout": True},
             length=count,
         )
@@ -75,16 +79,17 @@ def stack(
 
 
 def states(sown: PyTree) -> list[jax.Array]:
-    """h^0 .. h^L from the collection "stream"."""
+    """The states h^0 .. h^L, in order, from the collection "stream"."""
     if not isinstance(sown, Mapping):
         return list(sown)
     return [h for name in sorted(sown, key=natural) for h in states(sown[name])]
 
 
 def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *leaves: jnp.stack(leaves)) -> PyTree:
-    """The tree of an unrolled model (parameters, gradients, batch statistics) as that of the scanned one.
+    """Convert an unrolled model's tree (parameters, gradients or batch statistics) into the scanned model's tree.
 
-    like: the scanned model's tree, arrays or shapes: where it has `blocks`, the next unrolled `block_i` are joined.
+    like: the scanned model's tree, of arrays or shapes. Where it has `blocks`, the next unrolled `block_i` are joined
+    by `join`, by default stacked along a new first axis.
     """
     result, following = {}, 0
     if not isinstance(like, Mapping):
@@ -102,7 +107,7 @@ def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *
 
 
 def unstack_blocks(tree: PyTree) -> PyTree:
-    """The tree of a scanned model as that of the unrolled one; undoes `stack_blocks`."""
+    """Convert a scanned model's tree into the unrolled model's tree; the inverse of `stack_blocks`."""
     if not isinstance(tree, Mapping):
         return tree
     result, following = {}, 0

@@ -85,27 +85,31 @@ class TransformerBlock(nn.Module):
             return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
 
         x = ACTIVATIONS[self.activation](dense(x, self.mlp_ratio * width, 1, "mlp_in"))
-        # Variance 1/width, not 1/fan_in: "all the other weights ... standard deviation" width^-1/2.
+        # Variance 1/width, not 1/fan_in: the paper gives "all the other weights" the standard deviation width^-1/2.
         return h + b * dense(x, width, 0 if self.zero_init else self.mlp_ratio, "mlp_out")
 
 
 class ViT(Model):
     """Patch embedding, class token, learned positions, depth x (attention, MLP), norm, readout; paper A, Appendix A.3.
 
-    Each block has two residual branches, both multiplied by the branch factor, pre-LN or without norm. Attention is
-    softmax(a q . k) with the parameterization's attention factor a: the paper's 1/head_dim with base_head_dim 1; so
-    give `forward_factors(..., head_dim=model.head_dim)`. Queries start at 0, other weights of the blocks at variance
-    1/width (the paper's), the embedding at 1/fan_in (ours: 1/width would not keep features at one size), class token
-    and positions at standard deviation 1 whatever the width (ours: with the usual .02 the class token starts so small
-    that its first normalized layers depend on depth, slope +.23 in a coordinate check), biases at 0.
+    Each block has two residual branches; each branch starts with a norm (pre-LN) or has none, and is multiplied by the
+    branch factor. Attention is softmax(a q . k) v with the parameterization's attention factor a, so compute the
+    factors by `forward_factors(..., head_dim=model.head_dim)`; base_head_dim 1 gives the paper's a = 1/head_dim.
 
-    Attributes: those of `Model`; width; depth: blocks (so 2 depth residual branches); activation: "gelu".
-      heads: their number, fixed, so that head_dim = width / heads grows with width.
-      patch: side of a patch in pixels, which must divide the image's.
+    Init: queries 0; the other weights of the blocks variance 1/width (the paper's); the embedding variance 1/fan_in
+    (ours: with 1/width the size of the features would depend on width); class token and positions standard deviation 1
+    at every width (ours: with the usual .02 the class token is so small that the changes of its first normalized layers
+    depend on depth, slope +.23 in a coordinate check); biases 0.
+
+    Attributes, besides those of `Model`:
+      width: model dimension.
+      depth: number of blocks; the model has 2 depth residual branches.
+      heads: number of heads. It stays fixed, so that head_dim = width / heads grows with width.
+      patch: side of a patch in pixels; it must divide the sides of the image.
       mlp_ratio: hidden units of the MLP over width.
-      norm: "layer" or "none" (then none before the readout either).
-      pool: "cls" (class token) or "mean" (of the tokens).
-      use_bias: biases everywhere, that of the readout after the output factor.
+      norm: "layer", or "none" for a model without any norm, also before the readout.
+      pool: what the readout reads: "cls" (the class token) or "mean" (the mean over tokens).
+      use_bias: biases everywhere; the readout's bias is added after the output factor.
       zero_init_branch: both branches start at 0 (Appendix M).
     """
 
