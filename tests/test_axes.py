@@ -2,8 +2,8 @@
 
 import pytest
 
-from depthmup.settings import SettingsError
-from depthmup.sweep.axes import OWN, TRACED, column, flat, parse, put
+from depthmup.settings import OWN, TRACED, SettingsError, column, flat, put
+from depthmup.sweep.axes import parse
 from tests import tiny
 
 

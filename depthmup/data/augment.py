@@ -17,6 +17,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import declared, key
+
 # The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
 FLIP, ROTATE, SHEAR, SCALE, AREA, RATIO, TOP, LEFT, BRIGHTNESS, CONTRAST, SATURATION = range(11)
 GREY = (0.299, 0.587, 0.114)  # Rec. 601, as PIL
@@ -26,40 +28,33 @@ GREY = (0.299, 0.587, 0.114)  # Rec. 601, as PIL
 class Augment:
     """What an image goes through, a config's `data.augment`: crop, flip, rotation, shear, scale, then the colours.
 
-    flip: left-right, half of the time.
-    rotate: degrees about the centre, uniform in [-rotate, rotate].
-    shear: degrees, uniform in [-shear, shear], along x.
-    scale: zoom factor, uniform; (1.0, 1.0): none.
-    crop: share of the image's area, uniform; (1.0, 1.0): none. The box has an aspect ratio log-uniform in [3/4, 4/3],
-        whole pixels and a uniform place inside the image, and is resized to the image's size. A side too long for the
-        image is cut to it (torchvision draws again, up to ten times).
-    brightness: factor uniform in [1 - brightness, 1 + brightness], multiplies.
-    contrast: such a factor, blends with the mean of the grey image.
-    saturation: such a factor, blends with the grey image; one channel is its own grey image.
+    All draws are uniform. Images are rotated about their centre and sheared along x. The box of a crop has an aspect
+    ratio log-uniform in [3/4, 4/3], whole pixels and a uniform place inside the image. A side too long for the image is
+    cut to it (torchvision draws again, up to ten times). One channel is its own grey image.
     """
 
-    flip: bool
-    rotate: float
-    shear: float
-    scale: tuple[float, float]
-    crop: tuple[float, float]
-    brightness: float
-    contrast: float
-    saturation: float
+    flip: bool = key(False, "images are mirrored left to right, half of the time")
+    rotate: float = key(0.0, "degrees: the angle is drawn from [-rotate, rotate]", low=0, most=180)
+    shear: float = key(0.0, "degrees: the angle is drawn from [-shear, shear]", low=0, most=45)
+    scale: tuple[float, float] = key((1.0, 1.0), "the range of the factor of a zoom")
+    crop: tuple[float, float] = key(
+        (1.0, 1.0), "the range of the share of the area of a random crop, which is resized to the whole"
+    )
+    brightness: float = key(0.0, "a factor from [1 - brightness, 1 + brightness] multiplies the image", low=0, most=1)
+    contrast: float = key(0.0, "a factor drawn likewise blends with the mean of the grey image", low=0, most=1)
+    saturation: float = key(0.0, "a factor drawn likewise blends with the grey image", low=0, most=1)
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is out of range."""
-        for name, most in (("rotate", 180), ("shear", 45), ("brightness", 1), ("contrast", 1), ("saturation", 1)):
-            value = getattr(self, name)
-            if not 0 <= value <= most:
-                raise ValueError(f"augment.{name} must be in [0, {most}], got {value}")
+        for name, declaration in declared(type(self)).items():
+            declaration.check(f"augment.{name}", getattr(self, name))
         for name, limit, rule in (("scale", math.inf, ""), ("crop", 1.0, " <= 1")):
             pair = getattr(self, name)
             if not (isinstance(pair, tuple) and len(pair) == 2 and 0 < pair[0] <= pair[1] <= limit):
                 raise ValueError(f"augment.{name} must be a pair (low, high) with 0 < low <= high{rule}, got {pair}")
 
 
-NONE = Augment(False, 0.0, 0.0, (1.0, 1.0), (1.0, 1.0), 0.0, 0.0, 0.0)
+NONE = Augment()
 
 
 def augment(key: jax.Array, images: jax.Array, how: Augment, places: jax.Array | None = None) -> jax.Array:

@@ -9,21 +9,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
+    PADDINGS,
     Model,
     Readout,
     check_image,
     check_kernel,
-    check_name,
     conv,
     fan_in_init,
     norm,
     stationary_gain,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors, at_least_one
+from depthmup.parameterization import ForwardFactors
 
 
 class ConvLayer(nn.Module):
@@ -49,26 +50,28 @@ class CNN(Model):
     Paper B, section 4.2: homogeneous convolution + nonlinearity blocks, stride 1, global pooling, linear head; SGD
     without momentum. He init, variance g / fan_in with fan_in = kernel^d C; g is 2 for ReLU, else `stationary_gain`.
 
-    Attributes: those of `Model`; width: C, the channels of a layer of multiplier 1; depth: L, the number of
-    convolutions, the first of which (`read_in`) reads the image, (batch, length, C) or (batch, height, width, C).
-      channels: multipliers of width, layer by layer, repeated from the start when there are more layers.
-      kernels: kernel sizes, in the same way.
-      padding: "circular" (the paper's, unless stated) or "zero".
-      gelu_variance: g for GELU; "stationary" 2.352, the fixed point of the variance map (a repelling one: ours), or
-        "paper" 2 sqrt(2) (Appendix D.1), under which the variance grows: 16 at layer 10 (docs/theory.md section 6).
+    The first convolution (`read_in`) reads the image, (batch, length, C) or (batch, height, width, C). Circular padding
+    is the paper's, unless stated. g for GELU is 2.352, the fixed point of the variance map (a repelling one: ours), or
+    with `gelu_variance="paper"` 2 sqrt(2) (Appendix D.1), under which the variance grows: 16 at layer 10
+    (docs/theory.md section 6).
     """
 
     residual: ClassVar[bool] = False
 
-    channels: tuple[float, ...] = (1.0,)
-    kernels: tuple[int, ...] = (3,)
-    padding: str = "circular"
-    gelu_variance: str = "stationary"
+    width: int = key(32, "C, the channels of a layer whose multiplier is 1", low=1)
+    depth: int = key(4, "L, the number of convolutions", low=1)
+    channels: tuple[float, ...] = key((1.0,), "multipliers of width, layer by layer, repeated", nonempty=True)
+    kernels: tuple[int, ...] = key((3,), "kernel sizes, layer by layer, repeated", low=1, nonempty=True)
+    padding: str = key("circular", "", choices=PADDINGS)
+    gelu_variance: str = key(
+        "stationary",
+        "initial variance of weights before a GELU times fan_in: 2.352 or 2.828",
+        choices=("stationary", "paper"),
+    )
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape, (1, 2))
-        check_name("gelu_variance", self.gelu_variance, ("paper", "stationary"))
         for kernel in self.kernels:
             check_kernel(space, kernel, self.padding)
         for multiplier in self.channels:
@@ -76,8 +79,6 @@ class CNN(Model):
                 raise ValueError(
                     f"channels: {multiplier} x width {self.width} must be a whole number of channels above 0"
                 )
-        if not self.kernels or not self.channels:
-            raise ValueError("kernels and channels need at least one value")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
@@ -146,36 +147,30 @@ class ResidualCNN(Model):
     factor 1), which multiplies them by K^-alpha: alpha = 1/2 as in the paper, or 1 (B's released code has both), all of
     them or with `branch_init="*/last/*"` the last of each branch only. Under `depth_mup` 1/sqrt(K) is the factor b.
 
-    Attributes: those of `Model`; width: C, 64 in the paper.
-      kernels: sizes of the branch's convolutions W_1..W_m; a 1 is a dense layer over the channels of each position.
-      bottleneck: W_1..W_{m-1} have width / bottleneck channels; the bottleneck block: kernels (1, 3, 1), bottleneck 4.
-      padding: "circular" (the paper's, unless stated) or "zero".
-      norm: "none", or "batch" for a batch norm before each nonlinearity of a branch.
-      dropout: rate of dropout between the convolutions of a branch (Appendix D.2; the rate is not given there: ours).
-      gain: c.
-      zero_init_branch: the last convolution of a branch starts at 0 (paper A, Appendix M).
+    The paper's bottleneck block has kernels (1, 3, 1) and bottleneck 4. Circular padding is the paper's, unless stated.
+    Dropout is of Appendix D.2, which does not give the rate: ours. `zero_init_branch` is of paper A, Appendix M.
     """
 
     even_scan: ClassVar[bool] = True
 
-    width: int = 64
-    depth: int = 8
-    kernels: tuple[int, ...] = (3, 3)
-    bottleneck: int = 1
-    padding: str = "circular"
-    norm: str = "none"
-    dropout: float = 0.0
-    gain: float = 2.0
-    zero_init_branch: bool = False
+    width: int = key(64, "C, the number of channels", low=1)
+    depth: int = key(4, "K, the number of residual blocks", low=1)
+    kernels: tuple[int, ...] = key(
+        (3, 3), "sizes of a branch's convolutions W_1..W_m; 1 is a dense layer over channels", low=1, nonempty=True
+    )
+    bottleneck: int = key(1, "W_1..W_{m-1} have width / bottleneck channels", low=1)
+    padding: str = key("circular", "", choices=PADDINGS)
+    norm: str = key("none", "batch: a batch norm before each nonlinearity of a branch", choices=("none", "batch"))
+    dropout: float = key(0.0, "rate of dropout between the convolutions of a branch, in [0, 1)")
+    gain: float = key(2.0, "c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))")
+    zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape, (1, 2))
-        check_name("norm", self.norm, ("none", "batch"))
-        at_least_one("number of kernels", len(self.kernels))
         for kernel in self.kernels:
             check_kernel(space, kernel, self.padding)
-        if self.bottleneck < 1 or self.width % self.bottleneck:
+        if self.width % self.bottleneck:
             raise ValueError(f"bottleneck {self.bottleneck} must divide the width {self.width}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")

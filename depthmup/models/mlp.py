@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
     Model,
     Readout,
-    check_name,
     fan_in_init,
     norm,
     stationary_gain,
@@ -42,14 +41,14 @@ class MLP(Model):
 
     The plain network whose learning rate goes as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
     He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
-
-    Attributes: those of `Model`; width: N; depth: L, the number of hidden layers, the first of which (`read_in`) reads
-    the input. use_bias: biases everywhere.
+    The first hidden layer (`read_in`) reads the input.
     """
 
     residual: ClassVar[bool] = False
 
-    use_bias: bool = False
+    width: int = key(128, "N", low=1)
+    depth: int = key(4, "L, the number of hidden layers", low=1)
+    use_bias: bool = key(False, "biases everywhere")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
@@ -98,25 +97,17 @@ class ResidualMLP(Model):
     """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
 
     docs/theory.md section 0 (paper A, equation 1).
-
-    Attributes: those of `Model`; width: N; depth: L, the number of residual branches.
-      use_bias: a bias in the branches, the read-in and the readout (the latter added after the output factor).
-      norm: "none", or "layer" for a LayerNorm at the entry of each branch.
-      readout: "phi" (psi = the activation) or "linear" (psi = identity).
-      zero_init_branch: branches start at 0 (paper A, Appendix M).
+    The readout's bias is added after the output factor. `zero_init_branch` is of paper A, Appendix M.
     """
 
     even_scan: ClassVar[bool] = True
 
-    use_bias: bool = False
-    norm: str = "none"
-    readout: str = "phi"
-    zero_init_branch: bool = False
-
-    def check(self, shape: Sequence[int]) -> None:
-        super().check(shape)
-        check_name("norm", self.norm, ("none", "layer"))
-        check_name("readout", self.readout, ("phi", "linear"))
+    width: int = key(128, "N", low=1)
+    depth: int = key(8, "L, the number of residual branches", low=1)
+    use_bias: bool = key(False, "biases in the read-in, the branches and the readout")
+    norm: str = key("none", "layer: a LayerNorm at the entry of each branch", choices=("none", "layer"))
+    readout: str = key("phi", "phi: the activation acts before the readout", choices=("phi", "linear"))
+    zero_init_branch: bool = key(False, "branches start at 0")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:

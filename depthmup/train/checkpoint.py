@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from depthmup.convert import Interval
+from depthmup.settings import Interval
 from depthmup.train.saved import (
     FOLDER,
     METRIC,

@@ -8,7 +8,6 @@ import jax
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.optim import family_of
-from depthmup.settings import QUANTITIES
 from depthmup.train.step import Batch, Hyper, Trainer, TrainState
 
 Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
@@ -48,5 +47,5 @@ def measurement(
         return kernel_movement(before, after)
 
     profile = update_profile(trainer)
-    functions = dict(zip(QUANTITIES, (lambda *of: profile(*of)[0], sharp, kernels), strict=True))
+    functions = {"updates": lambda *of: profile(*of)[0], "sharpness": sharp, "kernels": kernels}
     return lambda state, hyper, batch: {name: functions[name](state, batch, hyper) for name in names}

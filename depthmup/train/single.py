@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from clu.parameter_overview import get_parameter_overview as overview
 
-from depthmup.settings import Settings, SettingsError
+from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import specs_to_json
 from depthmup.train import flops
 from depthmup.train.assemble import Problem, problem_of
@@ -47,7 +47,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     loop = loop_of(problem, settings)
     trainer = problem.trainer(settings.model, settings.optimizer.name)
     hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
-    identity = {k: v for k, v in settings.deciding().items() if k != "sweep"}
+    identity = flat(settings)
     with contextlib.ExitStack() as stack:
         messages: list[str] = []
         if workdir and first:
