@@ -193,14 +193,16 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         skip_corrupt=False,  # go on without records that cannot be read, and count them
     )
     config.epochs = 2.0  # the length of a training
-    config.schedule = "linear"  # linear | cosine | constant; linear and cosine end at 0
-    config.warmup_epochs = 0.0  # the learning rate rises to its value first
-    config.loss = "cross_entropy"  # cross_entropy | mse | centered_mse; centered_mse: of the change of the output
+    config.schedule = "linear"  # linear | cosine | constant; of the learning rate; linear and cosine end at 0
+    config.warmup_epochs = 0.0  # the learning rate rises linearly first
+    # cross_entropy | mse | centered_mse; centered_mse: of the change of the output since the start
+    config.loss = "cross_entropy"
     config.label_smoothing = 0.0  # for cross_entropy, in training
-    config.label_noise = 0.0  # share of random labels, drawn anew at every step
+    config.label_noise = 0.0  # probability that a training label is replaced by a random one, anew at every step
     config.clip = config_dict.placeholder(float)  # largest norm of the gradient; unset: none
-    config.accumulate = 1  # parts in which a batch is computed, to use less memory
-    config.ema = config_dict.placeholder(float)  # decay of an average of the weights, which is evaluated
+    config.accumulate = 1  # parts in which a batch is computed, one after another
+    # decay of a moving average of the weights, which is evaluated; unset: no average
+    config.ema = config_dict.placeholder(float)
     config.seed = 0  # of the initial parameters
     config.log_every = 10  # steps between two lines of progress
     config.log_updates = False  # also the root mean square update of every group of parameters

@@ -226,19 +226,31 @@ class Settings:
     optimizer: OptimizerSettings = key(OptimizerSettings(), "")
     data: DataSettings = key(DataSettings(), "")
     epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
-    schedule: str = key("linear", "linear and cosine end at 0", choices=SCHEDULES, at_start=False)
-    warmup_epochs: float = key(0.0, "the learning rate rises to its value first", low=0, traced=True, at_start=False)
+    schedule: str = key("linear", "of the learning rate; linear and cosine end at 0", choices=SCHEDULES, at_start=False)
+    warmup_epochs: float = key(0.0, "the learning rate rises linearly first", low=0, traced=True, at_start=False)
     loss: str = key(
-        "cross_entropy", "centered_mse: of the change of the output", choices=LOSSES, column="loss_function"
+        "cross_entropy",
+        "centered_mse: of the change of the output since the start",
+        choices=LOSSES,
+        column="loss_function",
     )
     label_smoothing: float = key(0.0, "for cross_entropy, in training", low=0, high=1)
     label_noise: float = key(
-        0.0, "share of random labels, drawn anew at every step", low=0, high=1, traced=True, at_start=False
+        0.0,
+        "probability that a training label is replaced by a random one, anew at every step",
+        low=0,
+        high=1,
+        traced=True,
+        at_start=False,
     )
     clip: float | None = key(None, "largest norm of the gradient; unset: none", positive=True, at_start=False)
-    accumulate: int = key(1, "parts in which a batch is computed, to use less memory", low=1, at_start=False)
+    accumulate: int = key(1, "parts in which a batch is computed, one after another", low=1, at_start=False)
     ema: float | None = key(
-        None, "decay of an average of the weights, which is evaluated", low=0, high=1, at_start=False
+        None,
+        "decay of a moving average of the weights, which is evaluated; unset: no average",
+        low=0,
+        high=1,
+        at_start=False,
     )
     seed: int = key(0, "of the initial parameters", low=0, high=2**31, traced=True)
     log_every: int = key(10, "steps between two lines of progress", low=1, decides=False)
@@ -268,9 +280,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Everything that can be known to be wrong before anything is compiled or written."""
-        options = {
-            f"model.{option}" for option in self.model.options
-        }  # their family checks them, with the data's shape
+        # A family checks its own options when the shape of the data is known (`Model.check`).
+        options = {f"model.{option}" for option in self.model.options}
         for name, declaration in keys(self.model.name).items():
             if name in options:
                 continue
