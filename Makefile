@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks parity torture test lint lock clean
+.PHONY: transfer checks configs parity torture test lint lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -10,6 +10,11 @@ transfer: .venv/ready
 # Coordinate checks of every family of models; writes docs/checks.md. About an hour on 2 cores; goes on where it stopped.
 checks: .venv/ready
 	$(BIN)/python -m experiments.coordinate_checks runs/checks
+
+# configs/default.py and docs/settings.md, from the declarations of the settings.
+configs: .venv/ready
+	$(BIN)/python -m depthmup.settings > configs/default.py
+	$(BIN)/python -m depthmup.settings docs > docs/settings.md
 
 # The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.
 parity: .venv/ready

@@ -19,9 +19,8 @@ import numpy as np
 
 from configs import default
 from depthmup.backend import prepare_cpu
-from depthmup.settings import from_config
+from depthmup.settings import column, from_config, put
 from depthmup.sweep import report, verdicts
-from depthmup.sweep.axes import column, put
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import SCHEMA, trials
 from depthmup.sweep.store import Store

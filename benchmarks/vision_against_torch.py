@@ -43,7 +43,7 @@ MODELS: dict[str, Model] = {
     "ViT-Ti, patch 4, scanned": VIT.clone(scan=True),
 }
 SMALL_CNN = ResidualCNN(16, kernels=(3,), scan=False)
-SMALL_VIT = ViT(64, 4, scan=False)
+SMALL_VIT = ViT(64, 4, patch=4, scan=False)
 COMPILED = {
     "convolutions unrolled, width 16": (SMALL_CNN, (4, 8, 16, 32, 64)),
     "convolutions scanned, width 16": (SMALL_CNN.clone(scan=True), (4, 8, 16, 32, 64)),

@@ -2,111 +2,136 @@
 
 python main.py explain --config=configs/default.py
 python main.py explain --config=configs/default.py:vit        (another family of models)
+
+`make configs` writes this file from the declarations in depthmup/settings.py, depthmup/models and depthmup/data.
 """
 
 from ml_collections import config_dict
 
 # The families of models and what only they have; their classes in depthmup/models say more.
 FAMILIES: dict[str, dict] = dict(
-    mlp=dict(  # plain
-        width=128,
-        depth=4,  # hidden layers
+    mlp=dict(  # MLP
+        width=128,  # N
+        depth=4,  # L, the number of hidden layers
         use_bias=False,  # biases everywhere
     ),
-    residual_mlp=dict(
+    residual_mlp=dict(  # ResidualMLP
         width=128,  # N
         depth=8,  # L, the number of residual branches
-        use_bias=False,  # biases in read-in, branches and readout
-        norm="none",  # none | layer: a LayerNorm at the entry of each branch
-        readout="phi",  # phi: the activation acts before the readout | linear
+        use_bias=False,  # biases in the read-in, the branches and the readout
+        norm="none",  # none | layer; layer: a LayerNorm at the entry of each branch
+        readout="phi",  # phi | linear; phi: the activation acts before the readout
         zero_init_branch=False,  # branches start at 0
     ),
-    cnn=dict(  # plain convolutions of stride 1 (AM-muP paper, 4.2)
-        width=32,  # channels
-        depth=4,  # convolutions
+    cnn=dict(  # CNN
+        width=32,  # C, the channels of a layer whose multiplier is 1
+        depth=4,  # L, the number of convolutions
         channels=(1.0,),  # multipliers of width, layer by layer, repeated
-        kernels=(3,),  # sizes, layer by layer, repeated
-        padding="circular",  # circular | zero
-        gelu_variance="stationary",  # initial variance for gelu: stationary (2.352 / fan_in) | paper (2.828 / fan_in)
+        kernels=(3,),  # kernel sizes, layer by layer, repeated
+        padding="circular",  # zero | circular
+        # stationary | paper; initial variance of weights before a GELU times fan_in: 2.352 or 2.828
+        gelu_variance="stationary",
     ),
-    residual_cnn=dict(  # residual blocks of convolutions of stride 1 (AM-muP paper, 4.3)
-        width=64,  # channels
-        depth=4,  # residual blocks
-        kernels=(3, 3),  # sizes of the convolutions in a branch; 1 is a dense layer over channels
-        bottleneck=1,  # all but the last have width / bottleneck channels
-        padding="circular",  # circular | zero
-        norm="none",  # none | batch: before each nonlinearity of a branch
-        dropout=0.0,  # rate, between the convolutions of a branch
+    residual_cnn=dict(  # ResidualCNN
+        width=64,  # C, the number of channels
+        depth=4,  # K, the number of residual blocks
+        kernels=(3, 3),  # sizes of a branch's convolutions W_1..W_m; 1 is a dense layer over channels
+        bottleneck=1,  # W_1..W_{m-1} have width / bottleneck channels
+        padding="circular",  # zero | circular
+        norm="none",  # none | batch; batch: a batch norm before each nonlinearity of a branch
+        dropout=0.0,  # rate of dropout between the convolutions of a branch, in [0, 1)
         gain=2.0,  # c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))
-        zero_init_branch=False,
+        zero_init_branch=False,  # the last convolution of a branch starts at 0
     ),
-    simple_resnet=dict(  # depthwise-transfer paper, A.1
+    simple_resnet=dict(  # SimpleResNet
         width=128,  # channels of the last stage, 8 times those of the first
-        depth=4,  # residual blocks of one convolution, 3 or more
-        pool="average",  # average | max, three times
-        count="blocks",  # what the branch factor counts: blocks | layers (the paper's)
+        depth=4,  # the number of residual blocks, each of one convolution; 3 or more
+        pool="average",  # average | max; the kind of the three poolings
+        count="blocks",  # blocks | layers; what the branch factor counts; layers is the paper's
         padding="zero",  # zero | circular
-        norm="none",  # none | batch: after each convolution of a branch
-        zero_init_branch=False,
+        norm="none",  # none | batch; batch: a batch norm after each convolution of a branch
+        zero_init_branch=False,  # branches start at 0
     ),
-    resnet=dict(  # of He et al. (depthwise-transfer paper, A.2)
-        width=16,  # channels of the first stage
-        depth=1,  # residual blocks are depth x stages
-        stages=(
-            1,
-            1,
-            1,
-        ),  # (1, 1, 1): CIFAR's 6n + 2 layers | (1, 1, 1, 1): ResNet-18 at depth 2 | (3, 4, 6, 3): 34, 50
-        bottleneck=False,  # blocks of 1x1, 3x3, 1x1 convolutions, as in ResNet-50
-        stem="cifar",  # cifar: 3x3 convolution | imagenet: 7x7 of stride 2 and max pooling
-        norm="batch",  # batch | layer (over each channel's plane) | none
-        zero_init_branch=False,
+    resnet=dict(  # ResNet
+        width=16,  # channels of the first stage, before a bottleneck's expansion
+        depth=1,  # multiplies the numbers of blocks in stages
+        # blocks per unit of depth; (1, 1, 1): CIFAR's 6n + 2 layers; (1, 1, 1, 1): ResNet-18 at depth 2; (3, 4, 6, 3):
+        # ResNet-34 and 50
+        stages=(1, 1, 1),
+        bottleneck=False,  # blocks have 1x1, 3x3, 1x1 convolutions, as in ResNet-50
+        stem="cifar",  # cifar | imagenet; a 3x3 convolution, or 7x7 of stride 2 and 3x3 max pooling
+        norm="batch",  # batch | layer | none; after each convolution; layer: over each channel's plane
+        zero_init_branch=False,  # the last convolution of a branch starts at 0
     ),
-    vit=dict(  # Vision Transformer (depthwise-transfer paper, A.3)
-        width=64,
-        depth=4,  # blocks of attention and MLP, two residual branches each
-        heads=4,  # fixed: the head size grows with width
-        patch=2,  # side of a patch in pixels
+    vit=dict(  # ViT
+        width=64,  # the size of a token, a multiple of heads
+        depth=4,  # blocks of attention and MLP, each with two residual branches
+        activation="gelu",  # relu | tanh | erf | gelu | linear
+        heads=4,  # their number is fixed: the head size width / heads grows with width
+        patch=2,  # side of a patch in pixels, which must divide the image's
         mlp_ratio=4,  # hidden units of the MLP over width
-        norm="layer",  # layer | none
-        pool="cls",  # cls: class token | mean: of the tokens
-        use_bias=True,
-        zero_init_branch=False,
+        norm="layer",  # layer | none; before each branch and the readout
+        pool="cls",  # cls | mean; what the readout reads: the class token, or the mean of the tokens
+        use_bias=True,  # biases everywhere
+        zero_init_branch=False,  # branches start at 0
     ),
 )
-# What main.py check does where it is not as for the residual MLP: convolutions are dear. Plain networks claim nothing
-# along depth.
+# What main.py check does where it is not as for the residual MLP, which has the values of config.check below.
 CHECKS: dict[str, dict] = dict(
-    mlp=dict(depths=()),
-    cnn=dict(widths=(32, 64, 128), depths=(), depth=3, log2_learning_rates=dict(sgd=-11.0, adam=-13.0)),
+    mlp=dict(
+        depths=(),
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
+    ),
+    cnn=dict(
+        log2_learning_rates=dict(sgd=-11.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
+        widths=(32, 64, 128),
+        depths=(),
+        depth=3,
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
+    ),
     residual_cnn=dict(
+        log2_learning_rates=dict(sgd=-11.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(32, 64, 128),
         depths=(8, 12, 16, 32),
         width=64,
         depth=4,
-        log2_learning_rates=dict(sgd=-11.0, adam=-13.0),
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
     ),
     simple_resnet=dict(
+        log2_learning_rates=dict(sgd=-5.0, momentum=-12.0, adam=-10.0, adamw=-10.0),
         widths=(128, 256, 512),
         depths=(8, 12, 16, 32),
-        width=256,
         depth=4,
-        log2_learning_rates=dict(sgd=-5.0, adam=-10.0),
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
     ),
     resnet=dict(
+        log2_learning_rates=dict(sgd=-12.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(16, 32, 64),
         depths=(4, 6, 8, 12),
         width=16,
         depth=1,
-        beta0=1 / 16,  # behind batch norm the correction at small depth is large (docs/checks.md)
-        log2_learning_rates=dict(sgd=-12.0, adam=-13.0),
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
+        beta0=0.0625,
     ),
     vit=dict(
+        log2_learning_rates=dict(sgd=-12.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(64, 128, 256),
         depths=(8, 12, 16, 32),
         width=64,
         depth=4,
-        log2_learning_rates=dict(sgd=-12.0, adam=-13.0),
+        steps=(1, 4),
+        seeds=16,
+        batch_size=8,
     ),
 )
 
@@ -119,22 +144,22 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
 
     config.model = dict(
         name=model,
-        activation="gelu" if model == "vit" else "relu",  # relu | tanh | erf | gelu | linear
-        dtype="float32",  # of the computation: float32 | bfloat16; parameters are float32
-        scan=True,  # equal blocks in one scanned loop: compile time is flat in depth; False: unrolled
-        **FAMILIES[model],
+        activation="relu",  # relu | tanh | erf | gelu | linear
+        dtype="float32",  # float32 | bfloat16; the type of the computation; parameters are float32
+        scan=True,  # equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled
     )
 
+    # At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.
     config.parameterization = dict(
-        name="depth_mup",  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep (docs/rules.md)
-        base_width=32,  # the shape at which hyperparameters are tuned; all of sp, mup, depth_mup, depth_ode equal there
+        name="depth_mup",  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; docs/rules.md
+        base_width=32,
         base_depth=2,
         base_head_dim=1,  # attention equals 1/sqrt(head_dim) at this head size
-        alpha=config_dict.placeholder(float),  # branch exponent in [1/2, 1] instead of the parameterization's own
+        alpha=config_dict.placeholder(float),  # branch exponent in [1/2, 1]; unset: the parameterization's own
         gamma0=1.0,  # richness: the output is divided by it
         beta0=1.0,  # branch multiplier at the base depth
-        lr_depth=config_dict.placeholder(float),  # am_mup: exponent of its LR in depth (its own is -3/2)
-        branch_init="*",  # am_mup: glob of the branch weights whose initial variance falls with depth
+        lr_depth=config_dict.placeholder(float),  # am_mup: exponent of its LR in depth; unset: its own, -3/2
+        branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
     )
 
     config.optimizer = dict(
@@ -142,85 +167,90 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         learning_rate=0.5,  # at the base shape
         momentum=0.9,  # for momentum
         b1=0.9,  # for adam and adamw
-        b2=0.999,
-        eps=1e-8,
-        weight_decay=0.0,  # not coupled to the learning rate factor: LR x decay is the same at every shape
+        b2=0.999,  # for adam and adamw
+        eps=1e-08,  # for adam and adamw
+        weight_decay=0.0,  # learning rate x decay is the same at every shape
     )
 
     config.data = dict(
         name="digits",  # digits | patches | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
-        data_dir=config_dict.placeholder(str),  # where prepared data sets are; unset: ~/tensorflow_datasets
-        batch_size=64,
-        seed=0,  # of the order of the examples and of their augmentation, the same for all trials
-        image_size=config_dict.placeholder(int),  # side of the images of imagenet* and patches; unset: 64, 224, 32
-        augment=dict(  # of training images, each with its own draw
-            flip=False,  # left and right, half of the time
-            rotate=0.0,  # degrees, up to this either way
-            shear=0.0,  # degrees, likewise
-            scale=(1.0, 1.0),  # range of a zoom
-            crop=(1.0, 1.0),  # range of the share of the area of a random crop, resized to the whole
-            brightness=0.0,  # factor up to 1 -+ this
-            contrast=0.0,
-            saturation=0.0,
+        data_dir=config_dict.placeholder(str),  # folder of prepared data sets; unset: ~/tensorflow_datasets
+        batch_size=64,  # examples of a step
+        seed=0,  # of the order of examples and their augmentation
+        image_size=config_dict.placeholder(int),  # side of images of imagenet* (unset: 64, 224) and patches (32)
+        # random changes of training images, each image with its own draw
+        augment=dict(
+            flip=False,  # images are mirrored left to right, half of the time
+            rotate=0.0,  # degrees: the angle is drawn from [-rotate, rotate]
+            shear=0.0,  # degrees: the angle is drawn from [-shear, shear]
+            scale=(1.0, 1.0),  # the range of the factor of a zoom
+            crop=(1.0, 1.0),  # the range of the share of the area of a random crop, which is resized to the whole
+            brightness=0.0,  # a factor from [1 - brightness, 1 + brightness] multiplies the image
+            contrast=0.0,  # a factor drawn likewise blends with the mean of the grey image
+            saturation=0.0,  # a factor drawn likewise blends with the grey image
         ),
-        workers=0,  # processes that read and decode what does not fit in memory (imagenet*); 0: threads
+        workers=0,  # processes that decode images (imagenet*); 0: threads
         skip_corrupt=False,  # go on without records that cannot be read, and count them
     )
-    config.epochs = 2.0
-    config.schedule = "linear"  # of the learning rate: linear (to 0 at the last step) | cosine (likewise) | constant
-    config.warmup_epochs = 0.0  # the learning rate rises linearly to its value first
-    config.loss = "cross_entropy"  # cross_entropy | mse | centered_mse (of the change of the output since the start)
-    config.label_smoothing = 0.0
+    config.epochs = 2.0  # the length of a training
+    config.schedule = "linear"  # linear | cosine | constant; of the learning rate; linear and cosine end at 0
+    config.warmup_epochs = 0.0  # the learning rate rises linearly first
+    # cross_entropy | mse | centered_mse; centered_mse: of the change of the output since the start
+    config.loss = "cross_entropy"
+    config.label_smoothing = 0.0  # for cross_entropy, in training
     config.label_noise = 0.0  # probability that a training label is replaced by a random one, anew at every step
     config.clip = config_dict.placeholder(float)  # largest norm of the gradient; unset: none
-    config.accumulate = 1  # parts in which a batch is computed, one after another: the same step with less memory
-    config.ema = config_dict.placeholder(
-        float
-    )  # decay of a moving average of the weights, which is evaluated; unset: none
+    config.accumulate = 1  # parts in which a batch is computed, one after another
+    # decay of a moving average of the weights, which is evaluated; unset: no average
+    config.ema = config_dict.placeholder(float)
     config.seed = 0  # of the initial parameters
     config.log_every = 10  # steps between two lines of progress
     config.log_updates = False  # also the root mean square update of every group of parameters
-    config.evaluate_every = "1 epoch"  # of the validation split: "100 steps" | "0.5 epochs" | "never" (only at the end)
+    config.evaluate_every = "1 epoch"  # "100 steps" | "0.5 epochs" | "never": at the end
 
-    # main.py train with a workdir goes on from its last checkpoint. A sweep checkpoints the trials it is at.
+    # main.py train with a workdir goes on from its last checkpoint. A sweep checkpoints the trials that it trains. A
+    # best checkpoint is written at any evaluation.
     config.checkpoint = dict(
-        every="10 minutes",  # "100 steps" | "1 epoch" | "10 minutes" | "never"; a best one is written at any evaluation
-        keep=2,  # the last so many
-        best=1,  # and those with the lowest validation loss
+        every="10 minutes",  # "100 steps" | "1 epoch" | "10 minutes" | "never"
+        keep=2,  # checkpoints kept, the last ones
+        best=1,  # checkpoints kept besides, those with the lowest validation loss
     )
+
     config.parallel = dict(
-        devices=config_dict.placeholder(int),  # that share each batch of main.py train; unset: all, but one CPU
-        wrapper="pmap",  # pmap | jit (over a mesh); of sweeps too
+        devices=config_dict.placeholder(int),  # devices that share each batch of main.py train; unset: all, but one CPU
+        wrapper="pmap",  # pmap | jit; jit: over a mesh; of sweeps too
     )
 
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each
     # width (depth = model.depth).
     config.sweep = dict(
-        parameterizations=("sp", "mup", "depth_mup"),
-        optimizers=("sgd", "adam"),
+        parameterizations=("sp", "mup", "depth_mup"),  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep
+        optimizers=("sgd", "adam"),  # sgd | momentum | adam | adamw
         depths=(2, 4, 8, 16, 32),
         widths=(32, 64, 128, 256),
+        # the lowest and the highest learning rate of each optimizer
         log2_learning_rates=dict(sgd=(-8.0, 1.0), momentum=(-11.0, -2.0), adam=(-12.0, -3.0), adamw=(-12.0, -3.0)),
         per_octave=2,  # grid points per factor of 2
-        seeds=6,  # config.seed, config.seed + 1, ...
+        seeds=6,  # config.seed, config.seed + 1, ...: so many trainings of each point
         axes="",  # more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"
-        judge_by="loss",  # what is best: loss | last_loss (of the last tenth of the steps) | mean_loss (of all) |
-        # validation_loss | accuracy | validation_accuracy
+        # loss | last_loss | mean_loss | validation_loss | accuracy | validation_accuracy; last_loss: of the last tenth
+        # of the steps; mean_loss: of all steps
+        judge_by="loss",
         calibrate=True,  # the report predicts learning rates by a gradient and a jvp at each depth too
-        measure=(),  # also, of trials trained from now on: updates, sharpness, kernels (docs/laws.md)
+        measure=(),  # updates | sharpness | kernels; measured of trials trained from now on (docs/laws.md)
         measure_points=5,  # how often while a trial trains, from its start to its end
-        adaptive=False,  # fewer trials: from the second size on, only the learning rates around the last size's optimum
+        adaptive=False,  # from the second size on, train only the rates around the last size's optimum
         at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128
         max_trials=20_000,  # a larger plan needs --yes
         cache=True,  # compiled programs are kept in the workdir
-        cpus=1.0,  # of each group of trials, for --launcher=ray
-        gpus=0.0,
+        cpus=1.0,  # CPUs of each group of trials, for --launcher=ray
+        gpus=0.0,  # GPUs of each group of trials, for --launcher=ray
     )
 
     # main.py check: coordinate check over widths (at check.depth) and depths (at check.width). The base shape is taken
     # as 1, since a base depth has honest transients at small depth.
     config.check = dict(
-        optimizers=("sgd", "adam"),
+        optimizers=("sgd", "adam"),  # sgd | momentum | adam | adamw
         log2_learning_rates=dict(sgd=-10.0, momentum=-12.0, adam=-10.0, adamw=-10.0),  # small: saturation hides slopes
         widths=(64, 128, 256, 512),
         depths=(4, 8, 16, 32, 64),
@@ -232,6 +262,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         beta0=1.0,  # branch multiplier at depth 1, on top of parameterization.beta0
         tolerance=0.1,  # a slope beyond this is not ok
     )
-    if model in CHECKS:
-        config.check.update(CHECKS[model], steps=(1, 4), seeds=16, batch_size=8)
+
+    config.model.update(FAMILIES[model])
+    config.check.update(CHECKS.get(model, {}))
     return config

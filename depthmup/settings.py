@@ -1,49 +1,112 @@
-"""Settings: what a config file may say, as frozen dataclasses. A ConfigDict goes no further than `from_config`."""
+"""The settings of a run: every key of a config, declared once, and what follows from the declarations.
+
+`python -m depthmup.settings` prints configs/default.py, `python -m depthmup.settings docs` docs/settings.md. A key is
+added by declaring it here (or on its family of models, or in `Augment`) and using it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from depthmup.convert import Interval, SettingsError, convert, interval, named
-from depthmup.data.augment import Augment
+from depthmup.data import Augment, names
 from depthmup.fit.optimum import WINDOW
-from depthmup.models import MODELS
+from depthmup.keys import Key, declared, key
+from depthmup.models import MODELS, Model
 from depthmup.optim import OPTIMIZERS
-from depthmup.parameterization import TABLES, Parameterization, at_least_one, parameterization, unknown
+from depthmup.parameterization import TABLES, Parameterization, parameterization, unknown
 
-JUDGED = ("loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy")  # sweep.judge_by
-QUANTITIES = ("updates", "sharpness", "kernels")  # sweep.measure; train.quantities says what they are
-# Keys of a config that change no result of a training.
-DECIDES_NOTHING = ("check", "log_every", "log_updates", "evaluate_every", "checkpoint", "parallel")
+FAMILY = "residual_mlp"  # the family of models of a config that names none
+LEARNING_RATE = "optimizer.learning_rate"
+JUDGED = ("loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy")
+QUANTITIES = ("updates", "sharpness", "kernels")  # train.quantities measures them
+SCHEDULES = ("linear", "cosine", "constant")
+LOSSES = ("cross_entropy", "mse", "centered_mse")
+# The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
+OWN = {
+    "parameterization.name": "sweep.parameterizations",
+    "optimizer.name": "sweep.optimizers",
+    "model.depth": "sweep.depths",
+    "model.width": "sweep.widths",
+    "seed": "sweep.seeds",
+}
+
+
+class SettingsError(ValueError):
+    """A config that cannot be run; the message names the key and the way out."""
+
+
+def named(where: str, error: ValueError) -> SettingsError:
+    """The error of a function that does not know which key its argument came from."""
+    return SettingsError(f"{where}: {error}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """How often: "never", "100 steps", "0.5 epochs" or "10 minutes"."""
+
+    number: float
+    unit: str  # step | epoch | minute | never
+
+    def steps(self, per_epoch: int) -> int | None:
+        """In steps, at least 1; None for minutes and never."""
+        if self.unit not in ("step", "epoch"):
+            return None
+        return max(1, round(self.number * (per_epoch if self.unit == "epoch" else 1)))
+
+    @property
+    def seconds(self) -> float | None:
+        return 60 * self.number if self.unit == "minute" else None
+
+    def __str__(self) -> str:
+        return "never" if self.unit == "never" else f"{self.number:g} {self.unit}{'s' * (self.number != 1)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """options: the family's other attributes (those of the class MODELS[name])."""
+    """A family of models and its attributes, which its class declares; options: all but width and depth."""
 
     name: str
     width: int
     depth: int
     options: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        if self.name not in MODELS:
+            raise SettingsError(str(unknown("model.name", self.name, MODELS)))
+
     def __hash__(self) -> int:
         return hash((self.name, self.width, self.depth, *sorted(self.options.items())))
+
+    @classmethod
+    def of(cls, name: str = FAMILY, **attributes: Any) -> ModelSettings:
+        """A family with its defaults but for these attributes."""
+        values = {attribute: k.default for attribute, k in declared(MODELS[name]).items()} | attributes
+        return cls(name, values.pop("width"), values.pop("depth"), values)
+
+
+MODEL_NAME = Key(meaning="the family of models", choices=tuple(MODELS), column="model", kind=str, default=FAMILY)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterizationSettings:
-    name: str
-    base_width: int
-    base_depth: int
-    base_head_dim: int
-    alpha: float | None
-    gamma0: float
-    beta0: float
-    lr_depth: float | None
-    branch_init: str
+    name: str = key("depth_mup", "docs/rules.md", choices=TABLES, traced=True, column="parameterization")
+    base_width: int = key(32, "", low=1, traced=True)
+    base_depth: int = key(2, "", low=1, traced=True)
+    base_head_dim: int = key(1, "attention equals 1/sqrt(head_dim) at this head size", low=1, traced=True)
+    alpha: float | None = key(None, "branch exponent in [1/2, 1]; unset: the parameterization's own", traced=True)
+    gamma0: float = key(1.0, "richness: the output is divided by it", positive=True, traced=True)
+    beta0: float = key(1.0, "branch multiplier at the base depth", positive=True, traced=True)
+    lr_depth: float | None = key(None, "am_mup: exponent of its LR in depth; unset: its own, -3/2", traced=True)
+    branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
 
     def build(self) -> Parameterization:
         return parameterization(**dataclasses.asdict(self))
@@ -51,135 +114,211 @@ class ParameterizationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    name: str
-    learning_rate: float
-    momentum: float
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
+    name: str = key("sgd", "", choices=OPTIMIZERS, column="optimizer")
+    learning_rate: float = key(0.5, "at the base shape", positive=True, traced=True, at_start=False)
+    momentum: float = key(0.9, "for momentum", low=0, high=1, traced=True, at_start=False)
+    b1: float = key(0.9, "for adam and adamw", low=0, high=1, traced=True)
+    b2: float = key(0.999, "for adam and adamw", low=0, high=1, traced=True)
+    eps: float = key(1e-8, "for adam and adamw", low=0, traced=True)
+    weight_decay: float = key(0.0, "learning rate x decay is the same at every shape", low=0, traced=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    name: str
-    data_dir: str | None
-    batch_size: int
-    seed: int
-    image_size: int | None
-    augment: Augment
-    workers: int
-    skip_corrupt: bool
+    name: str = key("digits", " | ".join(names()), column="data")
+    data_dir: str | None = key(None, "folder of prepared data sets; unset: ~/tensorflow_datasets", decides=False)
+    batch_size: int = key(64, "examples of a step", low=1)
+    seed: int = key(
+        0, "of the order of examples and their augmentation", low=0, high=2**31, at_start=False, column="data_seed"
+    )
+    image_size: int | None = key(
+        None, "side of images of imagenet* (unset: 64, 224) and patches (32)", low=1, high=2**14
+    )
+    augment: Augment = key(Augment(), "random changes of training images, each image with its own draw")
+    workers: int = key(0, "processes that decode images (imagenet*); 0: threads", low=0, high=1024, decides=False)
+    skip_corrupt: bool = key(False, "go on without records that cannot be read, and count them")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSettings:
-    every: Interval
-    keep: int
-    best: int
+    every: Interval = key(Interval(10, "minute"), '"100 steps" | "1 epoch" | "10 minutes" | "never"')
+    keep: int = key(2, "checkpoints kept, the last ones", low=1)
+    best: int = key(1, "checkpoints kept besides, those with the lowest validation loss", low=0, high=2**31)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelSettings:
-    devices: int | None
-    wrapper: str
+    devices: int | None = key(None, "devices that share each batch of main.py train; unset: all, but one CPU", low=1)
+    wrapper: str = key("pmap", "jit: over a mesh; of sweeps too", choices=("pmap", "jit"))
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings:
-    parameterizations: tuple[str, ...]
-    optimizers: tuple[str, ...]
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
-    log2_learning_rates: Mapping[str, tuple[float, float]]
-    per_octave: int
-    seeds: int
-    axes: str
-    judge_by: str
-    calibrate: bool
-    measure: tuple[str, ...]
-    measure_points: int
-    adaptive: bool
-    at_once: int | None
-    max_trials: int
-    cache: bool
-    cpus: float
-    gpus: float
+    parameterizations: tuple[str, ...] = key(("sp", "mup", "depth_mup"), "", choices=TABLES, nonempty=True)
+    optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
+    depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", low=1)
+    widths: tuple[int, ...] = key((32, 64, 128, 256), "", low=1)
+    log2_learning_rates: Mapping[str, tuple[float, float]] = key(
+        {"sgd": (-8.0, 1.0), "momentum": (-11.0, -2.0), "adam": (-12.0, -3.0), "adamw": (-12.0, -3.0)},
+        "the lowest and the highest learning rate of each optimizer",
+    )
+    per_octave: int = key(2, "grid points per factor of 2", low=1)
+    seeds: int = key(6, "config.seed, config.seed + 1, ...: so many trainings of each point", low=1)
+    axes: str = key("", 'more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"')
+    judge_by: str = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps", choices=JUDGED)
+    calibrate: bool = key(True, "the report predicts learning rates by a gradient and a jvp at each depth too")
+    measure: tuple[str, ...] = key((), "measured of trials trained from now on (docs/laws.md)", choices=QUANTITIES)
+    measure_points: int = key(5, "how often while a trial trains, from its start to its end", low=1)
+    adaptive: bool = key(False, "from the second size on, train only the rates around the last size's optimum")
+    at_once: int | None = key(None, "trials that run together; unset: as many as fit in memory, at most 128", low=1)
+    max_trials: int = key(20_000, "a larger plan needs --yes", low=1)
+    cache: bool = key(True, "compiled programs are kept in the workdir")
+    cpus: float = key(1.0, "CPUs of each group of trials, for --launcher=ray", low=0, high=2**14)
+    gpus: float = key(0.0, "GPUs of each group of trials, for --launcher=ray", low=0, high=2**14)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckSettings:
-    optimizers: tuple[str, ...]
-    log2_learning_rates: Mapping[str, float]
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    width: int
-    depth: int
-    steps: tuple[int, ...]
-    seeds: int
-    batch_size: int
-    beta0: float
-    tolerance: float
+    optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
+    log2_learning_rates: Mapping[str, float] = key(
+        {"sgd": -10.0, "momentum": -12.0, "adam": -10.0, "adamw": -10.0}, "small: saturation hides slopes"
+    )
+    widths: tuple[int, ...] = key((64, 128, 256, 512), "", low=1)
+    depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", low=1)
+    width: int = key(256, "", low=1)
+    depth: int = key(8, "", low=1)
+    steps: tuple[int, ...] = key((1, 10), "after which the change of the features is measured", low=1, nonempty=True)
+    seeds: int = key(8, "", low=1)
+    batch_size: int = key(32, "", low=1)
+    beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
+    tolerance: float = key(0.1, "a slope beyond this is not ok")
+
+
+# What main.py check does for other families than the residual MLP: convolutions are dear. Plain networks claim nothing
+# along depth. Behind batch norm the correction at small depth is large, so a ResNet has a small beta0 (docs/checks.md).
+SHORT = CheckSettings(steps=(1, 4), seeds=16, batch_size=8)
+
+
+def _short(sgd: float, adam: float, **others: Any) -> CheckSettings:
+    rates = {**SHORT.log2_learning_rates, "sgd": sgd, "adam": adam}
+    return dataclasses.replace(SHORT, log2_learning_rates=rates, **others)
+
+
+CHECKS = {
+    "mlp": dataclasses.replace(SHORT, depths=()),
+    "cnn": _short(-11.0, -13.0, widths=(32, 64, 128), depths=(), depth=3),
+    "residual_cnn": _short(-11.0, -13.0, widths=(32, 64, 128), depths=(8, 12, 16, 32), width=64, depth=4),
+    "simple_resnet": _short(-5.0, -10.0, widths=(128, 256, 512), depths=(8, 12, 16, 32), width=256, depth=4),
+    "resnet": _short(-12.0, -13.0, widths=(16, 32, 64), depths=(4, 6, 8, 12), width=16, depth=1, beta0=1 / 16),
+    "vit": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(8, 12, 16, 32), width=64, depth=4),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One config file; see configs/default.py for what each key means."""
+    """One config."""
 
-    model: ModelSettings
-    parameterization: ParameterizationSettings
-    optimizer: OptimizerSettings
-    data: DataSettings
-    epochs: float
-    schedule: str
-    warmup_epochs: float
-    loss: str
-    label_smoothing: float
-    label_noise: float
-    clip: float | None
-    accumulate: int
-    ema: float | None
-    seed: int
-    log_every: int
-    log_updates: bool
-    evaluate_every: Interval
-    checkpoint: CheckpointSettings
-    parallel: ParallelSettings
-    sweep: SweepSettings
-    check: CheckSettings
+    model: ModelSettings = key(ModelSettings.of(), "")
+    parameterization: ParameterizationSettings = key(
+        ParameterizationSettings(),
+        "At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.",
+    )
+    optimizer: OptimizerSettings = key(OptimizerSettings(), "")
+    data: DataSettings = key(DataSettings(), "")
+    epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
+    schedule: str = key("linear", "of the learning rate; linear and cosine end at 0", choices=SCHEDULES, at_start=False)
+    warmup_epochs: float = key(0.0, "the learning rate rises linearly first", low=0, traced=True, at_start=False)
+    loss: str = key(
+        "cross_entropy",
+        "centered_mse: of the change of the output since the start",
+        choices=LOSSES,
+        column="loss_function",
+    )
+    label_smoothing: float = key(0.0, "for cross_entropy, in training", low=0, high=1)
+    label_noise: float = key(
+        0.0,
+        "probability that a training label is replaced by a random one, anew at every step",
+        low=0,
+        high=1,
+        traced=True,
+        at_start=False,
+    )
+    clip: float | None = key(None, "largest norm of the gradient; unset: none", positive=True, at_start=False)
+    accumulate: int = key(1, "parts in which a batch is computed, one after another", low=1, at_start=False)
+    ema: float | None = key(
+        None,
+        "decay of a moving average of the weights, which is evaluated; unset: no average",
+        low=0,
+        high=1,
+        at_start=False,
+    )
+    seed: int = key(0, "of the initial parameters", low=0, high=2**31, traced=True)
+    log_every: int = key(10, "steps between two lines of progress", low=1, decides=False)
+    log_updates: bool = key(False, "also the root mean square update of every group of parameters", decides=False)
+    evaluate_every: Interval = key(
+        Interval(1, "epoch"), '"100 steps" | "0.5 epochs" | "never": at the end', decides=False
+    )
+    checkpoint: CheckpointSettings = key(
+        CheckpointSettings(),
+        "main.py train with a workdir goes on from its last checkpoint. A sweep checkpoints the trials that it trains. "
+        "A best checkpoint is written at any evaluation.",
+        decides=False,
+    )
+    parallel: ParallelSettings = key(ParallelSettings(), "", decides=False)
+    sweep: SweepSettings = key(
+        SweepSettings(),
+        "main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at "
+        "each width (depth = model.depth).",
+        decides=False,
+    )
+    check: CheckSettings = key(
+        CheckSettings(),
+        "main.py check: coordinate check over widths (at check.depth) and depths (at check.width). The base shape is "
+        "taken as 1, since a base depth has honest transients at small depth.",
+        decides=False,
+    )
 
     def __post_init__(self) -> None:
         """Everything that can be known to be wrong before anything is compiled or written."""
-        self._check_numbers()
-        for name in (self.optimizer.name, *self.sweep.optimizers, *self.check.optimizers):
-            if name not in OPTIMIZERS:
-                raise named("optimizer", unknown("optimizer", name, OPTIMIZERS))
-        for name in (self.parameterization.name, *self.sweep.parameterizations):
-            if name not in TABLES:
-                raise named("parameterization", unknown("parameterization", name, TABLES))
-        for where, grids in (("sweep", self.sweep.log2_learning_rates), ("check", self.check.log2_learning_rates)):
-            for name in getattr(self, where).optimizers:
-                if name not in grids:
+        # A family checks its own options when the shape of the data is known (`Model.check`).
+        options = {f"model.{option}" for option in self.model.options}
+        for name, declaration in keys(self.model.name).items():
+            if name in options:
+                continue
+            value = value_of(self, name)
+            try:
+                declaration.check(name, value)
+            except ValueError as error:
+                raise SettingsError(str(error)) from error
+            if isinstance(value, tuple) and ... in typing.get_args(declaration.kind) and len(set(value)) < len(value):
+                raise SettingsError(f"{name} = {value} has a value twice: remove one")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """What is wrong with several keys at once, or with one in a way that bounds do not say."""
+        if not self.sweep.depths and not self.sweep.widths:
+            raise SettingsError("sweep.depths and sweep.widths are empty: the grid has no trial; give a value")
+        for where, swept in (("sweep", self.sweep), ("check", self.check)):
+            for name in swept.optimizers:
+                if name not in swept.log2_learning_rates:
                     raise SettingsError(f"{where}.log2_learning_rates has no entry for the optimizer {name!r}: add one")
-        if self.sweep.judge_by not in JUDGED:
-            raise SettingsError(str(unknown("sweep.judge_by", self.sweep.judge_by, JUDGED)))
-        for name in self.sweep.measure:
-            if name not in QUANTITIES:
-                raise SettingsError(str(unknown("sweep.measure", name, QUANTITIES)))
+        if self.warmup_epochs >= self.epochs:
+            raise SettingsError(
+                f"warmup_epochs must be at least 0 and less than {self.epochs:g}, got {self.warmup_epochs}"
+            )
         if self.evaluate_every.unit == "minute":
             raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
         if self.label_smoothing and self.loss != "cross_entropy":
             raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
         for name, (low, high) in self.sweep.log2_learning_rates.items():
+            grid = f"sweep.log2_learning_rates.{name} = ({low}, {high})"
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                raise SettingsError(
-                    f"sweep.log2_learning_rates.{name} = ({low}, {high}) is an empty grid: give (lowest, highest)"
-                )
+                raise SettingsError(f"{grid} is an empty grid: give (lowest, highest)")
             points = (high - low) * self.sweep.per_octave + 1
             if points != round(points) or points < WINDOW:
                 raise SettingsError(
-                    f"sweep.log2_learning_rates.{name} = ({low}, {high}) must be a whole number of grid points, "
-                    f"{WINDOW} or more, at {self.sweep.per_octave} per octave"
+                    f"{grid} must be a whole number of grid points, {WINDOW} or more, "
+                    f"at {self.sweep.per_octave} per octave"
                 )
         for name, exponent in self.check.log2_learning_rates.items():
             if not -100 < exponent < 100:
@@ -189,112 +328,278 @@ class Settings:
         except ValueError as error:
             raise named("parameterization", error) from error
 
-    def deciding(self) -> dict[str, Any]:
-        """The settings that decide what a training results in, as a tree of JSON."""
-        result = {k: v for k, v in dataclasses.asdict(self).items() if k not in DECIDES_NOTHING}
-        del result["data"]["data_dir"], result["data"]["workers"]
-        return result
 
-    def _check_numbers(self) -> None:
-        counts = {
-            "model.width": self.model.width,
-            "model.depth": self.model.depth,
-            "data.batch_size": self.data.batch_size,
-            "log_every": self.log_every,
-            "accumulate": self.accumulate,
-            "checkpoint.keep": self.checkpoint.keep,
-            "parallel.devices": 1 if self.parallel.devices is None else self.parallel.devices,
-            "sweep.per_octave": self.sweep.per_octave,
-            "sweep.seeds": self.sweep.seeds,
-            "sweep.at_once": 1 if self.sweep.at_once is None else self.sweep.at_once,
-            "sweep.max_trials": self.sweep.max_trials,
-            "sweep.measure_points": self.sweep.measure_points,
-            "check.seeds": self.check.seeds,
-            "check.width": self.check.width,
-            "check.depth": self.check.depth,
-            "check.batch_size": self.check.batch_size,
-        }
-        lists = {"sweep": ("depths", "widths"), "check": ("depths", "widths", "steps")}
-        for room, names in lists.items():
-            for name in names:
-                counts |= {f"{room}.{name}[{i}]": v for i, v in enumerate(getattr(getattr(self, room), name))}
-        for key, value in counts.items():
-            try:
-                at_least_one(key, value)
-            except ValueError as error:
-                raise SettingsError(str(error)) from error
-        for key, positive in (
-            ("optimizer.learning_rate", self.optimizer.learning_rate),
-            ("epochs", self.epochs),
-            ("check.beta0", self.check.beta0),
-            ("clip", 1.0 if self.clip is None else self.clip),
-        ):
-            if not 0 < positive < math.inf:
-                raise SettingsError(f"{key} must be positive and finite, got {positive}")
-        for key, values in (
-            ("sweep.parameterizations", self.sweep.parameterizations),
-            ("sweep.optimizers", self.sweep.optimizers),
-            ("check.optimizers", self.check.optimizers),
-            ("check.steps", self.check.steps),
-        ):
-            if not values:
-                raise SettingsError(f"{key} is empty: the grid has no trial; give at least one value")
-        if not self.sweep.depths and not self.sweep.widths:
-            raise SettingsError("sweep.depths and sweep.widths are empty: the grid has no trial; give a value")
-        for room, names in {**lists, "sweep": ("parameterizations", "optimizers", *lists["sweep"])}.items():
-            for name in names:
-                values = getattr(getattr(self, room), name)
-                if len(set(values)) != len(values):
-                    raise SettingsError(f"{room}.{name} = {values} has a value twice: remove one")
-        ranges = {
-            "seed": (self.seed, 0, 2**31),
-            "data.seed": (self.data.seed, 0, 2**31),
-            "data.workers": (self.data.workers, 0, 1024),
-            "data.image_size": (self.data.image_size or 1, 1, 2**14),
-            "warmup_epochs": (self.warmup_epochs, 0, self.epochs),
-            "label_smoothing": (self.label_smoothing, 0, 1),
-            "label_noise": (self.label_noise, 0, 1),
-            "ema": (self.ema or 0, 0, 1),
-            "checkpoint.best": (self.checkpoint.best, 0, 2**31),
-            "optimizer.momentum": (self.optimizer.momentum, 0, 1),
-            "optimizer.b1": (self.optimizer.b1, 0, 1),
-            "optimizer.b2": (self.optimizer.b2, 0, 1),
-            "optimizer.eps": (self.optimizer.eps, 0, math.inf),
-            "sweep.cpus": (self.sweep.cpus, 0, 2**14),
-            "sweep.gpus": (self.sweep.gpus, 0, 2**14),
-            "optimizer.weight_decay": (self.optimizer.weight_decay, 0, math.inf),
-        }
-        for key, (number, low, high) in ranges.items():
-            if not low <= number < high:
-                raise SettingsError(f"{key} must be at least {low} and less than {high:g}, got {number}")
+def defaults(family: str = FAMILY) -> Settings:
+    """The settings of configs/default.py for a family of models."""
+    return Settings(model=ModelSettings.of(family), check=CHECKS.get(family, CheckSettings()))
+
+
+@functools.cache
+def keys(family: str = FAMILY) -> dict[str, Key]:
+    """{config key: its declaration}, in their order, for a family of models."""
+
+    def walk(kind: type, prefix: str, decides: bool) -> Iterator[tuple[str, Key]]:
+        if kind is ModelSettings:
+            yield f"{prefix}name", MODEL_NAME
+            kind = MODELS[family]
+        for name, k in declared(kind).items():
+            if is_group(k):
+                yield from walk(k.kind, f"{prefix}{name}.", decides and k.decides)
+            else:
+                yield f"{prefix}{name}", dataclasses.replace(k, decides=decides and k.decides)
+
+    return dict(walk(Settings, "", True))
+
+
+def is_group(k: Key) -> bool:
+    """Whether a key of the config has keys of its own."""
+    return dataclasses.is_dataclass(k.kind) and k.kind is not Interval
+
+
+ALL = {name: k for family in MODELS for name, k in keys(family).items()}
+TRACED = frozenset(name for name, k in ALL.items() if k.traced)  # trials that differ in these alone share a program
+NOT_AT_THE_START = frozenset(name for name, k in ALL.items() if not k.at_start)
+
+
+def column(name: str) -> str:
+    """The name that a config key has in a row: the one it declares, or its words behind the group."""
+    return ALL[name].column or "_".join(name.split(".")[1:]) or name
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """The value of a config key."""
+    node: Any = settings
+    for word in name.split("."):
+        node = node.options[word] if isinstance(node, ModelSettings) and word in node.options else getattr(node, word)
+    return node
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """{config key: value} of every setting that decides what a training results in, as JSON has it."""
+    values = {name: value_of(settings, name) for name, k in keys(settings.model.name).items() if k.decides}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def put(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The settings with other values of some keys of `flat`. Raises SettingsError if they do not go together."""
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        node = changes
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+    return _changed(settings, changes)
+
+
+def _changed(node: Any, changes: Mapping[str, Any]) -> Any:
+    """All changes at once: a setting may be wrong with the old value of another."""
+    if isinstance(node, ModelSettings):
+        attributes = {"name": node.name, "width": node.width, "depth": node.depth, **node.options}
+        return ModelSettings.of(**{**attributes, **changes})
+    inner = {n: _changed(getattr(node, n), v) if isinstance(v, dict) else v for n, v in changes.items()}
+    return dataclasses.replace(node, **inner)
 
 
 def from_config(config: Mapping[str, Any]) -> Settings:
     """ConfigDict -> Settings. Raises SettingsError for an unknown, missing or mistyped key."""
-    return convert(Settings, config, "config", {ModelSettings: _model, Interval: interval})
+    return convert(Settings, config, "config")
 
 
-def _model(value: Any, key: str) -> ModelSettings:
-    """The model's settings: name, width, depth, and the attributes of its family with the types of their defaults."""
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
+    if kind is Interval:
+        return _interval(value, where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _group(kind, value, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else convert(arguments[0], value, where)
+    if origin is tuple:
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise SettingsError(f"{where} must be a list of values, got {value!r}")
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(kinds) != len(value):
+            raise SettingsError(f"{where} must have {len(kinds)} values, got {len(value)}: {value!r}")
+        return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not hasattr(value, "keys"):
+            raise SettingsError(f"{where} must have one entry per optimizer, got {value!r}")
+        return {name: convert(arguments[1], value[name], f"{where}.{name}") for name in value}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise SettingsError(f"{where} must be {kind.__name__}, got {type(value).__name__} {value!r}")
+    return value
+
+
+def _group(kind: type, value: Any, where: str) -> Any:
+    """A dataclass of settings from a mapping that has each of its keys and no other."""
     if not hasattr(value, "keys"):
-        raise SettingsError(f"{key} must have keys of its own, got {value!r}")
-    name = convert(str, dict(value).get("name"), f"{key}.name", {})
-    if name not in MODELS:
-        raise SettingsError(str(unknown("model.name", name, MODELS)))
-    kinds: dict[str, Any] = {"name": str, "width": int, "depth": int, **MODELS[name].option_types()}
-    for option in value:
-        if option not in kinds:
-            owners = [family for family, model in MODELS.items() if option in model.option_types()]
+        raise SettingsError(f"{where} must have keys of its own, got {value!r}")
+    family, default = "", "configs/default.py"
+    expected = declared(kind)
+    if kind is ModelSettings:
+        family = convert(str, dict(value).get("name"), f"{where}.name")
+        if family not in MODELS:
+            raise SettingsError(str(unknown("model.name", family, MODELS)))
+        expected, default = {"name": MODEL_NAME, **declared(MODELS[family])}, f"{default}:{family}"
+    for name in value:
+        if name not in expected:
+            owners = [other for other, model in MODELS.items() if family and name in declared(model)]
             if owners:
                 raise SettingsError(
-                    f"{key}.{option} is a setting of {', '.join(owners)}, not of {name}: choose the family by the "
+                    f"{where}.{name} is a setting of {', '.join(owners)}, not of {family}: choose the family by the "
                     f"config, --config=configs/default.py:{owners[0]}"
                 )
-            raise named(key, unknown("key", f"{key}.{option}", [f"{key}.{k}" for k in kinds]))
-    missing = sorted(kinds.keys() - set(value))
+            raise named(where, unknown("key", f"{where}.{name}", [f"{where}.{known}" for known in expected]))
+    missing = sorted(expected.keys() - set(value))
     if missing:
-        raise SettingsError(
-            f"{key}.{missing[0]} is missing: override configs/default.py:{name} instead of starting anew"
-        )
-    values = {option: convert(kind, value[option], f"{key}.{option}", {}) for option, kind in kinds.items()}
-    return ModelSettings(values.pop("name"), values.pop("width"), values.pop("depth"), values)
+        raise SettingsError(f"{where}.{missing[0]} is missing: override {default} instead of starting anew")
+    values = {name: convert(k.kind, value[name], f"{where}.{name}") for name, k in expected.items()}
+    return ModelSettings.of(**values) if kind is ModelSettings else kind(**values)
+
+
+def _interval(text: Any, where: str) -> Interval:
+    if text == "never":
+        return Interval(0, "never")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) (step|epoch|minute)s?", text) if isinstance(text, str) else None
+    if not found or not float(found[1]) > 0:
+        raise SettingsError(f"{where} must be like '100 steps', '1 epoch', '10 minutes' or 'never', got {text!r}")
+    return Interval(float(found[1]), found[2])
+
+
+WIDTH = 120  # columns of configs/default.py
+HEADER = """\"\"\"Every key there is, with its meaning. Other configs override this one: they add no key.
+
+python main.py explain --config=configs/default.py
+python main.py explain --config=configs/default.py:vit        (another family of models)
+
+`make configs` writes this file from the declarations in depthmup/settings.py, depthmup/models and depthmup/data.
+\"\"\"
+
+from ml_collections import config_dict
+
+# The families of models and what only they have; their classes in depthmup/models say more.
+FAMILIES: dict[str, dict] = dict("""
+CHECKED = """)
+# What main.py check does where it is not as for the residual MLP, which has the values of config.check below.
+CHECKS: dict[str, dict] = dict("""
+GET_CONFIG = """)
+
+
+def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
+    \"\"\"model: a family; give it behind a colon, --config=configs/default.py:vit.\"\"\"
+    if model not in FAMILIES:
+        raise ValueError(f"unknown model family {model!r} behind the colon of --config (known: {', '.join(FAMILIES)})")
+    config = config_dict.ConfigDict()
+
+    config.model = dict(
+        name=model,"""
+RETURN = """
+    config.model.update(FAMILIES[model])
+    config.check.update(CHECKS.get(model, {}))
+    return config
+"""
+PAGE = """# Settings
+
+Every key of a config, from the declarations in the code: `python -m depthmup.settings docs` writes this page,
+`make configs` this page and configs/default.py. The last column says what a change of a key does:
+
+- **traced**: another result. The compiled program takes the value as an argument, so trials of a sweep that differ in
+  traced keys alone share one program.
+- **program**: another result, by a program of its own.
+- **none**: the same result.
+"""
+TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
+
+
+def default_config() -> str:
+    """The text of configs/default.py, formatted as ruff does it."""
+    lines = [HEADER]
+    for family, model in MODELS.items():
+        lines += [f"    {family}=dict(  # {model.__name__}", *_assignments(_own(model), 8), "    ),"]
+    lines += [CHECKED]
+    for family, check in CHECKS.items():
+        values = {name: getattr(check, name) for name in declared(CheckSettings)}
+        changed = {name: value for name, value in values.items() if value != getattr(CheckSettings(), name)}
+        lines += [f"    {family}=dict(", *(f"        {name}={_python(v)}," for name, v in changed.items()), "    ),"]
+    lines += [GET_CONFIG, *_assignments(declared(Model), 8), "    )"]
+    for name, k in declared(Settings).items():
+        if is_group(k) and name != "model":
+            head = ["", *_comment(k.meaning, 4), f"    config.{name} = dict("]
+            lines += [*head, *_assignments(declared(k.kind), 8), "    )"]
+        elif name != "model":
+            lines += _commented(f"    config.{name} = {_python(k.default, k.kind)}", k)
+    return "\n".join([*lines, RETURN])
+
+
+def _own(model: type[Model]) -> dict[str, Key]:
+    """The attributes that a family declares itself."""
+    return {name: k for name, k in declared(model).items() if k != declared(Model).get(name)}
+
+
+def _assignments(declarations: Mapping[str, Key], indent: int) -> Iterator[str]:
+    """`name=default,  # comment` for each key."""
+    space = " " * indent
+    for name, k in declarations.items():
+        if is_group(k):
+            yield from _comment(k.meaning, indent)
+            yield from (f"{space}{name}=dict(", *_assignments(declared(k.kind), indent + 4), f"{space}),")
+        else:
+            yield from _commented(f"{space}{name}={_python(k.default, k.kind)},", k)
+
+
+def _commented(code: str, k: Key) -> list[str]:
+    """A line of code with its comment behind it, or above it where the line would be too long."""
+    together = f"{code}  # {k.words}"
+    if not k.words:
+        return [code]
+    return [together] if len(together) <= WIDTH else [*_comment(k.words, len(code) - len(code.lstrip())), code]
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    start = " " * indent + "# "
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
+
+
+def _python(value: Any, kind: Any = None) -> str:
+    """A default as an expression of a config."""
+    if value is None:
+        return f"config_dict.placeholder({typing.get_args(kind)[0].__name__})"
+    if isinstance(value, Mapping):
+        return f"dict({', '.join(f'{name}={_python(entry)}' for name, entry in value.items())})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_python, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, str | Interval):
+        return f'"{value}"'
+    return f"{value:_}" if type(value) is int else repr(value)
+
+
+def page() -> str:
+    """The text of docs/settings.md: a table for each group of keys."""
+    model = {"name": MODEL_NAME, **declared(Model)}
+    groups = {"model": model} | {f"model, {family}": _own(kind) for family, kind in MODELS.items()}
+    for name, k in keys().items():
+        group, _, last = name.rpartition(".")
+        if group != "model":
+            groups.setdefault(group, {})[last] = k
+    lines = [PAGE]
+    for group, declarations in groups.items():
+        lines += [f"## {group or 'Keys outside groups'}", "", TABLE]
+        for name, k in declarations.items():
+            kind = (
+                getattr(k.kind, "__name__", "")
+                if isinstance(k.kind, type) and not typing.get_args(k.kind)
+                else str(k.kind)
+            )
+            default = "unset" if k.default is None else f"`{_python(k.default)}`"
+            change = "traced" if k.traced else "program" if k.decides else "none"
+            cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, k.words, change)
+            lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page() if sys.argv[1:] == ["docs"] else default_config(), end="")

@@ -16,10 +16,9 @@ from typing import Any
 
 from configs import digits
 from depthmup.backend import prepare_cpu
-from depthmup.settings import from_config
+from depthmup.settings import column, from_config
 from depthmup.sweep import load, verdicts
 from depthmup.sweep.adaptive import Search
-from depthmup.sweep.axes import column
 from depthmup.sweep.plan import Trial, trials
 
 

@@ -30,7 +30,7 @@ CASES = {
     "simple_resnet": ("simple_resnet", dict(width=16, depth=6, norm="batch", count="layers"), IMAGE),
     "resnet": ("resnet", dict(width=4, depth=2), IMAGE),
     "resnet bottleneck": ("resnet", dict(width=4, depth=1, stages=(2, 2), bottleneck=True, norm="layer"), IMAGE),
-    "vit": ("vit", dict(width=8, depth=3), IMAGE),
+    "vit": ("vit", dict(width=8, depth=3, patch=4), IMAGE),
     "vit mean": ("vit", dict(width=8, depth=2, pool="mean", norm="none", use_bias=False, patch=2), IMAGE),
 }
 

@@ -40,7 +40,7 @@ def resnet18(train):
 
 
 def vit(shape, **options):
-    return Case(ViT(16, 2, OUTPUTS, scan=False, **options), dm.ForwardFactors(0.6, 1.7, 1.3), (3, *shape, 3))
+    return Case(ViT(16, 2, OUTPUTS, scan=False, patch=4, **options), dm.ForwardFactors(0.6, 1.7, 1.3), (3, *shape, 3))
 
 
 CASES = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from depthmup.settings import SettingsError
-from depthmup.sweep.axes import OWN, TRACED, column, flat, parse, put
+from depthmup.settings import OWN, TRACED, SettingsError, column, flat, put
+from depthmup.sweep.axes import parse
 from tests import tiny
 
 
@@ -27,6 +27,8 @@ def parsed(text):
         ),
         ("data.augment.scale = (0.8, 1.2), (1, 1)", {"data.augment.scale": ((0.8, 1.2), (1.0, 1.0))}),
         ("data.name = digits, imagenet_resized/64x64", {"data.name": ("digits", "imagenet_resized/64x64")}),
+        ("model.activation = 'relu', tanh,", {"model.activation": ("relu", "tanh")}),
+        ("clip = log(0.5, 2, 3)", {"clip": (0.5, 1.0, 2.0)}),
         ("", {}),
     ],
 )
@@ -55,6 +57,7 @@ def test_values(text, values):
         ("log_every = 1, 2", "log_every decides nothing"),
         ("checkpoint.keep = 1, 2", "checkpoint.keep decides nothing"),
         ("data.workers = 1, 2", "data.workers decides nothing"),
+        ("sweep.per_octave = 1, 2", "sweep.per_octave decides nothing"),
         ("epochs = 1, (", "epochs has values that cannot be read"),
         ("data.name = foo-bar", "data.name has values that cannot be read, 'foo-bar': quote a word"),
     ],

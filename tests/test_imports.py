@@ -18,17 +18,16 @@ ALLOWED = {
     "infer": {"parameterization", "specs"},
     "optim": {"parameterization", "specs"},
     "explain": {"parameterization", "specs", "optim"},
-    "models": {"parameterization", "specs", "infer"},
-    "data": set(),
+    "keys": {"parameterization"},
+    "models": {"parameterization", "specs", "infer", "keys"},
+    "data": {"keys"},
     "fit": set(),
     "theory": {"parameterization"},
     "measure": {"parameterization", "specs", "optim"},
-    "convert": {"parameterization"},
-    "settings": {"parameterization", "convert", "optim", "fit", "models", "data"},
+    "settings": {"parameterization", "keys", "optim", "fit", "models", "data"},
     "train": {
         "backend",
         "parameterization",
-        "convert",
         "specs",
         "infer",
         "optim",
@@ -40,7 +39,6 @@ ALLOWED = {
     "sweep": {
         "backend",
         "parameterization",
-        "convert",
         "optim",
         "models",
         "data",
@@ -104,8 +102,3 @@ def test_import_is_light():
     new, heavy = done.stdout.splitlines()
     assert set(new.split()) - set(sys.stdlib_module_names) == {"depthmup"}
     assert heavy == "False False False"
-
-
-def test_files_are_short():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        assert len(path.read_text().splitlines()) <= 300, path

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from configs import default
+from depthmup.keys import declared
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
 from depthmup.train import TrialLoop
@@ -122,6 +123,6 @@ def test_settings_of_a_family_are_complete():
     """configs/default.py has exactly the attributes of each family, with the classes' defaults or a reason."""
     for family, model in MODELS.items():
         options = from_config(default.get_config(family)).model.options
-        assert set(options) == set(model.option_types())
+        assert {"width", "depth", *options} == set(declared(model))
     with pytest.raises(ValueError, match="unknown model family 'resnt'"):
         default.get_config("resnt")

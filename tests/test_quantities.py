@@ -11,9 +11,8 @@ import pytest
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
-from depthmup.settings import SettingsError, from_config
+from depthmup.settings import SettingsError, from_config, put
 from depthmup.sweep import report, verdicts
-from depthmup.sweep.axes import put
 from depthmup.sweep.calibration import FILE, calibrations, key
 from depthmup.sweep.histories import Histories
 from depthmup.sweep.history import History

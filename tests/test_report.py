@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from depthmup.measure import MaximalUpdate
+from depthmup.settings import column
 from depthmup.sweep import calibration, report, tables, verdicts
 from depthmup.sweep.adaptive import Search
-from depthmup.sweep.axes import column
 from depthmup.sweep.histories import Histories
 from depthmup.sweep.plan import SCHEMA, trials
 from depthmup.sweep.store import Store

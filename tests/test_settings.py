@@ -1,10 +1,74 @@
 """Each mistake in a config is one line that names the key and the way out."""
 
+from pathlib import Path
+
 import pytest
 
-from depthmup.settings import SettingsError, from_config
+from configs import default
+from depthmup.models import MODELS
+from depthmup.settings import (
+    NOT_AT_THE_START,
+    TRACED,
+    CheckSettings,
+    OptimizerSettings,
+    Settings,
+    SettingsError,
+    default_config,
+    defaults,
+    flat,
+    from_config,
+    keys,
+    page,
+)
 from depthmup.train.assemble import problem_of
 from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [("configs/default.py", default_config), ("docs/settings.md", page)], ids=["config", "docs"]
+)
+def test_written_from_the_declarations(path, text):
+    assert (ROOT / path).read_text() == text(), f"{path} is not what `make configs` writes"
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_defaults(family):
+    """In Python as in configs/default.py; every key has a type, and a default within its bounds."""
+    settings = defaults(family)
+    assert settings == from_config(default.get_config(family))
+    assert flat(settings).keys() == {name for name, k in keys(family).items() if k.decides}
+    assert settings.model.options.keys() | {"width", "depth"} <= set(default.get_config(family).model)
+    for name, k in keys(family).items():
+        k.check(name, k.default)
+        assert k.kind is not None
+
+
+def test_settings_of_their_own():
+    assert Settings() == defaults()
+    assert OptimizerSettings(learning_rate=0.1).momentum == 0.9
+    assert CheckSettings().log2_learning_rates is not CheckSettings().log2_learning_rates
+    with pytest.raises(SettingsError, match=r"optimizer\.learning_rate must be positive and finite, got -1"):
+        Settings(optimizer=OptimizerSettings(learning_rate=-1.0))
+    with pytest.raises(SettingsError, match=r"unknown model\.name 'resnt'"):
+        type(defaults().model)("resnt", 8, 2, {})
+
+
+def test_what_a_key_does():
+    """The lists that follow from the declarations."""
+    optimizer = {"learning_rate", "momentum", "b1", "b2", "eps", "weight_decay"}
+    traced = {f"optimizer.{name}" for name in optimizer} | {"seed", "epochs", "warmup_epochs", "label_noise"}
+    assert {key for key in TRACED if not key.startswith("parameterization.")} == traced
+    assert {key for key in keys() if key.startswith("parameterization.")} <= TRACED
+    later = {"optimizer.learning_rate", "optimizer.momentum", "epochs", "schedule", "warmup_epochs", "label_noise"}
+    assert later | {"clip", "accumulate", "ema", "data.seed"} == NOT_AT_THE_START
+    nothing = {key for key, k in keys().items() if not k.decides}
+    groups = {"checkpoint", "parallel", "sweep", "check"}
+    others = {key for key in nothing if key.split(".")[0] not in groups}
+    assert others == {"data.data_dir", "data.workers", "log_every", "log_updates", "evaluate_every"}
+    assert {key for key in keys() if key.split(".")[0] in groups} <= nothing
+    assert TRACED.isdisjoint(nothing)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +105,16 @@ from tests import tiny
             "must be a whole number of grid points",
         ),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"warmup_epochs": -0.1}, "warmup_epochs must be at least 0"),
+        ({"warmup_epochs": 0.5}, "warmup_epochs must be at least 0 and less than 0.5"),
+        ({"clip": 0.0}, "clip must be positive and finite"),
+        ({"ema": 1.0}, "ema must be at least 0 and less than 1"),
+        ({"data__image_size": 0}, "data.image_size must be at least 1"),
+        ({"optimizer__eps": float("inf")}, "optimizer.eps must be at least 0"),
+        ({"parallel__wrapper": "pjit"}, "unknown parallel.wrapper 'pjit'; did you mean 'jit'"),
+        ({"check__steps": ()}, "check.steps is empty"),
+        ({"evaluate_every": "5 minutes"}, "evaluate_every must be in steps or epochs"),
+        ({"checkpoint__every": "often"}, "config.checkpoint.every must be like '100 steps'"),
         ({"optimizer__b1": 1.5}, "optimizer.b1 must be at least 0 and less than 1"),
         ({"optimizer__weight_decay": float("nan")}, "optimizer.weight_decay must be at least 0"),
         ({"check__log2_learning_rates": {"sgd": 2000.0, "adam": 0.0}}, "check.log2_learning_rates.sgd must be between"),

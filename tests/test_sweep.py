@@ -12,9 +12,8 @@ import pandas
 import pytest
 
 from depthmup import fit, sweep
-from depthmup.settings import SettingsError
+from depthmup.settings import SettingsError, column, flat
 from depthmup.sweep import report, tables, verdicts
-from depthmup.sweep.axes import column, flat
 from depthmup.sweep.engine import identity, train
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials

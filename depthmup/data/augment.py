@@ -17,8 +17,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Each random quantity folds its own number into the image's key, so that switching one on leaves the others as they
-# were.
+from depthmup.keys import declared, key
+
+# The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
 FLIP, ROTATE, SHEAR, SCALE, AREA, RATIO, TOP, LEFT, BRIGHTNESS, CONTRAST, SATURATION = range(11)
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey (Rec. 601, as in PIL)
 
@@ -28,42 +29,33 @@ class Augment:
     """The random changes of an image, in this order: crop, flip, rotation, shear, scale, then the colours. It is a
     config's `data.augment`.
 
-    flip: whether half of the images are mirrored left-right.
-    rotate: rotation about the centre, in degrees, uniform in [-rotate, rotate].
-    shear: shear along x, in degrees, uniform in [-shear, shear].
-    scale: (low, high) of the zoom factor, which is uniform; (1.0, 1.0): no zoom.
-    crop: (low, high) of the crop's share of the image's area, which is uniform; (1.0, 1.0): no crop. The crop's aspect
-        ratio is log-uniform in [3/4, 4/3], its sides are whole pixels, its place inside the image is uniform, and it is
-        resized to the image's size. A side that would be longer than the image is cut (torchvision draws again instead,
-        up to ten times).
-    brightness: the image is multiplied by a factor uniform in [1 - brightness, 1 + brightness].
-    contrast: the image is blended with the mean of its grey image, by a factor uniform in [1 - contrast, 1 + contrast].
-    saturation: the image is blended with its grey image, by a factor uniform in [1 - saturation, 1 + saturation]; an
-        image of one channel is its own grey image.
+    All draws are uniform. Images are rotated about their centre and sheared along x. The box of a crop has an aspect
+    ratio log-uniform in [3/4, 4/3], whole pixels and a uniform place inside the image. A side too long for the image is
+    cut to it (torchvision draws again, up to ten times). One channel is its own grey image.
     """
 
-    flip: bool
-    rotate: float
-    shear: float
-    scale: tuple[float, float]
-    crop: tuple[float, float]
-    brightness: float
-    contrast: float
-    saturation: float
+    flip: bool = key(False, "images are mirrored left to right, half of the time")
+    rotate: float = key(0.0, "degrees: the angle is drawn from [-rotate, rotate]", low=0, most=180)
+    shear: float = key(0.0, "degrees: the angle is drawn from [-shear, shear]", low=0, most=45)
+    scale: tuple[float, float] = key((1.0, 1.0), "the range of the factor of a zoom")
+    crop: tuple[float, float] = key(
+        (1.0, 1.0), "the range of the share of the area of a random crop, which is resized to the whole"
+    )
+    brightness: float = key(0.0, "a factor from [1 - brightness, 1 + brightness] multiplies the image", low=0, most=1)
+    contrast: float = key(0.0, "a factor drawn likewise blends with the mean of the grey image", low=0, most=1)
+    saturation: float = key(0.0, "a factor drawn likewise blends with the grey image", low=0, most=1)
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is out of range."""
-        for name, most in (("rotate", 180), ("shear", 45), ("brightness", 1), ("contrast", 1), ("saturation", 1)):
-            value = getattr(self, name)
-            if not 0 <= value <= most:
-                raise ValueError(f"augment.{name} must be in [0, {most}], got {value}")
+        for name, declaration in declared(type(self)).items():
+            declaration.check(f"augment.{name}", getattr(self, name))
         for name, limit, rule in (("scale", math.inf, ""), ("crop", 1.0, " <= 1")):
             pair = getattr(self, name)
             if not (isinstance(pair, tuple) and len(pair) == 2 and 0 < pair[0] <= pair[1] <= limit):
                 raise ValueError(f"augment.{name} must be a pair (low, high) with 0 < low <= high{rule}, got {pair}")
 
 
-NONE = Augment(False, 0.0, 0.0, (1.0, 1.0), (1.0, 1.0), 0.0, 0.0, 0.0)
+NONE = Augment()
 
 
 def augment(key: jax.Array, images: jax.Array, how: Augment, places: jax.Array | None = None) -> jax.Array:

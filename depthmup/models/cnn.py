@@ -9,21 +9,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
+    PADDINGS,
     Model,
     Readout,
     check_image,
     check_kernel,
-    check_name,
     conv,
     fan_in_init,
     norm,
     stationary_gain,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors, at_least_one
+from depthmup.parameterization import ForwardFactors
 
 
 class ConvLayer(nn.Module):
@@ -50,29 +51,28 @@ class CNN(Model):
     by SGD without momentum. `*` is a convolution, c the output factor. He init: variance g / fan_in with fan_in =
     kernel^d C for d spatial axes and g = `stationary_gain`, 2 for ReLU.
 
-    Attributes, besides those of `Model`:
-      width: C, the number of channels of a layer whose multiplier in `channels` is 1.
-      depth: number of convolutions; the first of them (`read_in`) reads the image, (batch, length, C) or (batch,
-        height, width, C).
-      channels: multipliers of width, one for each layer; repeated from the start when there are more layers.
-      kernels: kernel sizes, one for each layer, repeated in the same way.
-      padding: "circular" (the paper's choice unless it says otherwise) or "zero".
-      gelu_variance: which g GELU has. "stationary" (ours): 2.352, which keeps a variance of 1, though other variances
-        move away from 1. "paper" (Appendix D.1): 2 sqrt(2), under which the variance grows to 16 by layer 10
-        (docs/theory.md section 6).
+    The first convolution (`read_in`) reads the image, (batch, length, C) or (batch, height, width, C). Circular padding
+    is the paper's, unless stated. g for GELU is 2.352, the fixed point of the variance map (a repelling one: ours), or
+    with `gelu_variance="paper"` 2 sqrt(2) (Appendix D.1), under which the variance grows: 16 at layer 10
+    (docs/theory.md section 6).
     """
 
     residual: ClassVar[bool] = False
 
-    channels: tuple[float, ...] = (1.0,)
-    kernels: tuple[int, ...] = (3,)
-    padding: str = "circular"
-    gelu_variance: str = "stationary"
+    width: int = key(32, "C, the channels of a layer whose multiplier is 1", low=1)
+    depth: int = key(4, "L, the number of convolutions", low=1)
+    channels: tuple[float, ...] = key((1.0,), "multipliers of width, layer by layer, repeated", nonempty=True)
+    kernels: tuple[int, ...] = key((3,), "kernel sizes, layer by layer, repeated", low=1, nonempty=True)
+    padding: str = key("circular", "", choices=PADDINGS)
+    gelu_variance: str = key(
+        "stationary",
+        "initial variance of weights before a GELU times fan_in: 2.352 or 2.828",
+        choices=("stationary", "paper"),
+    )
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape, (1, 2))
-        check_name("gelu_variance", self.gelu_variance, ("paper", "stationary"))
         for kernel in self.kernels:
             check_kernel(space, kernel, self.padding)
         for multiplier in self.channels:
@@ -80,8 +80,6 @@ class CNN(Model):
                 raise ValueError(
                     f"channels: {multiplier} x width {self.width} must be a whole number of channels above 0"
                 )
-        if not self.kernels or not self.channels:
-            raise ValueError("kernels and channels need at least one value")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
@@ -151,39 +149,30 @@ class ResidualCNN(Model):
     code has both). It multiplies all branch weights, or with `branch_init="*/last/*"` only the last layer of each
     branch. Under `depth_mup` the factor 1/sqrt(K) is in b instead.
 
-    Attributes, besides those of `Model`:
-      width: number of channels, 64 in the paper.
-      depth: K, the number of residual blocks (B's "minimal depth"; B's plots also show an "effective depth" 3 K).
-      kernels: sizes of the branch's convolutions W_1..W_m; size 1 is a dense layer over the channels of each position.
-      bottleneck: W_1..W_{m-1} have width / bottleneck channels. The usual bottleneck block: kernels (1, 3, 1),
-        bottleneck 4.
-      padding: "circular" (the paper's choice unless it says otherwise) or "zero".
-      norm: "none", or "batch" for a batch norm before each nonlinearity of a branch.
-      dropout: rate of dropout between the convolutions of a branch (Appendix D.2, which does not give the rate).
-      gain: the constant in the variance of branch weights; the paper calls it c.
-      zero_init_branch: the last convolution of a branch starts at 0 (paper A, Appendix M).
+    The paper's bottleneck block has kernels (1, 3, 1) and bottleneck 4. Circular padding is the paper's, unless stated.
+    Dropout is of Appendix D.2, which does not give the rate: ours. `zero_init_branch` is of paper A, Appendix M.
     """
 
     even_scan: ClassVar[bool] = True
 
-    width: int = 64
-    depth: int = 8
-    kernels: tuple[int, ...] = (3, 3)
-    bottleneck: int = 1
-    padding: str = "circular"
-    norm: str = "none"
-    dropout: float = 0.0
-    gain: float = 2.0
-    zero_init_branch: bool = False
+    width: int = key(64, "C, the number of channels", low=1)
+    depth: int = key(4, "K, the number of residual blocks", low=1)
+    kernels: tuple[int, ...] = key(
+        (3, 3), "sizes of a branch's convolutions W_1..W_m; 1 is a dense layer over channels", low=1, nonempty=True
+    )
+    bottleneck: int = key(1, "W_1..W_{m-1} have width / bottleneck channels", low=1)
+    padding: str = key("circular", "", choices=PADDINGS)
+    norm: str = key("none", "batch: a batch norm before each nonlinearity of a branch", choices=("none", "batch"))
+    dropout: float = key(0.0, "rate of dropout between the convolutions of a branch, in [0, 1)")
+    gain: float = key(2.0, "c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))")
+    zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape, (1, 2))
-        check_name("norm", self.norm, ("none", "batch"))
-        at_least_one("number of kernels", len(self.kernels))
         for kernel in self.kernels:
             check_kernel(space, kernel, self.padding)
-        if self.bottleneck < 1 or self.width % self.bottleneck:
+        if self.width % self.bottleneck:
             raise ValueError(f"bottleneck {self.bottleneck} must divide the width {self.width}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.keys import declared, key
 from depthmup.models.convolution import conv_general_dilated
-from depthmup.parameterization import ForwardFactors, at_least_one, unknown
+from depthmup.parameterization import ForwardFactors, unknown
 
 Initializer = Callable[..., jax.Array]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -201,14 +201,11 @@ class Model(nn.Module):
     Weights start as N(0, gain / fan_in) with gain 1 unless the family's docstring says otherwise, biases at 0, norms at
     the identity: `rescale` turns that into a parameterization's init.
 
-    Attributes of all families:
-      width, depth: each family's docstring says what they count.
-      outputs: number of logits.
-      activation: a name in `ACTIVATIONS`.
-      dtype: dtype of the computation, "float32" or "bfloat16"; parameters, logits and norm statistics stay float32.
-      scan: True runs equal blocks as one scanned block with stacked parameters `blocks/...`, whose compile time does
-        not grow with depth; False unrolls them as `block_0`, `block_1`, ... Both compute the same function, and
-        `stack_blocks` converts the parameters.
+    A family declares each of its attributes with `key`, which says what the attribute means: width and depth, as the
+    family counts them, and its own. These declarations are also the settings of `config.model`. outputs is the number
+    of logits. With dtype "bfloat16" parameters, logits and the statistics of norms stay float32. A scanned model has
+    stacked parameters `blocks/...`, an unrolled one `block_0`, `block_1`, ...; both are the same function, and
+    `stack_blocks` converts the parameters.
     """
 
     residual: ClassVar[bool] = True  # Are the blocks residual branches?
@@ -217,26 +214,14 @@ class Model(nn.Module):
     width: int
     depth: int
     outputs: int = 10
-    activation: str = "relu"
-    dtype: str = "float32"
-    scan: bool = True
+    activation: str = key("relu", "", choices=ACTIVATIONS)
+    dtype: str = key("float32", "the type of the computation; parameters are float32", choices=DTYPES)
+    scan: bool = key(True, "equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled")
 
     def check(self, shape: Sequence[int]) -> None:
         """Raises ValueError if an attribute is out of range or does not fit inputs of this shape, (batch, ...)."""
-        at_least_one("width", self.width)
-        at_least_one("depth", self.depth)
-        check_name("activation", self.activation, ACTIVATIONS)
-        check_name("dtype", self.dtype, DTYPES)
-
-    @classmethod
-    def option_types(cls) -> dict[str, Any]:
-        """{attribute: type} of the attributes that a config may set besides width and depth, from their defaults."""
-        fixed = {"parent", "name", "width", "depth", "outputs"}
-        defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in fixed}
-        return {
-            name: tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value)  # type: ignore[misc]
-            for name, value in defaults.items()
-        }
+        for name, declaration in declared(type(self)).items():
+            declaration.check(name, getattr(self, name))
 
     @property
     def head_dim(self) -> int:

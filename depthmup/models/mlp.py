@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
     Model,
     Readout,
-    check_name,
     fan_in_init,
     norm,
     stationary_gain,
@@ -40,18 +39,16 @@ class PlainLayer(nn.Module):
 class MLP(Model):
     """z^1 = W_1 x;  z^{l+1} = W_{l+1} phi(z^l), l = 1..depth-1;  logits = c W_out phi(z^depth).
 
-    The plain network whose best learning rate falls as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
-    c is the output factor. He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
-
-    Attributes, besides those of `Model`:
-      width: number of units of a hidden layer.
-      depth: number of hidden layers; the first of them (`read_in`) reads the input.
-      use_bias: biases everywhere.
+    The plain network whose learning rate goes as depth^(-3/2) (docs/theory.md section 6a; paper B, section 3.1).
+    He init: variance g / fan_in with g = `stationary_gain`, 2 for ReLU.
+    The first hidden layer (`read_in`) reads the input.
     """
 
     residual: ClassVar[bool] = False
 
-    use_bias: bool = False
+    width: int = key(128, "N", low=1)
+    depth: int = key(4, "L, the number of hidden layers", low=1)
+    use_bias: bool = key(False, "biases everywhere")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:
@@ -99,28 +96,18 @@ class Branch(nn.Module):
 class ResidualMLP(Model):
     """h^0 = W_in x;  h^{l+1} = h^l + b f(h^l), l = 0..depth-1;  logits = c W_out psi(h^depth).
 
-    b is the branch factor, c the output factor. Source: docs/theory.md section 0 (paper A, equation 1).
-
-    Attributes, besides those of `Model`:
-      width: number of units.
-      depth: number of residual branches.
-      use_bias: a bias in the branches, the read-in and the readout (added after the output factor).
-      norm: "none", or "layer" for a LayerNorm at the entry of each branch.
-      readout: "phi" (psi = the activation) or "linear" (psi = identity).
-      zero_init_branch: branches start at 0 (paper A, Appendix M).
+    docs/theory.md section 0 (paper A, equation 1).
+    The readout's bias is added after the output factor. `zero_init_branch` is of paper A, Appendix M.
     """
 
     even_scan: ClassVar[bool] = True
 
-    use_bias: bool = False
-    norm: str = "none"
-    readout: str = "phi"
-    zero_init_branch: bool = False
-
-    def check(self, shape: Sequence[int]) -> None:
-        super().check(shape)
-        check_name("norm", self.norm, ("none", "layer"))
-        check_name("readout", self.readout, ("phi", "linear"))
+    width: int = key(128, "N", low=1)
+    depth: int = key(8, "L, the number of residual branches", low=1)
+    use_bias: bool = key(False, "biases in the read-in, the branches and the readout")
+    norm: str = key("none", "layer: a LayerNorm at the entry of each branch", choices=("none", "layer"))
+    readout: str = key("phi", "phi: the activation acts before the readout", choices=("phi", "linear"))
+    zero_init_branch: bool = key(False, "branches start at 0")
 
     @property
     def ways(self) -> list[tuple[int, ...]]:

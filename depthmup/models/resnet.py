@@ -10,14 +10,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
+    PADDINGS,
     Model,
     Readout,
     check_image,
     check_kernel,
-    check_name,
     conv,
     fan_in_init,
     norm,
@@ -56,31 +57,23 @@ class SimpleResNet(Model):
     no block in its third stage.) Ours: the doubling convolution is linear, and an activation comes before the readout;
     the paper leaves both open.
 
-    Attributes, besides those of `Model`:
-      width: number of channels of the last stage, 8 times the number of the first stage.
-      depth: number of residual blocks, 3 or more. With scan, the blocks of each stage are one scanned block,
-        `blocks_0` .. `blocks_3`.
-      pool: "average" or "max" (the paper's text says both).
-      count: what the branch factor counts as depth: "blocks", or "layers" (the paper's choice) for all weight layers.
-        We count blocks + 5 layers (read-in, three doublings, readout) and multiply the branch factor by
-        sqrt(depth / layers), which tends to 1 with depth.
-      padding: "zero" or "circular".
-      norm: "none" (as in the paper), or "batch" for a batch norm after each convolution of a branch.
-      zero_init_branch: branches start at 0 (Appendix M).
+    With scan, the blocks between two poolings are one scanned `blocks_0` .. `blocks_3`. The paper's text says both
+    average and max pooling. With `count="layers"`, the paper's, the branch factor counts all weight layers (blocks + 5:
+    with the read-in, three doublings and readout; ours), by an extra factor sqrt(depth / layers), which goes to 1. The
+    paper has no norm. `zero_init_branch` is of Appendix M.
     """
 
-    pool: str = "average"
-    count: str = "blocks"
-    padding: str = "zero"
-    norm: str = "none"
-    zero_init_branch: bool = False
+    width: int = key(128, "channels of the last stage, 8 times those of the first", low=1)
+    depth: int = key(4, "the number of residual blocks, each of one convolution; 3 or more", low=1)
+    pool: str = key("average", "the kind of the three poolings", choices=("average", "max"))
+    count: str = key("blocks", "what the branch factor counts; layers is the paper's", choices=("blocks", "layers"))
+    padding: str = key("zero", "", choices=PADDINGS)
+    norm: str = key("none", "batch: a batch norm after each convolution of a branch", choices=("none", "batch"))
+    zero_init_branch: bool = key(False, "branches start at 0")
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)
-        check_name("pool", self.pool, ("average", "max"))
-        check_name("count", self.count, ("blocks", "layers"))
-        check_name("norm", self.norm, ("none", "batch"))
         check_kernel(space, 3, self.padding)
         if self.depth < STAGES - 1:
             raise ValueError(f"SimpleResNet needs a depth of {STAGES - 1} or more blocks, got {self.depth}")
@@ -198,31 +191,29 @@ class ResNet(Model):
     a readout with a bias follow. With the branch factor 1 (`mup`, `sp`) it is the usual ResNet. `resnet` makes the
     standard sizes.
 
-    Attributes, besides those of `Model`:
-      width: number of channels of the first stage before a bottleneck's expansion; 64 in ResNet-18.
-      depth: the number that `stages` is multiplied by.
-      stages: number of blocks of each stage per unit of depth. CIFAR's ResNets of 6n + 2 layers have stages (1, 1, 1)
-        and depth n.
-      bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions with 4 times the output channels, as in ResNet-50, instead of
-        two 3x3 convolutions. The 3x3 convolution has the stride, as in torchvision.
-      stem: the layers before the first stage: "cifar", a 3x3 convolution, or "imagenet", a 7x7 convolution with stride
-        2 and a 3x3 max pooling.
-      norm: the norm after each convolution: "batch", "layer" (over each channel's plane, as in instance norm, with a
-        scale and offset per channel: ours) or "none".
-      zero_init_branch: the last convolution of a branch starts at 0 (Appendix M).
+    Width 128 is ResNet-18's with width multiplier 2. `resnet` makes the standard sizes: CIFAR's 6n + 2 layers are
+    stages (1, 1, 1), depth n. Bottleneck blocks have 4 x the channels, and the 3x3 convolution has the stride, as in
+    torchvision. The layer norm over each channel's plane, as in instance norm, has a scale and offset per channel:
+    ours. `zero_init_branch` is of Appendix M.
     """
 
-    stages: tuple[int, ...] = (1, 1, 1)
-    bottleneck: bool = False
-    stem: str = "cifar"
-    norm: str = "batch"
-    zero_init_branch: bool = False
+    width: int = key(16, "channels of the first stage, before a bottleneck's expansion", low=1)
+    depth: int = key(1, "multiplies the numbers of blocks in stages", low=1)
+    stages: tuple[int, ...] = key(
+        (1, 1, 1),
+        "blocks per unit of depth; (1, 1, 1): CIFAR's 6n + 2 layers; (1, 1, 1, 1): ResNet-18 at depth 2; "
+        "(3, 4, 6, 3): ResNet-34 and 50",
+    )
+    bottleneck: bool = key(False, "blocks have 1x1, 3x3, 1x1 convolutions, as in ResNet-50")
+    stem: str = key("cifar", "a 3x3 convolution, or 7x7 of stride 2 and 3x3 max pooling", choices=("cifar", "imagenet"))
+    norm: str = key(
+        "batch", "after each convolution; layer: over each channel's plane", choices=("batch", "layer", "none")
+    )
+    zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)
-        check_name("stem", self.stem, ("cifar", "imagenet"))
-        check_name("norm", self.norm, ("batch", "layer", "none"))
         for blocks in (len(self.stages), *self.stages):
             at_least_one("stages", blocks)
         halvings = len(self.stages) - 1 + (2 if self.stem == "imagenet" else 0)

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.keys import key
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.models.layers import (
     ACTIVATIONS,
@@ -16,14 +17,13 @@ from depthmup.models.layers import (
     Model,
     Readout,
     check_image,
-    check_name,
     constant_init,
     fan_in_init,
     matrix_product,
     norm,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors, at_least_one
+from depthmup.parameterization import ForwardFactors
 
 
 class Attention(nn.Module):
@@ -96,33 +96,24 @@ class ViT(Model):
     branch factor. Attention is softmax(a q . k) v with the parameterization's attention factor a, so compute the
     factors by `forward_factors(..., head_dim=model.head_dim)`; base_head_dim 1 gives the paper's a = 1/head_dim.
 
-    Init: queries 0; the other weights of the blocks variance 1/width (the paper's); the embedding variance 1/fan_in
-    (ours: with 1/width the size of the features would depend on width); class token and positions standard deviation 1
-    at every width (ours: with the usual .02 the class token is so small that the changes of its first normalized layers
-    depend on depth, slope +.23 in a coordinate check); biases 0.
-
-    Attributes, besides those of `Model`:
-      width: model dimension.
-      depth: number of blocks; the model has 2 depth residual branches.
-      heads: number of heads. It stays fixed, so that head_dim = width / heads grows with width.
-      patch: side of a patch in pixels; it must divide the sides of the image.
-      mlp_ratio: hidden units of the MLP over width.
-      norm: "layer", or "none" for a model without any norm, also before the readout.
-      pool: what the readout reads: "cls" (the class token) or "mean" (the mean over tokens).
-      use_bias: biases everywhere; the readout's bias is added after the output factor.
-      zero_init_branch: both branches start at 0 (Appendix M).
+    Without norm there is none before the readout either. The readout's bias is added after the output factor.
+    `zero_init_branch` is of Appendix M.
     """
 
     even_scan: ClassVar[bool] = True
 
-    activation: str = "gelu"
-    heads: int = 4
-    patch: int = 4
-    mlp_ratio: int = 4
-    norm: str = "layer"
-    pool: str = "cls"
-    use_bias: bool = True
-    zero_init_branch: bool = False
+    width: int = key(64, "the size of a token, a multiple of heads", low=1)
+    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", low=1)
+    activation: str = key("gelu", "", choices=ACTIVATIONS)
+    heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
+    patch: int = key(2, "side of a patch in pixels, which must divide the image's", low=1)
+    mlp_ratio: int = key(4, "hidden units of the MLP over width", low=1)
+    norm: str = key("layer", "before each branch and the readout", choices=("layer", "none"))
+    pool: str = key(
+        "cls", "what the readout reads: the class token, or the mean of the tokens", choices=("cls", "mean")
+    )
+    use_bias: bool = key(True, "biases everywhere")
+    zero_init_branch: bool = key(False, "branches start at 0")
 
     @property
     def head_dim(self) -> int:
@@ -135,10 +126,6 @@ class ViT(Model):
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)
-        check_name("norm", self.norm, ("layer", "none"))
-        check_name("pool", self.pool, ("cls", "mean"))
-        for what in ("heads", "patch", "mlp_ratio"):
-            at_least_one(what, getattr(self, what))
         if self.width % self.heads:
             raise ValueError(f"heads must divide the width: {self.heads} heads, width {self.width}")
         if any(side % self.patch for side in space):

@@ -10,9 +10,8 @@ import jax
 from tqdm import tqdm
 
 from depthmup.measure import MaximalUpdate
-from depthmup.settings import Settings, from_config
+from depthmup.settings import Settings, from_config, put
 from depthmup.sweep import report, tables, verdicts
-from depthmup.sweep.axes import put
 from depthmup.sweep.calibration import calibrate, calibrations, path_sum
 from depthmup.sweep.engine import cost, train
 from depthmup.sweep.group import CACHE, compiled_in

@@ -1,84 +1,19 @@
-"""What a sweep can vary: any key of the config that decides a training."""
+"""The axes of `sweep.axes`: any key of the config that decides a training, with the values that a sweep gives it."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import functools
 import math
 import re
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from depthmup.convert import convert
-from depthmup.models import MODELS
 from depthmup.parameterization import unknown
-from depthmup.settings import DECIDES_NOTHING, ModelSettings, Settings, SettingsError
+from depthmup.settings import OWN, Settings, SettingsError, convert, flat, keys
 
-# Trials that differ in these alone share one compiled program: they are traced (train.step.Hyper).
-TRACED = frozenset(
-    (
-        *(f"optimizer.{name}" for name in ("learning_rate", "momentum", "b1", "b2", "eps", "weight_decay")),
-        *(f"parameterization.{name}" for name in ("name", "base_width", "base_depth", "base_head_dim", "alpha")),
-        *(f"parameterization.{name}" for name in ("gamma0", "beta0", "lr_depth", "branch_init")),
-        *("seed", "epochs", "warmup_epochs", "label_noise"),
-    )
-)
-# Axes that have a key of their own.
-OWN = {
-    "parameterization.name": "sweep.parameterizations",
-    "optimizer.name": "sweep.optimizers",
-    "model.depth": "sweep.depths",
-    "model.width": "sweep.widths",
-    "seed": "sweep.seeds",
-}
-LEARNING_RATE = "optimizer.learning_rate"
-ELSEWHERE = ("data.data_dir", "data.workers")  # where and how fast data is read
-GRIDS: dict[str, Any] = {"grid": np.linspace, "log": np.geomspace}
-
-
-def flat(settings: Settings) -> dict[str, Any]:
-    """{config key: value} of every setting that decides what a training results in, as JSON has it."""
-    result: dict[str, Any] = {}
-
-    def add(prefix: str, value: Any) -> None:
-        if isinstance(value, ModelSettings):
-            value = {"name": value.name, "width": value.width, "depth": value.depth, **value.options}
-        elif dataclasses.is_dataclass(value):
-            value = {field: getattr(value, field) for field in value.__dataclass_fields__}
-        if isinstance(value, Mapping):
-            for name, sub in value.items():
-                add(f"{prefix}.{name}".strip("."), sub)
-        elif prefix not in ELSEWHERE:
-            result[prefix] = list(value) if isinstance(value, tuple) else value
-
-    for field in Settings.__dataclass_fields__:
-        if field not in (*DECIDES_NOTHING, "sweep"):
-            add(field, getattr(settings, field))
-    return result
-
-
-def put(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with other values of some keys of `flat`. Raises SettingsError if they do not go together."""
-    changes: dict[str, Any] = {}
-    for key, value in values.items():
-        *rooms, name = key.split(".")
-        node = changes
-        for room in rooms:
-            node = node.setdefault(room, {})
-        node[name] = value
-    return _changed(settings, changes)
-
-
-def column(key: str) -> str:
-    """The name that a config key has in a row: its last word, where that says enough."""
-    named = {"loss": "loss_function", "data.seed": "data_seed"}
-    if key.endswith(".name"):
-        return key.removesuffix(".name")
-    return named.get(key) or key.replace("data.augment.", "augment_").rpartition(".")[2]
+GRIDS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {"grid": np.linspace, "log": np.geomspace}
+CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
@@ -88,7 +23,7 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
     that does not exist or decides nothing, an axis that has a key of its own or is given twice, and values that are
     none, are given twice or are of another type than the setting.
     """
-    known = flat(settings)
+    declarations, known = keys(settings.model.name), flat(settings)
     result: dict[str, tuple[Any, ...]] = {}
     for text in filter(str.strip, settings.sweep.axes.split(";")):
         key, equals, values = (part.strip() for part in text.partition("="))
@@ -98,7 +33,7 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
             raise SettingsError(f"sweep.axes: {key} is an axis already, that of {OWN[key]}: give its values there")
         if key == "model.name":
             raise SettingsError("sweep.axes: families of models have other settings: run a sweep for each")
-        if key.split(".")[0] in DECIDES_NOTHING or key in ELSEWHERE:
+        if key in declarations and not declarations[key].decides:
             raise SettingsError(f"sweep.axes: {key} decides nothing that a training results in")
         if key not in known:
             words = [k for k in known if k.rpartition(".")[2] == key]
@@ -107,12 +42,11 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
             raise SettingsError(f"sweep.axes: unknown axis {key!r}; did you mean {' or '.join(map(repr, words))}?")
         if key in result:
             raise SettingsError(f"sweep.axes: {key} is given twice")
-        kind = _kind(settings, key.split("."))
         try:
-            result[key] = tuple(convert(kind, value, key, {}) for value in _values(values))
+            result[key] = tuple(convert(declarations[key].kind, value, key) for value in _values(values))
         except SettingsError as error:
             raise SettingsError(f"sweep.axes: {error}") from error
-        except (ValueError, SyntaxError) as error:
+        except ValueError as error:
             raise SettingsError(
                 f"sweep.axes: {key} has values that cannot be read, {values!r}: quote a word"
             ) from error
@@ -121,52 +55,45 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
     return result
 
 
-def _changed(node: Any, changes: Mapping[str, Any]) -> Any:
-    """All at once: a setting may be wrong with the old value of another."""
-    if isinstance(node, ModelSettings):
-        options = {name: value for name, value in changes.items() if name in node.options}
-        own = {name: value for name, value in changes.items() if name not in options}
-        return dataclasses.replace(node, options={**node.options, **options}, **own)
-    inner = {n: _changed(getattr(node, n), v) if isinstance(v, dict) else v for n, v in changes.items()}
-    return dataclasses.replace(node, **inner)
-
-
-def _kind(settings: Any, path: list[str]) -> Any:
-    """The type of a setting."""
-    node = settings
-    for name in path[:-1]:
-        node = getattr(node, name)
-    if isinstance(node, ModelSettings) and path[-1] in node.options:
-        return MODELS[node.name].option_types()[path[-1]]
-    kind: Any = type(node)
-    return _hints(kind)[path[-1]]
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _values(text: str) -> list[Any]:
-    """The values of one axis. Raises SettingsError, ValueError or SyntaxError for what is no list of them."""
+    """The values of one axis. Raises ValueError for text that is no list of values."""
     found = re.fullmatch(r"(grid|log)\((.*)\)", text)
-    if not found:
-        words = re.sub(r"(?<![\w.'\"])([A-Za-z_][\w./]*)(?![\w'\"])", _quoted, text)
-        return list(ast.literal_eval(f"[{words}]"))
-    arguments = ast.literal_eval(f"[{found[2]}]")
-    if (
-        len(arguments) != 3
-        or not all(isinstance(a, int | float) for a in arguments)
-        or int(arguments[2]) != arguments[2]
-    ):
-        raise SettingsError(f"{text!r} must be {found[1]}(low, high, points)")
+    return _grid(found[1], found[2]) if found else _list(text)
+
+
+def _grid(name: str, text: str) -> list[float]:
+    """Values of equal distance or, for log, of equal ratio; whole numbers where low, high and all between are whole."""
+    arguments = _list(text)
+    numbers = all(isinstance(a, int | float) for a in arguments)
+    if len(arguments) != 3 or not numbers or int(arguments[2]) != arguments[2]:
+        raise SettingsError(f"'{name}({text})' must be {name}(low, high, points)")
     low, high, points = arguments
-    if points < 2 or not low < high or (found[1] == "log" and low <= 0):
-        raise SettingsError(f"{text!r} needs low < high, two points or more, and for log a low above 0")
-    values = [float(value) for value in GRIDS[found[1]](low, high, int(points))]
+    if points < 2 or not low < high or (name == "log" and low <= 0):
+        raise SettingsError(f"'{name}({text})' needs low < high, two points or more, and for log a low above 0")
+    values = [float(value) for value in GRIDS[name](low, high, int(points))]
     whole = isinstance(low, int) and isinstance(high, int) and all(math.isclose(v, round(v)) for v in values)
     return [round(value) for value in values] if whole else values
 
 
-def _quoted(word: re.Match[str]) -> str:
-    return word[1] if word[1] in ("True", "False", "None") else repr(word[1])
+def _list(text: str) -> list[Any]:
+    """The values between the commas that are not inside parentheses; a comma may end the list."""
+    parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
+    return [_value(part) for part in (parts if parts[-1] else parts[:-1])]
+
+
+def _value(text: str) -> Any:
+    """One value: a list in parentheses, True, False, None, a number, or a word, with quotes or without."""
+    if text.startswith("(") and text.endswith(")"):
+        return tuple(_list(text[1:-1]))
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    if re.fullmatch(r"[A-Za-z_][\w./]*", text):
+        return text
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    raise ValueError(text)

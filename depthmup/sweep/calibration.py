@@ -12,18 +12,13 @@ import numpy as np
 
 from depthmup.fit import chain_path_sum
 from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
-from depthmup.settings import Settings
-from depthmup.sweep.axes import LEARNING_RATE
+from depthmup.settings import NOT_AT_THE_START, Settings
 from depthmup.sweep.plan import SCHEMA, Trial, trials_of
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import update_profile
 from depthmup.train.recipe import Recipe
 from depthmup.train.workdir import digest, write_atomically
 
-NOT_AT_THE_START = (  # nor in the direction of a first step
-    *(LEARNING_RATE, "optimizer.momentum", "epochs", "schedule", "warmup_epochs"),
-    *("label_noise", "clip", "accumulate", "ema", "data.seed"),
-)
 FILE = "calibration.json"  # of every curve of a sweep that was calibrated: {key: (s_l and mean squares, seeds, layers)}
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup.parameterization import unknown
-from depthmup.settings import Settings, SettingsError, from_config
+from depthmup.settings import LEARNING_RATE, OWN, Settings, SettingsError, flat, from_config
 from depthmup.sweep.adaptive import Search
-from depthmup.sweep.axes import LEARNING_RATE, OWN, flat, parse
+from depthmup.sweep.axes import parse
 from depthmup.sweep.estimate import Estimator, at_once, too_large
 from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
 from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
@@ -131,7 +131,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     they are swept over, which may be extended."""
     axes = [*OWN, LEARNING_RATE, *parse(settings)]
     fixed = {key: value for key, value in flat(settings).items() if key not in axes}
-    sweep = {**settings.deciding()["sweep"], "width": settings.model.width, "depth": settings.model.depth}
+    sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from depthmup.settings import SettingsError
-from depthmup.sweep.axes import column
+from depthmup.settings import SettingsError, column
 from depthmup.sweep.history import History, measured_after
 from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
 from depthmup.sweep.store import Finished

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.convert import named
 from depthmup.fit.optimum import WINDOW
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.settings import Settings, SettingsError
-from depthmup.sweep.axes import LEARNING_RATE, TRACED, flat, parse, put
+from depthmup.settings import LEARNING_RATE, TRACED, Settings, SettingsError, flat, named, put
+from depthmup.sweep.axes import parse
 from depthmup.train.workdir import digest
 
 AXES = ("depth", "width")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from depthmup.fit import Transfer
-from depthmup.settings import Settings
-from depthmup.sweep.axes import LEARNING_RATE
+from depthmup.settings import LEARNING_RATE, Settings
 from depthmup.sweep.engine import identity
 from depthmup.sweep.judged import score
 from depthmup.sweep.verdicts import Curve, variants

@@ -9,9 +9,9 @@ from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules,
 from depthmup.fit.optimum import WINDOW
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
-from depthmup.settings import Settings
+from depthmup.settings import LEARNING_RATE, TRACED, Settings, column, flat, put
 from depthmup.sweep import calibration
-from depthmup.sweep.axes import LEARNING_RATE, TRACED, column, flat, parse, put
+from depthmup.sweep.axes import parse
 from depthmup.sweep.judged import cap, score
 from depthmup.sweep.plan import axes, combinations
 from depthmup.train.workdir import Row

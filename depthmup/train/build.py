@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ import numpy as np
 
 from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model
-from depthmup.parameterization import unknown
 from depthmup.settings import Settings, SettingsError
-from depthmup.train.recipe import LOSSES, SCHEDULES, Recipe
+from depthmup.train.recipe import Recipe
 from depthmup.train.task import Hyper, Task
 
 
@@ -29,15 +28,8 @@ def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
 
     recipe: instead of the config's own.
 
-    Raises SettingsError for what does not exist or does not fit together, ValueError as `batches_of`.
+    Raises SettingsError for what does not fit together, ValueError as `batches_of`.
     """
-    names: dict[str, tuple[str, Iterable[str]]] = {
-        "schedule": (settings.schedule, SCHEDULES),
-        "loss": (settings.loss, LOSSES),
-    }
-    for key, (name, known) in names.items():
-        if name not in known:
-            raise SettingsError(str(unknown(key, name, known)))
     if settings.data.batch_size % settings.accumulate:
         raise SettingsError(
             f"data.batch_size {settings.data.batch_size} is not a multiple of accumulate = {settings.accumulate}"
@@ -75,19 +67,14 @@ def recipe_of(settings: Settings) -> Recipe:
 def hyper_of(settings: Settings) -> Hyper:
     """The hyperparameters of the trial that a config describes."""
     per_epoch = batches_of(settings).steps_per_epoch
-    optimizer = settings.optimizer
+    optimizer = {k: v for k, v in dataclasses.asdict(settings.optimizer).items() if k != "name"}
     return task_of(settings).hyper(
         settings.parameterization.build(),
-        optimizer.learning_rate,
         seed=settings.seed,
-        momentum=optimizer.momentum,
-        b1=optimizer.b1,
-        b2=optimizer.b2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
         steps=steps_of(settings),
         warmup=round(settings.warmup_epochs * per_epoch),
         label_noise=settings.label_noise,
+        **optimizer,
     )
 
 

@@ -17,7 +17,6 @@ SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "linear": optax.linear_schedule(1.0, 0.0, 1),
     "cosine": optax.cosine_decay_schedule(1.0, 1),
 }
-LOSSES = ("cross_entropy", "mse", "centered_mse")
 
 
 @dataclasses.dataclass(frozen=True)

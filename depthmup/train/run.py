@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from clu.parameter_overview import get_parameter_overview as overview
 
-from depthmup.settings import Settings, SettingsError
+from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import specs_to_json
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
@@ -57,7 +57,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     if profile and workdir is None:
         raise SettingsError("--profile needs --workdir=DIR, where the trace goes")
     loop, hyper = loop_of(settings), hyper_of(settings)
-    identity = {k: v for k, v in settings.deciding().items() if k != "sweep"}
+    identity = flat(settings)
     with contextlib.ExitStack() as stack:
         messages: list[str] = []
         if workdir and first:

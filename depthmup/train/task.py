@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from depthmup.models.layers import batch_axis
 from depthmup.models.specs import UNIT
 from depthmup.optim import OPTIONS, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
+from depthmup.settings import OptimizerSettings
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group, is_spec
 from depthmup.train.recipe import Recipe
@@ -43,11 +45,7 @@ class Hyper(NamedTuple):
 
     seed: Any  # uint32
     learning_rate: Any
-    momentum: Any
-    b1: Any
-    b2: Any
-    eps: Any
-    weight_decay: Any
+    optimizer: Mapping[str, Any]  # the other numbers of the optimizer: momentum, b1, b2, eps, weight_decay
     steps: Any  # int32, steps of the whole training; the trial is frozen after them
     warmup: Any  # int32, steps at the start in which the learning rate rises
     label_noise: Any  # probability that a training label is replaced by a random one
@@ -100,14 +98,31 @@ class Task:
         """The tree of ParamSpec of the model's parameters."""
         return _specs(self.model, self.input_shape)
 
-    def hyper(self, p: Parameterization, learning_rate: float, *, seed: int = 0, **options: Any) -> Hyper:
-        """The hyperparameters of one trial under a parameterization. options: other fields of `Hyper`."""
+    def hyper(
+        self,
+        p: Parameterization,
+        learning_rate: float,
+        *,
+        seed: int = 0,
+        steps: int = FOREVER,
+        warmup: int = 0,
+        label_noise: float = 0.0,
+        **optimizer: float,
+    ) -> Hyper:
+        """The hyperparameters of one trial under a parameterization.
+
+        optimizer: `Hyper.optimizer`, where it is not as by default (`OptimizerSettings`).
+        """
+        numbers = {**dataclasses.asdict(OptimizerSettings()), **optimizer}
         return Hyper(
             seed=seed,
             learning_rate=learning_rate,
+            optimizer={key: value for key, value in numbers.items() if key not in ("name", "learning_rate")},
+            steps=steps,
+            warmup=warmup,
+            label_noise=label_noise,
             forward=p.forward_factors(width=self.model.width, depth=self.model.depth, head_dim=self.model.head_dim),
             factors=leaf_factors(p, self.specs, family_of(self.optimizer)),
-            **{**DEFAULTS, **options},
         )
 
     def init(self, hyper: Hyper) -> TrainState:
@@ -213,8 +228,9 @@ class Task:
 
     def _transformation(self, hyper: Hyper, learning_rate: Any) -> optax.GradientTransformation:
         """The optimizer, built inside the step from traced hyperparameters: a grid over them is one program."""
-        options = {key: getattr(hyper, key) for key in OPTIONS[self.optimizer] if key in hyper._fields}
-        chain = from_factors(hyper.factors, self.optimizer, learning_rate, weight_decay=hyper.weight_decay, **options)
+        used = (*OPTIONS[self.optimizer], "weight_decay")
+        options = {key: value for key, value in hyper.optimizer.items() if key in used}
+        chain = from_factors(hyper.factors, self.optimizer, learning_rate, **options)
         return optax.chain(optax.clip_by_global_norm(self.recipe.clip), chain) if self.recipe.clip else chain
 
     def _step_key(self, state: TrainState, hyper: Hyper) -> jax.Array:
@@ -266,11 +282,6 @@ class Task:
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
         (loss, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts))
         return loss / count, jax.tree.map(lambda leaf: leaf / count, grads), statistics
-
-
-DEFAULTS = dict(
-    momentum=0.9, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, steps=FOREVER, warmup=0, label_noise=0.0
-)  # of `Task.hyper`
 
 
 def going(state: TrainState, hyper: Hyper) -> Truth:

@@ -1,0 +1,98 @@
+"""How a setting is declared: a dataclass field whose default, bounds and meaning stand in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from depthmup.parameterization import unknown
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Key:
+    """What is known of one setting.
+
+    meaning: one sentence or phrase; configs/default.py and docs/settings.md print it.
+    low: the smallest value. high: values are below it. most: the largest value. positive: values are above 0 and
+      finite. A list is checked value by value; None, the value of an optional setting that is not set, passes.
+    choices: all names that the setting takes; () for any.
+    nonempty: a list must have at least one value.
+    traced: the compiled program takes the value as an argument, so trials that differ in it alone share the program.
+    decides: a change of the setting changes the result of a training.
+    at_start: the update of the first step at learning rate 1, which a calibration measures, depends on the setting.
+    column: the name of the setting in the rows of a sweep; "" for the usual one (`settings.column`).
+    kind, default: the type of the field, as annotated, and its default.
+    """
+
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    most: float | None = None
+    positive: bool = False
+    choices: tuple[str, ...] = ()
+    nonempty: bool = False
+    traced: bool = False
+    decides: bool = True
+    at_start: bool = True
+    column: str = ""
+    kind: Any = None
+    default: Any = None
+
+    @property
+    def words(self) -> str:
+        """The choices and the meaning."""
+        return "; ".join(filter(None, (" | ".join(self.choices), self.meaning)))
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, which follow "must be"; "" for none."""
+        if self.positive:
+            return "positive and finite"
+        if self.low is None:
+            return ""
+        if self.most is not None:
+            return f"in [{self.low:g}, {self.most:g}]"
+        return f"at least {self.low:g}" + (f" and less than {self.high:g}" if self.high is not None else "")
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value out of bounds; `name` is the setting's name in the message."""
+        if isinstance(value, tuple):
+            if self.nonempty and not value:
+                raise ValueError(f"{name} is empty: give at least one value")
+            for i, part in enumerate(value):
+                self.check(name if self.choices else f"{name}[{i}]", part)
+        elif self.choices and value not in self.choices:
+            raise unknown(name, value, self.choices)
+        elif self.bounds and value is not None and not self._within(value):
+            raise ValueError(f"{name} must be {self.bounds}, got {value}")
+
+    def _within(self, number: float) -> bool:
+        if self.positive:
+            return 0 < number < math.inf
+        low, high = (infinity if b is None else b for b, infinity in ((self.low, -math.inf), (self.high, math.inf)))
+        return low <= number < high if self.most is None else low <= number <= self.most
+
+
+def key(default: T, meaning: str, *, choices: Collection[str] = (), **about: Any) -> T:
+    """A dataclass field that is a setting; `about` are fields of `Key`. Works in Linen modules too."""
+    metadata = {"key": Key(meaning=meaning, default=default, choices=tuple(choices), **about)}
+    if isinstance(default, Mapping):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declared(kind: type) -> Mapping[str, Key]:
+    """{name: declaration} of the fields of a dataclass that are settings."""
+    return _declared(kind)
+
+
+@functools.cache
+def _declared(kind: type) -> Mapping[str, Key]:
+    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
+    return {f.name: dataclasses.replace(f.metadata["key"], kind=hints[f.name]) for f in fields if "key" in f.metadata}
