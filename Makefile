@@ -13,8 +13,8 @@ checks: .venv/ready
 
 # configs/default.py and docs/settings.md, from the declarations of the settings.
 configs: .venv/ready
-	$(BIN)/python -m depthmup.settings > configs/default.py
-	$(BIN)/python -m depthmup.settings docs > docs/settings.md
+	$(BIN)/python -m depthmup.config_file > configs/default.py
+	$(BIN)/python -m depthmup.config_file docs > docs/settings.md
 
 # The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.
 parity: .venv/ready

@@ -25,6 +25,7 @@ ALLOWED = {
     "theory": {"parameterization"},
     "measure": {"parameterization", "specs", "optim"},
     "settings": {"parameterization", "keys", "optim", "fit", "models", "data"},
+    "config_file": {"keys", "models", "settings"},
     "train": {
         "backend",
         "parameterization",

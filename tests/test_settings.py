@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs import default
+from depthmup.config_file import default_config, page
 from depthmup.models import MODELS
 from depthmup.settings import (
     NOT_AT_THE_START,
@@ -13,14 +14,12 @@ from depthmup.settings import (
     OptimizerSettings,
     Settings,
     SettingsError,
-    default_config,
     defaults,
     flat,
     from_config,
     keys,
-    page,
 )
-from depthmup.train.assemble import problem_of
+from depthmup.train.build import task_of
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -149,4 +148,4 @@ def test_integers_are_numbers():
 )
 def test_problem_errors(overrides, says):
     with pytest.raises(ValueError, match=says):
-        problem_of(tiny.settings(**overrides))
+        task_of(tiny.settings(**overrides))
