@@ -1,4 +1,4 @@
-"""From rows of trials to one curve per size."""
+"""From rows of trials to one loss curve for each size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACCURACY = "validation_accuracy"
 Row = Mapping[str, Any]
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """The trials of one size. rates: (points,), rising; the others (points, seeds).
 
     accuracy: on the validation split, NaN where a row has none; None if a row of the table lacks the column.
@@ -25,7 +25,7 @@ class Curve(NamedTuple):
     accuracy: np.ndarray | None
 
 
-def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, Curve]:
+def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
     """The curve of each size, sizes rising; the arguments and errors are those of `transfer`."""
     rows = list(table)
     if not rows:
@@ -41,12 +41,12 @@ def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
     known = all(ACCURACY in row for row in rows)
-    result = dict[Any, Curve]()
+    result = dict[Any, LossCurve]()
     for size in sizes:
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
         flags = np.array([[bool(row.get("diverged", False)) for row in line] for line in lines])
-        result[size] = Curve(
+        result[size] = LossCurve(
             rates=np.array([line[0][hyperparameter] for line in lines]),
             losses=losses,
             diverged=flags | ~np.isfinite(losses),
