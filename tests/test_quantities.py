@@ -200,9 +200,8 @@ def test_pictures_over_training(measured, tmp_path):
     carried = curves[0].carried(2)
     steps, values = LearningCurves(workdir).measured("updates", carried)
     assert values.shape == (len(carried), len(steps), 3)
-    one = table[
-        (table["key"] == carried["key"].iloc[1]) & (table["quantity"] == "updates") & (table["step"] == steps[-1])
-    ]
+    second = carried["key"].iloc[1]
+    one = table[(table["key"] == second) & (table["quantity"] == "updates") & (table["step"] == steps[-1])]
     np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
     with open(next((workdir / "curves").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
         file.truncate(100)
@@ -224,10 +223,9 @@ def test_calibrations_are_kept(tmp_path):
     assert (tmp_path / FILE).exists()
     again = calibrations(curves, tmp_path)
     assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
-    kept = {
-        name: (2 * np.array(profile)).tolist() for name, profile in json.loads((tmp_path / FILE).read_text()).items()
-    }
-    (tmp_path / FILE).write_text(json.dumps(kept))
+    kept = json.loads((tmp_path / FILE).read_text())
+    doubled = {name: (2 * np.array(profile)).tolist() for name, profile in kept.items()}
+    (tmp_path / FILE).write_text(json.dumps(doubled))
     again = calibrations(curves, tmp_path)
     assert all(np.array_equal(2 * first[name].per_seed, again[name].per_seed) for name in first)
     other = put(curves[0], {"optimizer.learning_rate": 1.0})

@@ -115,7 +115,7 @@ def test_by_accuracy(judged):
     settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
     found = judge(rows, settings)
     for one, other in zip(found, curves, strict=True):
-        assert one.result.cap == 0.9
+        assert one.chance == 0.9
         assert np.log2(one.result.optimal_lr) == pytest.approx(np.log2(other.result.optimal_lr), abs=0.2)
         assert one.result.optimal_lr != other.result.optimal_lr
     settings = tiny.settings(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)

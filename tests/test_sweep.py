@@ -281,9 +281,8 @@ def test_the_best_of_one_shape(finished, tmp_path):
     assert text in html.unescape(page.write([], own, settings, tmp_path, "").read_text())
     of_sgd = own[(own.optimizer == "sgd") & (own.parameterization == "mup")]
     mean = of_sgd.groupby("learning_rate").loss.mean()
-    assert f"{mean[[0.25, 0.5, 1.0]].min():.4f}" in next(
-        line for line in text.splitlines() if line.startswith("sgd mup")
-    )
+    line = next(line for line in text.splitlines() if line.startswith("sgd mup"))
+    assert f"{mean[[0.25, 0.5, 1.0]].min():.4f}" in line
 
 
 def test_report(finished, tmp_path):
@@ -314,9 +313,8 @@ def test_report(finished, tmp_path):
 def test_report_judges_by_the_rows(finished):
     """The verdict of a curve is that of `fit.transfer` on its rows."""
     _, rows = finished
-    curve = next(
-        c for c in judge(pandas.DataFrame(rows), tiny.settings()) if (c.axis, c.optimizer) == ("depth", "adam")
-    )
+    curves = judge(pandas.DataFrame(rows), tiny.settings())
+    curve = next(c for c in curves if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
     result = fit.transfer(own, "depth", cap=2.302585092994046)
     assert (result.optima, result.drift, result.verdict) == (
@@ -414,7 +412,7 @@ def test_losses_that_are_swept_have_their_own_chance():
         }
         for t in trials(settings)
     ]
-    chances = {c.variant: c.result.cap for c in judge(pandas.DataFrame(rows), settings)}
+    chances = {c.variant: c.chance for c in judge(pandas.DataFrame(rows), settings)}
     assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
 
 

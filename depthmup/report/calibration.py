@@ -17,7 +17,7 @@ from depthmup.sweep.axes import LEARNING_RATE
 from depthmup.sweep.plan import SCHEMA, Trial, trials_of
 from depthmup.train.assemble import Problem, problem_of
 from depthmup.train.quantities import update_profile
-from depthmup.train.step import Batch, Hyper
+from depthmup.train.step import Hyper
 from depthmup.train.workdir import digest, write_atomically
 
 # Settings that change neither the start of training nor the direction of its first step.
@@ -93,7 +93,7 @@ def _profiles(curves: Iterable[Settings]) -> Iterator[np.ndarray]:
         yield np.stack(found, axis=1)
 
 
-def _profile_function(problem: Problem, curve: Settings) -> Callable[[Hyper, Batch], jax.Array]:
+def _profile_function(problem: Problem, curve: Settings) -> Callable[[Hyper, tuple[jax.Array, np.ndarray]], jax.Array]:
     plain = dataclasses.replace(problem.recipe.plain, label_smoothing=curve.label_smoothing)
     trainer = problem._replace(recipe=plain).trainer(curve.model, curve.optimizer.name)
     profile = update_profile(trainer)

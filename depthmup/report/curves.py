@@ -44,8 +44,8 @@ class TransferCurve:
     hyperparameter: the column whose optimum is followed.
     measure: the column that is minimized.
     trials: rows, sorted by size, value of the hyperparameter and seed.
-    result: the verdict; its `cap` is the score of a network that has learned nothing.
-    chance_loss: the training loss of such a network, whatever is minimized.
+    result: optima, drift and verdict.
+    chance, chance_loss: the score and the training loss of a network that has learned nothing.
     laws: empty unless the curve is about the learning rate along depth.
     """
 
@@ -57,6 +57,7 @@ class TransferCurve:
     measure: str
     trials: pandas.DataFrame
     result: Transfer
+    chance: float
     chance_loss: float
     laws: DepthLaws
 
@@ -104,11 +105,12 @@ def judge(
                 own = _settings_of(trials, settings)
                 columns = dict.fromkeys((axis, name, "seed", measure, "diverged", ACCURACY))
                 table = trials.filter(items=list(columns)).to_dict("records")
-                found = transfer(table, axis, cap(own, measure), hyperparameter=name, measure=measure)
+                chance = cap(own, measure)
+                found = transfer(table, axis, chance, hyperparameter=name, measure=measure)
                 laws = DepthLaws()
                 if axis == "depth" and key == LEARNING_RATE:
                     laws = _laws(found, {depth: along_depth[names, depth] for depth in found.values}, calibrated or {})
-                result.append(TransferCurve(*names, axis, name, measure, trials, found, cap(own, "loss"), laws))
+                result.append(TransferCurve(*names, axis, name, measure, trials, found, chance, cap(own, "loss"), laws))
     return result
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,118 +26,117 @@ QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 }
 
 
-def loss_curves(curves: Sequence[TransferCurve]) -> Figure:
-    """The score against the learning rate, or against another hyperparameter, with a line for each size.
-
-    There is a row for each optimizer and variant, and a column for each parameterization.
-    """
+def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
+    """The score against the learning rate, or against another hyperparameter, with a line for each size."""
     axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
-    figure, grid, panels = _panels(
-        curves, _optimizer_and_variant, _parameterization, (3.6, 3.1), (0.9, 0.5), sharex="row", sharey=True
-    )
-    for c, panel in zip(curves, panels, strict=True):
-        _draw_losses(panel, c)
-        verdict = c.result.verdict
-        title = f"{c.parameterization}, {c.optimizer}: {verdict}" + f"\n{c.variant}" * bool(c.variant)
-        panel.set_title(title, fontsize=10, color=VERDICT_COLORS[verdict])
+
+    def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
+        found = c.result
+        of_sizes = zip(found.values, found.learning_rates, found.losses, found.optima, colors, strict=True)
+        for size, rates, losses, optimum, color in of_sizes:
+            log = log_losses(losses, c.chance)
+            mean, spread = log.mean(axis=1), log.std(axis=1)
+            panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
+            panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
+            if optimum.learning_rate is not None:
+                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
+                panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
+        panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
+        panel.set_xscale("log", base=2)
+        title = f"{c.parameterization}, {c.optimizer}: {found.verdict}" + f"\n{c.variant}" * bool(c.variant)
+        panel.set_title(title, fontsize=10, color=VERDICT_COLORS[found.verdict])
+
     measure = curves[0].measure.replace("_", " ")
     score = f"1 - {measure}" if "accuracy" in measure else measure
-    for panel in grid[:, 0]:
-        panel.set_ylabel("training loss" if measure == "loss" else score)
-    for panel in grid[-1]:
-        panel.set_xlabel(f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=9)
-    _set_title(figure, f"Loss against {hyperparameter} over {axis} (star: optimum; band: seeds; dotted: chance)")
-    return figure
+    x = f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter
+    title = f"Loss against {hyperparameter} over {axis} (star: optimum; band: seeds; dotted: chance)"
+    return _grid(curves, draw, title, x, "training loss" if measure == "loss" else score)
 
 
 def optima(curves: Sequence[TransferCurve]) -> Figure:
-    """The optimum against the size with its fit, and a line for each parameterization.
+    """The optimum against the size with its fit: a row for each variant, a column for each optimizer.
 
-    There is a row for each variant and a column for each optimizer. The fit is the power law with its band where there
-    are three optima, else the line of the drift.
+    The fit is the power law with its band where there are three optima, else the line of the drift.
     """
     axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
-    figure, grid, panels = _panels(curves, lambda c: c.variant, lambda c: c.optimizer, (5.6, 4.2), (0.4, 0))
-    names = list(dict.fromkeys(c.parameterization for c in curves))
-    for c, panel in zip(curves, panels, strict=True):
+    rows, columns, names = (
+        list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("variant", "optimizer", "parameterization")
+    )
+    figure = Figure(figsize=(5.6 * len(columns) + 0.4, 4.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    for c in curves:
+        panel = panels[rows.index(c.variant), columns.index(c.optimizer)]
         _draw_optima(panel, c, names.index(c.parameterization))
         panel.set_title(", ".join(filter(None, (c.optimizer, c.variant))))
-    for panel in grid.flat:
+    for panel in panels.flat:
         panel.set_xscale("log", base=2)
         panel.set_xlabel(axis)
         panel.set_xticks(curves[0].result.values, [f"{size:g}" for size in curves[0].result.values])
         panel.minorticks_off()
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
-    for panel in grid[:, 0]:
+    for panel in panels[:, 0]:
         panel.set_ylabel(f"log2 optimal {hyperparameter}")
     title = f"Optimal {hyperparameter} against {axis}, drift in octaves per doubling [95%]"
     _set_title(figure, f"{title} (band: 95% of the fit; x: no optimum)")
     return figure
 
 
-class Line(NamedTuple):
-    """One line of a panel. level: a height that is marked by a dotted line."""
-
-    x: np.ndarray
-    y: np.ndarray
-    level: float | None = None
-
-
-def learning_curves(curves: Sequence[TransferCurve], learning: LearningCurves, axis: str) -> Figure | None:
+def learning_curves(curves: Sequence[TransferCurve], learning: LearningCurves) -> Figure | None:
     """The training loss of all sizes over steps, at the smallest size's best learning rate."""
+    axis = curves[0].axis
 
-    def line(c: TransferCurve, size: float) -> Line | None:
-        losses = learning.loss(c.carried(size))
-        if losses is None:
-            return None
-        width = max(1, len(losses) // 50)  # a running mean: batches scatter more than sizes differ
-        smooth = np.convolve(losses, np.full(width, 1 / width), "valid")
-        return Line(losses.index[width - 1 :], smooth)
+    def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
+        for size, color in zip(c.result.values, colors, strict=True):
+            losses = learning.loss(c.carried(size))
+            if losses is not None:
+                width = max(1, len(losses) // 50)  # a running mean: batches scatter more than sizes differ
+                smooth = np.convolve(losses, np.full(width, 1 / width), "valid")
+                panel.plot(losses.index[width - 1 :], smooth, color=color, label=f"{axis} {size:g}", lw=1.3)
 
     title = f"Training loss at every {axis} with the smallest {axis}'s best learning rate (missing: none, or diverged)"
-    return _over_sizes([c for c in curves if c.axis == axis], line, title, "step", "training loss")
+    return _grid(curves, draw, title, "step", "training loss", small=True)
 
 
 def update_profiles(curves: Sequence[TransferCurve]) -> Figure | None:
     """S_l of the first step at the best learning rate of each depth, over layer time."""
 
-    def line(c: TransferCurve, size: float) -> Line | None:
-        best = c.result.optimal_lr[c.result.values.index(size)]
-        if best is None or size not in c.laws.updates:
-            return None
-        profile = c.laws.updates[size].per_layer * best**2
-        return Line(np.linspace(0, 1, len(profile)), profile)
+    def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
+        for size, best, color in zip(c.result.values, c.result.optimal_lr, colors, strict=True):
+            if best is not None and size in c.laws.updates:
+                profile = c.laws.updates[size].per_layer * best**2
+                layer_times = np.linspace(0, 1, len(profile))
+                panel.plot(layer_times, profile, "-o", ms=3, color=color, label=f"depth {size:g}", lw=1.3)
 
     title = (
         "Mean square change S_l of each layer in the first step, linearised, at the depth's best learning rate\n"
         "(AM-muP: mean 1)"
     )
-    return _over_sizes([c for c in curves if c.laws.updates], line, title, "layer time l / L", "S_l", "o")
+    return _grid([c for c in curves if c.laws.updates], draw, title, "layer time l / L", "S_l", small=True)
 
 
-def over_training(curves: Sequence[TransferCurve], learning: LearningCurves, axis: str, quantity: str) -> Figure | None:
+def over_training(curves: Sequence[TransferCurve], learning: LearningCurves, quantity: str) -> Figure | None:
     """A measured quantity of all sizes over steps, at the smallest size's best learning rate."""
-    label, reduce = QUANTITIES[quantity]
+    axis, (label, reduce) = curves[0].axis, QUANTITIES[quantity]
 
-    def line(c: TransferCurve, size: float) -> Line | None:
-        trials = c.carried(size)
-        found = learning.measured(quantity, trials)
-        if found is None:
-            return None
-        steps, values = found
-        with np.errstate(divide="ignore"):
-            series = reduce(values)
-        positive = series > 0  # kernels have not moved at the start
-        first = trials.iloc[0]
-        stable = quantity == "sharpness" and c.optimizer == "sgd" and first["schedule"] == "constant"
-        return Line(steps[positive], series[positive], 2 / first["learning_rate"] if stable else None)
+    def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
+        for size, color in zip(c.result.values, colors, strict=True):
+            trials = c.carried(size)
+            found = learning.measured(quantity, trials)
+            if found is None:
+                continue
+            steps, values = found
+            with np.errstate(divide="ignore"):
+                series = reduce(values)
+            positive = series > 0  # kernels have not moved at the start
+            panel.plot(steps[positive], series[positive], "-o", ms=3, color=color, label=f"{axis} {size:g}", lw=1.3)
+            first = trials.iloc[0]
+            if quantity == "sharpness" and c.optimizer == "sgd" and first["schedule"] == "constant":
+                panel.axhline(2 / first["learning_rate"], color="gray", lw=0.8, ls=":")
 
     title = f"{label[0].upper()}{label[1:]} at every {axis}, with the smallest {axis}'s best learning rate"
     if quantity == "sharpness":
         title += "\n(dotted: 2 / learning rate, of SGD without a schedule)"
-    return _over_sizes([c for c in curves if c.axis == axis], line, title, "step", label, "o")
+    return _grid(curves, draw, title, "step", label, small=True)
 
 
 def png(figure: Figure) -> bytes:
@@ -144,23 +144,6 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _draw_losses(panel: Axes, c: TransferCurve) -> None:
-    """The mean of log scores over seeds, its spread and the optimum, for each size."""
-    found, chance = c.result, c.result.cap
-    of_sizes = zip(found.values, found.learning_rates, found.losses, found.optima, _colors(c), strict=True)
-    for size, rates, losses, optimum, color in of_sizes:
-        log = log_losses(losses, chance)
-        mean, spread = log.mean(axis=1), log.std(axis=1)
-        panel.plot(rates, np.exp(mean), color=color, label=f"{c.axis} {size:g}")
-        panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
-        if optimum.learning_rate is not None:
-            at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
-            panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
-    panel.axhline(chance, color="gray", lw=0.8, ls=":")
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
 
 
 def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
@@ -187,79 +170,45 @@ def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
         panel.plot(size, 0.03 + 0.05 * place, marker="x", color=color, ms=7, mew=2, transform=foot)
 
 
-def _over_sizes(
+def _grid(
     curves: Sequence[TransferCurve],
-    line: Callable[[TransferCurve, float], Line | None],
+    draw: Callable[[Axes, TransferCurve, np.ndarray], None],
     title: str,
     x: str,
     y: str,
-    marker: str = "",
+    small: bool = False,
 ) -> Figure | None:
-    """The line of each curve and size, or None if there is no line at all.
+    """A row for each optimizer and variant, a column for each parameterization; None if nothing was drawn.
 
-    There is a row for each optimizer and variant, and a column for each parameterization.
+    draw: takes the panel of a curve, the curve and a color for each size. small: lower panels with smaller labels.
     """
-    curves = [c for c in curves if c.hyperparameter == "learning_rate"]
     if not curves:
         return None
-    figure, grid, panels = _panels(
-        curves, _optimizer_and_variant, _parameterization, (3.6, 2.9), (0.9, 0.6), sharey="row"
-    )
-    handles: dict[str, Any] = {}
-    for c, panel in zip(curves, panels, strict=True):
-        for size, color in zip(c.result.values, _colors(c), strict=True):
-            drawn = line(c, size)
-            if drawn is not None:
-                panel.plot(drawn.x, drawn.y, f"-{marker}", ms=3, color=color, label=f"{c.axis} {size:g}", lw=1.3)
-                if drawn.level is not None:
-                    panel.axhline(drawn.level, color="gray", lw=0.8, ls=":")
+    rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
+    columns = list(dict.fromkeys(c.parameterization for c in curves))
+    height = 2.9 * len(rows) + 0.6 if small else 3.1 * len(rows) + 0.5
+    figure = Figure(figsize=(3.6 * len(columns) + 0.9, height), layout="constrained")
+    shared: dict[str, Any] = {"sharey": "row"} if small else {"sharex": "row", "sharey": True}
+    panels = figure.subplots(len(rows), len(columns), squeeze=False, **shared)
+    handles: dict[str, Artist] = {}
+    for c in curves:
+        panel = panels[rows.index((c.optimizer, c.variant)), columns.index(c.parameterization)]
         panel.set_title(", ".join(filter(None, (c.parameterization, c.optimizer, c.variant))), fontsize=10)
+        draw(panel, c, matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values))))
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if not handles:
         return None
-    for panel in grid.flat:
+    for panel in panels.flat:
         panel.set_yscale("log")
-    for panel in grid[:, 0]:
-        panel.set_ylabel(y, fontsize=9)
-    for panel in grid[-1]:
+    for panel in panels[:, 0]:
+        panel.set_ylabel(y, fontsize=9 if small else 10)
+    for panel in panels[-1]:
         panel.set_xlabel(x)
     order = sorted(handles, key=lambda label: float(label.split()[1]))
     figure.legend([handles[label] for label in order], order, loc="outside right upper", fontsize=9)
     _set_title(figure, title)
     return figure
-
-
-def _panels(
-    curves: Sequence[TransferCurve],
-    row: Callable[[TransferCurve], Any],
-    column: Callable[[TransferCurve], Any],
-    panel: tuple[float, float],
-    margin: tuple[float, float],
-    **shared: Any,
-) -> tuple[Figure, np.ndarray, list[Axes]]:
-    """(figure, its grid of panels, the panel of each curve).
-
-    row, column: what of a curve decides its place. panel, margin: width and height in inches.
-    """
-    rows, columns = (list(dict.fromkeys(of(c) for c in curves)) for of in (row, column))
-    size = panel[0] * len(columns) + margin[0], panel[1] * len(rows) + margin[1]
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(rows), len(columns), squeeze=False, **shared)
-    return figure, grid, [grid[rows.index(row(c)), columns.index(column(c))] for c in curves]
-
-
-def _optimizer_and_variant(curve: TransferCurve) -> tuple[str, str]:
-    return curve.optimizer, curve.variant
-
-
-def _parameterization(curve: TransferCurve) -> str:
-    return curve.parameterization
-
-
-def _colors(curve: TransferCurve) -> np.ndarray:
-    """A color for each size."""
-    return matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(curve.result.values)))
 
 
 def _set_title(figure: Figure, title: str) -> None:

@@ -68,15 +68,10 @@ def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
     """A row for each curve; the optimum at each size is in a column named by the size."""
     result = []
     for c in curves:
-        drift = c.result.drift
-        cells = {
-            **_names(c),
-            "verdict": c.result.verdict,
-            "drift": _signed(drift.octaves_per_doubling, drift.low, drift.high) if drift else NONE,
-            "why": c.result.reason,
-        }
-        pairs = zip(c.result.values, c.result.optimal_lr, strict=True)
-        result.append(cells | {f"{size:g}": _log2(rate) for size, rate in pairs})
+        d, pairs = c.result.drift, zip(c.result.values, c.result.optimal_lr, strict=True)
+        drift = f"{d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" if d else NONE
+        cells = {"verdict": c.result.verdict, "drift": drift, "why": c.result.reason}
+        result.append({**_names(c), **cells, **{f"{size:g}": _log2(rate) for size, rate in pairs}})
     return result
 
 
@@ -85,13 +80,9 @@ def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
     result = []
     for c in curves:
         for rule in c.laws.rules:
-            cells = {
-                **_names(c),
-                "rule": rule.name,
-                "mean, largest": NONE if rule.mean is None else f"{rule.mean:.2f}, {rule.worst:.2f}",
-            }
-            sizes = enumerate(c.result.values)
-            result.append(cells | {f"depth {size:g}": _rule_at(rule, i) for i, size in sizes})
+            off = NONE if rule.mean is None else f"{rule.mean:.2f}, {rule.worst:.2f}"
+            at_depth = {f"depth {size:g}": _rule_at(rule, i) for i, size in enumerate(c.result.values)}
+            result.append({**_names(c), "rule": rule.name, "mean, largest": off, **at_depth})
     return result
 
 
@@ -128,7 +119,7 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
     for c, shares in zip(curves, settled, strict=True):
         loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
         for i, o in enumerate(c.result.optima):
-            regret, regret_accuracy = c.result.regret[i], c.result.regret_accuracy[i]
+            regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
             interval = "one seed" if math.isnan(o.stderr) else f"[{_log2(o.low)}, {_log2(o.high)}]"
             result.append(
                 {
@@ -140,7 +131,7 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
                     "regret": "diverges or none" if regret is None else f"{regret:.4f}",
                     "in accuracy": "" if regret_accuracy is None else f"{100 * regret_accuracy:.1f}",
                     "to divergence": "" if o.cliff is None else f"{o.cliff:.1f}",
-                    "settled": _percent(shares[i]),
+                    "settled": "" if share is None else f"{100 * share:.0f}%",
                 }
             )
     return result
@@ -240,9 +231,9 @@ def _figures(curves: Sequence[TransferCurve], learning: LearningCurves) -> Itera
         yield f"optimum_over_{axis}{suffix}", f"Optimal {name} against {axis}", figures.optima(own)
         if key == "learning_rate":
             title = f"Learning curves at each {axis}"
-            yield f"curves_over_{axis}", title, figures.learning_curves(own, learning, axis)
+            yield f"curves_over_{axis}", title, figures.learning_curves(own, learning)
             for quantity, (label, _) in figures.QUANTITIES.items():
-                figure = figures.over_training(own, learning, axis, quantity)
+                figure = figures.over_training(own, learning, quantity)
                 yield f"{quantity}_over_{axis}", f"{label} at each {axis}", figure
     yield "update_profiles", "Change of each layer in the first step", figures.update_profiles(curves)
 
@@ -279,17 +270,8 @@ def _rule_at(rule: Rule, i: int) -> str:
         return NONE
     if off is None:
         return "no optimum"
-    return Markup("{} <small>({})</small>").format(
-        f"{off:+.2f}", Markup("&times;") if regret is None else f"{regret:.3f}"
-    )
-
-
-def _signed(middle: float, low: float, high: float) -> str:
-    return f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}%"
+    cost = Markup("&times;") if regret is None else f"{regret:.3f}"
+    return Markup("{} <small>({})</small>").format(f"{off:+.2f}", cost)
 
 
 def _log2(rate: float | None) -> str:
