@@ -71,11 +71,12 @@ class TransferCurve:
 
     def carried(self, size: float) -> pandas.DataFrame:
         """The trials of one size at the smallest size's best value; none if the smallest size has no optimum."""
-        trials, best = self.at(size), self.result.optimal_lr[0]
+        best = self.result.optimal_lr[0]
         if best is None:
-            return trials[:0]
+            return self.trials[:0]
         values = self.result.learning_rates[self.result.values.index(size)]
-        return trials[trials[self.hyperparameter] == values[nearest(values, best)]]
+        value = values[nearest(values, best)]
+        return self.trials[(self.trials[self.axis] == size) & (self.trials[self.hyperparameter] == value)]
 
 
 def judge(
@@ -110,7 +111,19 @@ def judge(
                 laws = DepthLaws()
                 if axis == "depth" and key == LEARNING_RATE:
                     laws = _laws(found, {depth: along_depth[names, depth] for depth in found.values}, calibrated or {})
-                result.append(TransferCurve(*names, axis, name, measure, trials, found, chance, cap(own, "loss"), laws))
+                result.append(
+                    TransferCurve(
+                        *names,
+                        axis=axis,
+                        hyperparameter=name,
+                        measure=measure,
+                        trials=trials,
+                        result=found,
+                        chance=chance,
+                        chance_loss=cap(own, "loss"),
+                        laws=laws,
+                    )
+                )
     return result
 
 

@@ -17,11 +17,15 @@ STRETCHES = 10  # equal parts of a training, after each of which `settles` asks 
 
 
 class LearningCurves:
-    """Reads the learning curves and the measurements of a workdir; there are none where rows alone were copied."""
+    """Reads the learning curves and the measurements of a workdir; there are none where rows alone were copied.
+
+    quantities: the names of what was measured.
+    """
 
     def __init__(self, workdir: Path) -> None:
         self._losses = _read(store.curves, workdir)
         self._measured = _read(store.measured, workdir)
+        self.quantities = set(self._measured["quantity"])
         # Tables of millions of rows: where the rows of each trial are is found once.
         self._losses_of = self._losses.groupby("key").indices
         self._measured_of = self._measured.groupby("key").indices

@@ -49,7 +49,7 @@ def write(
     ).from_string(template)
     html = page.render(
         verdicts=verdicts(curves),
-        rules=_named_once(rules(curves)),
+        rules=rules(curves),
         laws=laws(curves),
         optima=optima(curves, settled),
         others=any(c.hyperparameter != "learning_rate" for c in curves),
@@ -233,8 +233,9 @@ def _figures(curves: Sequence[TransferCurve], learning: LearningCurves) -> Itera
             title = f"Learning curves at each {axis}"
             yield f"curves_over_{axis}", title, figures.learning_curves(own, learning)
             for quantity, (label, _) in figures.QUANTITIES.items():
-                figure = figures.over_training(own, learning, quantity)
-                yield f"{quantity}_over_{axis}", f"{label} at each {axis}", figure
+                if quantity in learning.quantities:
+                    figure = figures.over_training(own, learning, quantity)
+                    yield f"{quantity}_over_{axis}", f"{label} at each {axis}", figure
     yield "update_profiles", "Change of each layer in the first step", figures.update_profiles(curves)
 
 
@@ -251,14 +252,6 @@ def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
 def _names(c: TransferCurve) -> Cells:
     hyperparameter = c.hyperparameter.replace("_", " ")
     return {"over": c.axis, "optimum of": hyperparameter, "parameterization": c.name, "optimizer": c.optimizer}
-
-
-def _named_once(rows: Sequence[Cells]) -> list[Cells]:
-    """The rows without the names of their curve where these are the names of the row before."""
-    names = [(row["parameterization"], row["optimizer"]) for row in rows]
-    repeated = [i > 0 and names[i] == names[i - 1] for i in range(len(rows))]
-    blank = {"parameterization": "", "optimizer": ""}
-    return [row | blank if again else row for row, again in zip(rows, repeated, strict=True)]
 
 
 def _rule_at(rule: Rule, i: int) -> str:
