@@ -13,12 +13,12 @@ import multiprocessing
 import time
 
 import jax
+from depthmup.train.assemble import Problem
 
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem
 from depthmup.train.recipe import Recipe
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64

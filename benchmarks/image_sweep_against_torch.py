@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from depthmup.sweep.runner import Runner, hyper_of
+from depthmup.train.assemble import problem_of
 
 from benchmarks.sweep_against_torch import timed
 from configs import patches16_simple_resnet
@@ -28,8 +30,6 @@ from depthmup.backend import prepare_cpu
 from depthmup.data.dataset import Split
 from depthmup.settings import from_config
 from depthmup.sweep.plan import Group, Trial, trials
-from depthmup.sweep.runner import Runner, hyper_of
-from depthmup.train.assemble import problem_of
 
 CORES = os.cpu_count() or 1
 

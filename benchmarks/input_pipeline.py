@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import psutil
+from depthmup.train.assemble import Problem
 from PIL import Image
 
 from configs import papers
@@ -27,7 +28,6 @@ from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.patches import photographs
 from depthmup.settings import from_config
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem
 from depthmup.train.recipe import Recipe
 
 CORES = os.cpu_count() or 1

@@ -16,15 +16,17 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas
+from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup.backend import prepare_cpu
+from depthmup.report import page
+from depthmup.report.curves import judge
 from depthmup.settings import column, from_config, put
-from depthmup.sweep import report, verdicts
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import SCHEMA, trials
 from depthmup.sweep.store import Store
-from depthmup.train.assemble import problem_of
 from depthmup.train.quantities import update_profile
 
 REPEATS = 15
@@ -78,12 +80,13 @@ def reporting() -> None:
         store.append(rows, {"trial": number, "step": step, "loss": values, "grad_norm": values})
         store.close()
         start = time.perf_counter()
-        curves = verdicts.judge(rows, settings)
+        table = pandas.DataFrame(rows)
+        curves = judge(table, settings)
         judged = time.perf_counter()
-        page = report.write(curves, rows, settings, Path(folder), "")
+        path = page.write(curves, table, settings, Path(folder), "")
         written = time.perf_counter()
         print(f"{len(rows):,} trials, {len(curves)} curves: verdicts and laws {judged - start:.1f} s, "
-              f"pictures and page {written - judged:.1f} s, {page.stat().st_size / 1e6:.2f} MB")  # fmt: skip
+              f"pictures and page {written - judged:.1f} s, {path.stat().st_size / 1e6:.2f} MB")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from depthmup.train.assemble import Problem
 
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, Split, load
 from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem
 from depthmup.train.recipe import Recipe
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2

@@ -27,6 +27,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from depthmup.sweep.runner import Runner, compiled_in
+from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup import sweep
@@ -34,9 +36,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import Group, grouped, trials
-from depthmup.sweep.runner import Runner, compiled_in
 from depthmup.sweep.store import Store
-from depthmup.train.assemble import problem_of
 
 CORES = os.cpu_count() or 1
 RATES, SEEDS, ALONE = "optimizer.learning_rate = log(1e-4, 10, 40)", 3, 5

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from depthmup.train.assemble import Problem
 
 from configs import default
 from depthmup.backend import prepare_cpu
@@ -25,7 +26,6 @@ from depthmup.data import Batches
 from depthmup.data.dataset import Dataset, Split
 from depthmup.settings import from_config
 from depthmup.train import TrialLoop, flops
-from depthmup.train.assemble import Problem
 from depthmup.train.recipe import Recipe
 
 STEPS, ROUNDS = 50, 3

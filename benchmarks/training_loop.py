@@ -28,10 +28,11 @@ from depthmup.backend import prepare_cpu
 if __name__ == "__main__":
     prepare_cpu(8)
 
+from depthmup.train.assemble import Problem, problem_of
+
 from configs import default
 from depthmup.settings import Settings, from_config
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem, problem_of
 from depthmup.train.checkpoint import Checkpoints, Every
 from depthmup.train.log import RunLog
 

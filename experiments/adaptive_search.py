@@ -14,10 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from configs import digits
 from depthmup.backend import prepare_cpu
+from depthmup.report.curves import judge
 from depthmup.settings import column, from_config
-from depthmup.sweep import load, verdicts
+from depthmup.sweep import load
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.plan import Trial, trials
 
@@ -38,8 +41,8 @@ def main(workdir: Path) -> None:
         beyond += sum(trial.key not in rows for trial in more)
         found |= {trial.key: rows.get(trial.key) or _diverged(trial) for trial in more}
     print(f"{len(found)} trials in {rounds} rounds, {beyond} of them beyond the grid, instead of {len(plan)}")
-    full = verdicts.judge([rows[trial.key] for trial in plan], settings)
-    adaptive = verdicts.judge([found[trial.key] for trial in search.evaluated(found)], settings)
+    full = judge(pandas.DataFrame([rows[trial.key] for trial in plan]), settings)
+    adaptive = judge(pandas.DataFrame([found[trial.key] for trial in search.evaluated(found)]), settings)
     print(f"{'':32}trials          optima alike   farthest, octaves   verdicts")
     for one, other in zip(full, adaptive, strict=True):
         pairs = list(zip(one.result.optimal_lr, other.result.optimal_lr, strict=True))

@@ -11,11 +11,11 @@ import dataclasses
 
 import jax
 import numpy as np
+from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
-from depthmup.train.assemble import problem_of
 
 WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64
 AXES = {"width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32, 64)}

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from depthmup.train.parallel import trial_layout
+from depthmup.train.step import Hyper, TrainState, make_trainer
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP, model_specs
 from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one, unknown
 from depthmup.specs import is_spec
-from depthmup.train.parallel import trial_layout
 from depthmup.train.recipe import Recipe
-from depthmup.train.step import Hyper, TrainState, make_trainer
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]

@@ -3,9 +3,10 @@
 import math
 
 import numpy as np
+import pandas
 import pytest
 
-from depthmup.sweep import verdicts
+from depthmup.report.curves import judge
 from depthmup.sweep.adaptive import WIDER, Search
 from depthmup.sweep.engine import train
 from depthmup.sweep.plan import trials
@@ -43,7 +44,7 @@ def search(chosen, row_of):
 
 def optima(rows, chosen):
     """(axis, parameterization) -> best learning rates. (Their errors, from redraws of fewer points, may be others.)"""
-    return {(c.axis, c.name): c.result.optimal_lr for c in verdicts.judge(rows, chosen)}
+    return {(c.axis, c.name): c.result.optimal_lr for c in judge(pandas.DataFrame(rows), chosen)}
 
 
 @pytest.mark.parametrize("seed", range(10))

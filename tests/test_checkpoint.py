@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from depthmup.train.assemble import problem_of
+from depthmup.train.saved import CheckpointError, load
 
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
 from depthmup.train.checkpoint import Checkpoints, Every
-from depthmup.train.saved import CheckpointError, load
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny

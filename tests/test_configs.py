@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from depthmup.train.assemble import problem_of
 from PIL import Image
 
 from depthmup import data
 from depthmup.data.images import TFDS
 from depthmup.settings import from_config
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -8,6 +8,8 @@ import types
 import jax
 import numpy as np
 import pytest
+from depthmup.sweep.runner import LOG_EVERY, Runner, compiled_in, hyper_of
+from depthmup.train.assemble import problem_of
 from rich.console import Console
 
 from depthmup import verbs
@@ -16,10 +18,8 @@ from depthmup.sweep import cost, engine, estimate, progress, train
 from depthmup.sweep.estimate import AT_ONCE, STRETCH, Estimator, Expected, at_once, duration, memory
 from depthmup.sweep.plan import grouped, trials
 from depthmup.sweep.progress import CompileClock, Progress, TimeLeft, about
-from depthmup.sweep.runner import LOG_EVERY, Runner, compiled_in, hyper_of
 from depthmup.sweep.store import Store
 from depthmup.train import flops
-from depthmup.train.assemble import problem_of
 from tests import tiny
 from tests.test_model_training import settings
 from tests.test_train import compilations

@@ -48,17 +48,32 @@ ALLOWED = {
         "measure",
         "train",
     },
-    "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "sweep", "train"},
+    "report": {"measure", "settings", "fit", "train", "sweep"},
+    "facade": {"sweep", "report"},
+    "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs", "theory"},
 }
 
 
+FACADE = PACKAGE / "sweep" / "__init__.py"  # the public names of sweep and report together
+
+
 def room(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "facade" if path == FACADE else path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def room_of_import(module, name):
+    """The room of `from module import name`; None for what is not ours."""
+    parts = [*module.split("."), name]
+    if parts[0] != "depthmup":
+        return None
+    if parts[1] == "sweep" and not (PACKAGE / "sweep" / f"{parts[2] if len(parts) > 2 else None}.py").exists():
+        return "facade"
+    return parts[1]
 
 
 def imports(path):
-    """Top two parts of every module that a file imports."""
+    """(module, name) of everything that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
@@ -70,11 +85,9 @@ def imports(path):
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_direction(path):
     for module, name in imports(path):
-        parts = module.split(".")
-        assert parts[0] not in ("configs", "experiments", "main"), f"{path} imports {module}"
-        if parts[0] == "depthmup":
-            target = parts[1] if len(parts) > 1 else name
-            assert target == room(path) or target in ALLOWED[room(path)], f"{path} imports {target}"
+        assert module.split(".")[0] not in ("configs", "experiments", "main"), f"{path} imports {module}"
+        target = room_of_import(module, name)
+        assert target in (None, room(path)) or target in ALLOWED[room(path)], f"{path} imports {target}"
 
 
 def test_no_circles():
@@ -90,6 +103,12 @@ def test_configs_import_only_ml_collections():
         assert {module.split(".")[0] for module, _ in imports(path)} <= {"ml_collections", "configs"}
 
 
+def in_a_new_process(program):
+    """The lines that it prints."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.splitlines()
+
+
 def test_import_is_light():
     """Beyond what jax, flax, optax and numpy load by themselves, only depthmup and the standard library."""
     program = (
@@ -99,7 +118,45 @@ def test_import_is_light():
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))\n"
         "print('matplotlib' in sys.modules, 'ml_collections' in sys.modules, 'sklearn' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    new, heavy = done.stdout.splitlines()
+    new, heavy = in_a_new_process(program)
     assert set(new.split()) - set(sys.stdlib_module_names) == {"depthmup"}
     assert heavy == "False False False"
+
+
+def test_reading_a_finished_sweep_is_light(tmp_path):
+    """Loading and judging its rows imports neither the engine nor Orbax."""
+    program = f"""
+import json, math, sys
+from pathlib import Path
+from depthmup import sweep
+from depthmup.report.curves import judge
+from depthmup.settings import column
+from depthmup.sweep.plan import trials
+from tests import tiny
+
+settings, lines = tiny.settings(), []
+for trial in trials(settings):
+    row = {{column(key): value for key, value in trial.leaves.items()}}
+    loss = 0.1 + abs(math.log2(row["learning_rate"]) + 2)
+    lines.append(json.dumps({{**row, "key": trial.key, "loss": loss, "diverged": False}}))
+Path({str(tmp_path)!r}, "results.jsonl").write_text("\\n".join(lines) + "\\n")
+print(len(judge(sweep.load({str(tmp_path)!r}), settings)))
+heavy = ("orbax", "depthmup.sweep.engine", "depthmup.sweep.group")
+print(*[name for name in heavy if name in sys.modules])
+"""
+    assert in_a_new_process(program) == ["12", ""]
+
+
+def test_the_facade_of_sweeps():
+    """Every public name of depthmup.sweep is what its module says, whichever modules were imported before."""
+    program = """
+import importlib, pkgutil
+from depthmup import sweep
+before = {name: getattr(sweep, name) for name in sweep.__all__}
+for module in pkgutil.iter_modules(sweep.__path__):
+    if module.name != "cluster":  # needs Ray
+        importlib.import_module(f"depthmup.sweep.{module.name}")
+print(all(getattr(sweep, name) is before[name] and callable(before[name]) for name in sweep.__all__))
+print(dir(sweep) == sorted(sweep.__all__), hasattr(sweep, "nothing"))
+"""
+    assert in_a_new_process(program) == ["True", "True False"]

@@ -3,14 +3,14 @@
 import jax
 import numpy as np
 import pytest
+from depthmup.train.assemble import problem_of
+from depthmup.train.parallel import trial_layout
 
 from configs import default
 from depthmup.keys import declared
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
-from depthmup.train.parallel import trial_layout
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from depthmup.train.assemble import problem_of
+from depthmup.train.single import loop_of
 
 from depthmup.data import NONE
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
-from depthmup.train.single import loop_of
 from tests import tiny
 from tests.test_model_training import hyper_of, settings
 from tests.test_train import compilations

@@ -1,24 +1,27 @@
 """What a sweep measures while it trains, and the calibration of its models."""
 
 import dataclasses
+import json
 import shutil
 import warnings
 
 import jax
 import numpy as np
+import pandas
 import pytest
+from depthmup.sweep.runner import Runner, hypers_of
+from depthmup.train.assemble import problem_of
 
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
+from depthmup.report import page
+from depthmup.report.calibration import FILE, calibrations, key
+from depthmup.report.curves import judge
+from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import SettingsError, from_config, put
-from depthmup.sweep import report, verdicts
-from depthmup.sweep.calibration import FILE, calibrations, key
-from depthmup.sweep.histories import Histories
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import grouped, trials
-from depthmup.sweep.runner import Runner, hypers_of
-from depthmup.train.assemble import problem_of
 from depthmup.train.loop import TrialLoop
 from depthmup.train.quantities import measurement
 from depthmup.train.stop import Stopped
@@ -188,19 +191,20 @@ def test_pictures_over_training(measured, tmp_path):
     settings, rows, table = measured
     workdir = tmp_path / "copy"
     shutil.copytree(table.attrs["workdir"], workdir)
-    curves = verdicts.judge(list(rows.values()), settings)
-    report.write(curves, list(rows.values()), settings, workdir, "")
+    trials = pandas.DataFrame(rows.values())
+    curves = judge(trials, settings)
+    page.write(curves, trials, settings, workdir, "")
     names = {f"{quantity}_over_depth" for quantity in ("updates", "sharpness", "kernels")}
     assert names <= {path.stem for path in workdir.glob("*.png")}
-    histories = Histories(workdir, list(rows.values()))
-    keys = curves[0].carried[2]
-    steps, values = histories.measured("updates", keys)
-    assert values.shape == (len(keys), len(steps), 3)
-    one = table[(table["key"] == keys[1]) & (table["quantity"] == "updates") & (table["step"] == steps[-1])]
+    carried = curves[0].carried(2)
+    steps, values = LearningCurves(workdir).measured("updates", carried)
+    assert values.shape == (len(carried), len(steps), 3)
+    second = carried["key"].iloc[1]
+    one = table[(table["key"] == second) & (table["quantity"] == "updates") & (table["step"] == steps[-1])]
     np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
     with open(next((workdir / "curves").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
         file.truncate(100)
-    assert report.write(curves, list(rows.values()), settings, workdir, "").exists()
+    assert page.write(curves, trials, settings, workdir, "").exists()
 
 
 def test_losses_of_a_history():
@@ -210,14 +214,19 @@ def test_losses_of_a_history():
     assert history.losses(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
 
 
-def test_calibrations_are_kept(tmp_path, monkeypatch):
+def test_calibrations_are_kept(tmp_path):
+    """What calibration.json says is not computed again: a planted change stays."""
     curves = [put(tiny.settings(), {"model.depth": depth}) for depth in (2, 4)]
     first = calibrations(curves, tmp_path)
     assert [len(first[key(curve)].per_layer) for curve in curves] == [3, 5]
     assert (tmp_path / FILE).exists()
-    monkeypatch.setattr("depthmup.sweep.calibration._function", None)  # not called
     again = calibrations(curves, tmp_path)
     assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
+    kept = json.loads((tmp_path / FILE).read_text())
+    doubled = {name: (2 * np.array(profile)).tolist() for name, profile in kept.items()}
+    (tmp_path / FILE).write_text(json.dumps(doubled))
+    again = calibrations(curves, tmp_path)
+    assert all(np.array_equal(2 * first[name].per_seed, again[name].per_seed) for name in first)
     other = put(curves[0], {"optimizer.learning_rate": 1.0})
     assert key(other) == key(curves[0]) != key(put(curves[0], {"parameterization.gamma0": 2.0}))
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from depthmup.train.assemble import problem_of
-from depthmup.train.recipe import SCHEDULES, Recipe, chance
 from depthmup.train.step import NEVER, make_trainer
+
+from depthmup.train.recipe import SCHEDULES, Recipe, chance
 from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import hyper_of, settings

@@ -1,18 +1,21 @@
 """Verdicts, laws, rules and report of planted rows: nothing is trained."""
 
+import dataclasses
 import html
 import json
 import math
 import re
 
 import numpy as np
+import pandas
 import pytest
 
 from depthmup.measure import MaximalUpdate
+from depthmup.report import calibration, page
+from depthmup.report.curves import curves_along_depth, judge
+from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
-from depthmup.sweep import calibration, report, tables, verdicts
 from depthmup.sweep.adaptive import Search
-from depthmup.sweep.histories import Histories
 from depthmup.sweep.plan import SCHEMA, trials
 from depthmup.sweep.store import Store
 from tests import tiny
@@ -29,7 +32,7 @@ SLOPES = {"mup": -1.5, "depth_mup": 0.0}
 
 
 def planted(settings, optimum=None, noise=0.01):
-    """A row of every trial: a bowl in log learning rate about an optimum that goes as depth^SLOPES."""
+    """A table with a row of every trial: a bowl in log learning rate about an optimum that goes as depth^SLOPES."""
 
     def at(s):
         return -1.0 + SLOPES[s.parameterization.name] * math.log2(s.model.depth / 3)
@@ -50,13 +53,13 @@ def planted(settings, optimum=None, noise=0.01):
                 "validation_accuracy": 1 / (1 + loss),
             }
         )
-    return rows
+    return pandas.DataFrame(rows)
 
 
 def updates(settings, slope):
     """Calibrations whose learning rate goes as depth^slope; relative to the layers as depth^(slope / 2)."""
     found = {}
-    for curve in verdicts.curves_to_calibrate(settings):
+    for curve in curves_along_depth(settings).values():
         depth = curve.model.depth
         s = np.full((3, depth + 1), float(depth) ** (-2 * slope))
         found[calibration.key(curve)] = MaximalUpdate(s, np.sqrt(s))
@@ -67,7 +70,7 @@ def updates(settings, slope):
 def judged():
     settings = tiny.settings(**GRID)
     rows = planted(settings)
-    return settings, rows, verdicts.judge(rows, settings, updates(settings, -1.0))
+    return settings, rows, judge(rows, settings, updates(settings, -1.0))
 
 
 def test_laws_and_rules(judged):
@@ -76,8 +79,8 @@ def test_laws_and_rules(judged):
     assert (mup.result.verdict, depth_mup.result.verdict) == ("does not transfer", "transfers")
     for curve in curves:
         slope = SLOPES[curve.parameterization]
-        assert curve.law.exponent == pytest.approx(slope, abs=0.05)
-        worst = {rule.name: rule.worst for rule in curve.rules}
+        assert curve.laws.power_law.exponent == pytest.approx(slope, abs=0.05)
+        worst = {rule.name: rule.worst for rule in curve.laws.rules}
         assert worst["constant"] == pytest.approx(-3 * slope, abs=0.15)
         assert worst["L^-3/2"] == pytest.approx(3 * (1.5 + slope), abs=0.15)
         assert worst["calibrated"] == pytest.approx(3 * abs(-1 - slope), abs=0.15)
@@ -86,23 +89,23 @@ def test_laws_and_rules(judged):
         n = 24  # 24 branches of one layer: P = n^2 (n + 3) 2^(n - 3)
         ratio = (9 * 6) / (n * n * (n + 3) * 2 ** (n - 3))
         assert worst["PathSum"] == pytest.approx(abs(0.5 * math.log2(ratio) - 3 * slope), abs=0.15)
-        assert [(s.name, s.depths) for s in curve.segments] == [("A", [6, 8])]
-        assert max(map(abs, curve.segments[0].relative_error)) < 0.2
+        assert [(s.name, s.depths) for s in curve.laws.segments] == [("A", [6, 8])]
+        assert max(map(abs, curve.laws.segments[0].relative_error)) < 0.2
 
 
 def test_rule_table(judged):
     _, _, curves = judged
-    first, head, *lines = tables.rule_table(curves).splitlines()
+    first, head, *lines = page.rule_table(curves).splitlines()
     assert "octaves" in first
     assert head.split() == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted", "calibrated", "relative"]
-    rule = next(rule for rule in curves[0].rules if rule.name == "L^-1")
+    rule = next(rule for rule in curves[0].laws.rules if rule.name == "L^-1")
     assert lines[0].startswith("sgd       mup")
     assert f"{rule.mean:.2f}, {rule.worst:.2f}" in lines[0]
 
 
 def test_without_calibration_there_is_no_such_rule(judged):
     settings, rows, _ = judged
-    names = [rule.name for rule in verdicts.judge(rows, settings)[0].rules]
+    names = [rule.name for rule in judge(rows, settings)[0].laws.rules]
     assert names == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted"]
 
 
@@ -110,15 +113,15 @@ def test_by_accuracy(judged):
     """The same optimum by another measure; the cap is that of guessing."""
     _, rows, curves = judged
     settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
-    found = verdicts.judge(rows, settings)
+    found = judge(rows, settings)
     for one, other in zip(found, curves, strict=True):
         assert one.chance == 0.9
         assert np.log2(one.result.optimal_lr) == pytest.approx(np.log2(other.result.optimal_lr), abs=0.2)
         assert one.result.optimal_lr != other.result.optimal_lr
     settings = tiny.settings(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
-    own = [row for row in rows if row["depth"] == 3]
-    best = max(r["validation_accuracy"] for r in own if r["parameterization"] == "mup" and not r["diverged"])
-    shown = float(re.search(r"sgd mup.*  (\S+)$", tables.best_table(own, settings), re.M)[1])
+    own = rows[rows["depth"] == 3]
+    best = own[(own["parameterization"] == "mup") & ~own["diverged"]]["validation_accuracy"].max()
+    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(own, settings), re.M)[1])
     assert shown == pytest.approx(best, abs=0.01)
 
 
@@ -138,7 +141,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
         loss = 0.1 * math.exp(0.1 * (x * x + gamma * gamma + time * time) + 0.01 * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
         rows.append({**columns, "key": trial.key, "loss": loss, "diverged": False})
-    found = verdicts.judge(rows, settings)
+    found = judge(pandas.DataFrame(rows), settings)
     of_gamma = [c for c in found if c.hyperparameter == "gamma0"]
     of_momentum = [c for c in found if c.hyperparameter == "1 - momentum"]
     assert {len(c.result.losses[0]) for c in of_gamma} == {7}
@@ -147,8 +150,8 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert all(np.log2(c.result.optimal_lr[0]) == pytest.approx(0, abs=0.2) for c in of_gamma)
     assert {c.result.verdict for c in of_momentum} == {"transfers"}
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
-    assert not any(c.rules for c in of_gamma)
-    assert "log2 of the best gamma0 at depth" in tables.verdict_table(found)
+    assert not any(c.laws.rules for c in of_gamma)
+    assert "log2 of the best gamma0 at depth" in page.verdict_table(found)
 
 
 def test_the_page(judged, tmp_path):
@@ -157,13 +160,12 @@ def test_the_page(judged, tmp_path):
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
-    ends = np.array([2.0 if row["loss"] is None else row["loss"] for row in rows])
+    ends = rows["loss"].fillna(2.0).to_numpy()
     loss = (ends[trial] + np.exp(-step / 8)).astype(np.float32)
-    store.append(rows, {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
+    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
     store.close()
-    curves = [c._replace(variant="<script>alert(1)</script>") for c in curves]
-    page = report.write(curves, rows, settings, tmp_path, "main.py sweep --config='<b>'")
-    text = page.read_text()
+    curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
+    text = page.write(curves, rows, settings, tmp_path, "main.py sweep --config='<b>'").read_text()
     names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
     assert {path.stem for path in tmp_path.glob("*.png")} == names
     assert text.count("data:image/png;base64,") == len(names)
@@ -173,12 +175,12 @@ def test_the_page(judged, tmp_path):
     words = html.unescape(re.sub(r"<[^>]*>", " ", text))
     for curve in curves:
         assert curve.result.verdict in words
-        for rule in curve.rules:
+        for rule in curve.laws.rules:
             assert rule.name in words
             assert all(f"{off:+.2f}" in words for off in rule.octaves_off[1:] if off is not None)
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
-    assert summary["sweeps"][0]["power_law"]["exponent"] == curves[0].law.exponent
-    assert summary["sweeps"][0]["rules"]["L^-1"]["octaves_off"] == curves[0].rules[1].octaves_off
+    assert summary["sweeps"][0]["power_law"]["exponent"] == curves[0].laws.power_law.exponent
+    assert summary["sweeps"][0]["rules"]["L^-1"]["octaves_off"] == curves[0].laws.rules[1].octaves_off
 
 
 def test_when_the_optimum_settles(judged, tmp_path):
@@ -187,23 +189,24 @@ def test_when_the_optimum_settles(judged, tmp_path):
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
-    rates = np.log2([row["learning_rate"] for row in rows])
-    late = np.array([5.0 if row["loss"] is None else row["loss"] for row in rows])
+    rates = np.log2(rows["learning_rate"].to_numpy())
+    late = rows["loss"].fillna(5.0).to_numpy()
     early = 0.1 * np.exp(0.1 * (rates + 9) ** 2)
     loss = np.where(step <= 20, early[trial], late[trial]).astype(np.float32)
-    store.append(rows, {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
+    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
     store.close()
-    assert Histories(tmp_path, rows).settles(curves[1]) == [0.6] * 5
-    steps, mean = Histories(tmp_path, rows).loss(curves[1].carried[3])
-    assert steps.tolist() == list(range(1, 41))
-    keys = set(curves[1].carried[3])
-    assert mean[-1] == pytest.approx(np.mean([row["loss"] for row in rows if row["key"] in keys]), rel=1e-5)
-    assert len(keys) == 3
+    learning = LearningCurves(tmp_path)
+    assert learning.settles(curves[1]) == [0.6] * 5
+    carried = curves[1].carried(3)
+    mean = learning.loss(carried)
+    assert mean.index.tolist() == list(range(1, 41))
+    assert mean.iloc[-1] == pytest.approx(carried["loss"].mean(), rel=1e-5)
+    assert len(carried) == 3
 
 
 def test_rows_alone_make_a_report(judged, tmp_path):
     settings, rows, curves = judged
-    assert report.write(curves, rows, settings, tmp_path, "").exists()
+    assert page.write(curves, rows, settings, tmp_path, "").exists()
     assert not (tmp_path / "curves_over_depth.png").exists()
 
 
@@ -213,16 +216,16 @@ def test_when_it_settles_by_accuracy(judged, tmp_path):
     settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
-    ends = np.array([np.nan if row["loss"] is None else 1.2 + row["loss"] for row in rows], np.float32)
-    store.append(rows, {"trial": trial, "step": step, "loss": ends, "grad_norm": ends})
+    ends = (1.2 + rows["loss"]).to_numpy(np.float32)
+    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": ends, "grad_norm": ends})
     store.close()
-    assert None not in Histories(tmp_path, rows).settles(verdicts.judge(rows, settings)[1])
+    assert None not in LearningCurves(tmp_path).settles(judge(rows, settings)[1])
 
 
 def test_an_axis_that_some_parameterizations_do_not_have():
     axes = "parameterization.alpha = 0.5, 0.6, 0.7, 0.8, 0.9"
     settings = tiny.settings(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes)
-    found = verdicts.judge(planted(settings), settings)
+    found = judge(planted(settings), settings)
     assert {c.parameterization for c in found if c.hyperparameter == "alpha"} == {"depth_mup"}
     assert len([c for c in found if c.parameterization == "mup"]) == 1
 
@@ -232,8 +235,9 @@ def test_an_adaptive_sweep_with_another_axis():
     axes = "parameterization.gamma0 = 0.25, 0.5, 1.0, 2.0, 4.0"
     grid = {**GRID, "sweep__depths": (2, 4, 8), "sweep__parameterizations": ("mup",), "sweep__adaptive": True}
     settings = tiny.settings(**grid, sweep__axes=axes)
-    full = {row["key"]: row for row in planted(settings, lambda s: -2 - 1.5 * math.log2(
-        s.model.depth / 2) + 2 * math.log2(s.parameterization.gamma0))}  # fmt: skip
+    table = planted(settings, lambda s: -2 - 1.5 * math.log2(
+        s.model.depth / 2) + 2 * math.log2(s.parameterization.gamma0))  # fmt: skip
+    full = {row["key"]: row for row in table.to_dict("records")}
     rows, search = {}, Search(settings)
     while more := search.next_trials(rows):
         rows |= {
@@ -241,6 +245,6 @@ def test_an_adaptive_sweep_with_another_axis():
             or {**{column(k): v for k, v in t.leaves.items()}, "key": t.key, "loss": None, "diverged": True}
             for t in more
         }
-    found = verdicts.judge([rows[t.key] for t in search.evaluated(rows)], settings)
+    found = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), settings)
     assert len([c for c in found if c.hyperparameter == "learning_rate"]) == 5
     assert not [c for c in found if c.hyperparameter == "gamma0"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from depthmup.train.assemble import Problem
 from PIL import Image
 
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.decode import centre_box, decode, random_box
 from depthmup.data.stream import CorruptRecord, Examples, stream
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem
 from depthmup.train.recipe import Recipe
 from tests import tiny
 

@@ -7,8 +7,8 @@ import socket
 
 import numpy as np
 import pytest
-
 from depthmup.train.saved import load
+
 from tests.torture import EVERY, finish, kill_until_done, outcome, start, wait_for
 
 

@@ -10,14 +10,15 @@ import signal
 import numpy as np
 import pandas
 import pytest
+from depthmup.sweep.runner import GroupCheckpoints, Runner
 
 from depthmup import fit, sweep
+from depthmup.report import page
+from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
-from depthmup.sweep import report, tables, verdicts
 from depthmup.sweep.engine import identity, train
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials
-from depthmup.sweep.runner import GroupCheckpoints, Runner
 from depthmup.sweep.store import Store
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
@@ -259,10 +260,10 @@ def test_axes_of_the_config(tmp_path):
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
-    found = verdicts.judge(rows, settings)
+    found = judge(pandas.DataFrame(rows), settings)
     assert len(found) == 2**3
     assert found[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
-    assert found[0].name in tables.verdict_table(found)
+    assert found[0].name in page.verdict_table(found)
     alone = next(t for t in plan if t.settings.epochs == 0.25 and t.settings.label_noise == 0)
     first = tiny.settings(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
     assert alone.key in {trial.key for trial in trials(first)}
@@ -272,24 +273,25 @@ def test_the_best_of_one_shape(finished, tmp_path):
     """Without an axis of sizes there is no transfer to judge: the best rates are what is said."""
     _, rows = finished
     settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), model__width=8)
-    own = [row for row in rows if (row["width"], row["depth"]) == (8, 2)]
-    assert verdicts.judge(own, settings) == []
-    text = tables.best_table(own, settings)
-    assert text in html.unescape(report.write([], own, settings, tmp_path, "").read_text())
-    of_sgd = [r for r in own if r["optimizer"] == "sgd" and r["parameterization"] == "mup"]
-    mean = {lr: np.mean([r["loss"] for r in of_sgd if r["learning_rate"] == lr]) for lr in (0.25, 0.5, 1.0)}
-    assert f"{min(mean.values()):.4f}" in next(line for line in text.splitlines() if line.startswith("sgd mup"))
+    table = pandas.DataFrame(rows)
+    own = table[(table.width == 8) & (table.depth == 2)]
+    assert judge(own, settings) == []
+    text = page.best_table(own, settings)
+    assert text in html.unescape(page.write([], own, settings, tmp_path, "").read_text())
+    of_sgd = own[(own.optimizer == "sgd") & (own.parameterization == "mup")]
+    mean = of_sgd.groupby("learning_rate").loss.mean()
+    line = next(line for line in text.splitlines() if line.startswith("sgd mup"))
+    assert f"{mean[[0.25, 0.5, 1.0]].min():.4f}" in line
 
 
 def test_report(finished, tmp_path):
-    _, rows = finished
-    settings = tiny.settings()
-    curves = verdicts.judge(rows, settings)
-    page = report.write(curves, rows, settings, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
+    table, settings = pandas.DataFrame(finished[1]), tiny.settings()
+    curves = judge(table, settings)
+    path = page.write(curves, table, settings, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
     names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
+    text = path.read_text()
     assert text.count("data:image/png;base64,") == len(names)
     assert "<script>" not in text
     assert "http" not in text  # opens offline
@@ -304,13 +306,14 @@ def test_report(finished, tmp_path):
         drift = entry["drift"]
         assert drift is None or drift["low"] <= drift["octaves_per_doubling"] <= drift["high"]
     for c in curves:
-        assert f"{c.optimizer:10}{c.parameterization:12}" in tables.verdict_table(curves)
+        assert f"{c.optimizer:10}{c.parameterization:12}" in page.verdict_table(curves)
 
 
 def test_report_judges_by_the_rows(finished):
     """The verdict of a curve is that of `fit.transfer` on its rows."""
     _, rows = finished
-    curve = next(c for c in verdicts.judge(rows, tiny.settings()) if (c.axis, c.optimizer) == ("depth", "adam"))
+    curves = judge(pandas.DataFrame(rows), tiny.settings())
+    curve = next(c for c in curves if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
     result = fit.transfer(own, "depth", cap=2.302585092994046)
     assert (result.optima, result.drift, result.verdict) == (
@@ -333,9 +336,10 @@ def test_report_without_any_optimum(tmp_path):
         }
         for t in trials(settings)
     ]
-    curves = verdicts.judge(rows, settings)
+    table = pandas.DataFrame(rows)
+    curves = judge(table, settings)
     assert {c.result.verdict for c in curves} == {"does not transfer"}
-    assert report.write(curves, rows, settings, tmp_path, "").exists()
+    assert page.write(curves, table, settings, tmp_path, "").exists()
 
 
 def test_settings_of_one_parameterization_are_not_given_to_others():
@@ -407,7 +411,7 @@ def test_losses_that_are_swept_have_their_own_chance():
         }
         for t in trials(settings)
     ]
-    chances = {c.variant: c.chance for c in verdicts.judge(rows, settings)}
+    chances = {c.variant: c.chance for c in judge(pandas.DataFrame(rows), settings)}
     assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
 
 

@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 import pytest
+from depthmup.sweep.runner import Runner
 
 from depthmup import sweep
 from depthmup.sweep.engine import identity, part, train
 from depthmup.sweep.plan import SCHEMA, grouped, trials
-from depthmup.sweep.runner import Runner
 from depthmup.sweep.store import Claims, Store
 from depthmup.train.workdir import Lines, WorkdirError
 from tests import tiny

@@ -5,14 +5,14 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from depthmup.sweep.runner import hyper_of
+from depthmup.train.assemble import problem_of
+from depthmup.train.step import diverged
 
 from depthmup.data import NONE
 from depthmup.sweep.plan import trials
-from depthmup.sweep.runner import hyper_of
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
 from depthmup.train.recipe import Recipe
-from depthmup.train.step import diverged
 from tests import tiny
 
 KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")

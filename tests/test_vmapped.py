@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from depthmup.train.assemble import problem_of
 
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
 from tests.families import QUICK
 from tests.test_model_training import hyper_of, settings
 from tests.test_parallel import assert_same, double

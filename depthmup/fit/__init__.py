@@ -5,11 +5,10 @@ Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.m
 
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
-from depthmup.fit.optimum import Optimum, capped, log_losses, optimum
+from depthmup.fit.optimum import Optimum, capped, log_losses, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.settle import settled
 from depthmup.fit.transfer import Transfer, regret_at, transfer
 
 __all__ = [

@@ -1,11 +1,14 @@
-"""The optimum of a learning-rate curve, with its error from the scatter between seeds."""
+"""The optimum of a learning-rate curve, with its error from the scatter between seeds, and when it is settled."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
 WINDOW = 5  # number of grid points in the local fit
 REDRAWS = 200  # number of bootstrap samples of the seeds
@@ -135,3 +138,27 @@ def _stderr(x: np.ndarray, log_loss: np.ndarray) -> float:
     draws = np.random.default_rng(0).integers(seeds, size=(REDRAWS, seeds))
     vertices = _vertices(x, log_loss[:, draws].mean(axis=2))
     return float(np.std(vertices) * math.sqrt(seeds / (seeds - 1)))
+
+
+def settled(lrs: ArrayLike, losses: ArrayLike, cap: float | None = None, band: float = 0.25) -> int | None:
+    """The first time from which on the optimum stays within `band` octaves of the optimum at the last time.
+
+    Args:
+      lrs: (points,) learning rates, as in `optimum`.
+      losses: (times, points, seeds); NaN and infinity are divergence.
+      cap: losses are cut there (see `optimum`).
+
+    Returns an index into the times, or None if the last time has no optimum. A time without an optimum is not within
+    the band. Paper A asks this question in appendix B.2 and figure B.3. Raises ValueError as `optimum` does.
+    """
+    rates, of_times = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
+    if of_times.ndim != 3 or not len(of_times):
+        raise ValueError(f"losses must be (times, points, seeds), got {of_times.shape}")
+    found = [optimum(rates, curve, cap).learning_rate for curve in of_times]
+    last = found[-1]
+    if last is None:
+        return None
+    time = len(found) - 1
+    while time and (before := found[time - 1]) is not None and abs(math.log2(before / last)) <= band:
+        time -= 1
+    return time

@@ -13,7 +13,7 @@ ACCURACY = "validation_accuracy"
 Row = Mapping[str, Any]
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """The trials of one size."""
 
     rates: np.ndarray  # (points,), rising values of the hyperparameter
@@ -22,7 +22,7 @@ class Curve(NamedTuple):
     accuracy: np.ndarray | None  # (points, seeds), of validation; NaN where unknown, None if a row lacks the column
 
 
-def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, Curve]:
+def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
     """{size: its curve}, sizes rising; arguments and errors are the same as in `transfer`."""
     rows = list(table)
     if not rows:
@@ -38,12 +38,12 @@ def curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
     known = all(ACCURACY in row for row in rows)
-    result = dict[Any, Curve]()
+    result = dict[Any, LossCurve]()
     for size in sizes:
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
         flags = np.array([[bool(row.get("diverged", False)) for row in line] for line in lines])
-        result[size] = Curve(
+        result[size] = LossCurve(
             rates=np.array([line[0][hyperparameter] for line in lines]),
             losses=losses,
             diverged=flags | ~np.isfinite(losses),

@@ -10,7 +10,7 @@ import numpy as np
 
 from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, capped, optimum
-from depthmup.fit.table import Curve, curves
+from depthmup.fit.table import LossCurve, loss_curves
 
 BAND = 0.25  # octaves per doubling of the size
 
@@ -66,7 +66,7 @@ def transfer(
     Raises ValueError for an empty table, fewer than two sizes, a column or a seed that is missing, two rows for one
     trial, values of `axis` or `hyperparameter` that are not positive, or accuracies outside 0 to 1.
     """
-    of_size = curves(table, axis, hyperparameter, measure)
+    of_size = loss_curves(table, axis, hyperparameter, measure)
     sizes, found = list(of_size), list(of_size.values())
     optima = [optimum(curve.rates, np.where(curve.diverged, np.nan, curve.losses), cap) for curve in found]
     best = optima[0].learning_rate
@@ -106,7 +106,7 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     return float(mean[chosen] - mean.min())
 
 
-def _regret_accuracy(curve: Curve, learning_rate: float) -> float | None:
+def _regret_accuracy(curve: LossCurve, learning_rate: float) -> float | None:
     """The best accuracy minus the accuracy at `learning_rate`; None as in `regret_at`, or if an accuracy is unknown."""
     if curve.accuracy is None:
         return None

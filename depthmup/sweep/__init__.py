@@ -1,61 +1,42 @@
-"""Many trials, one program per shape, nothing lost: from Python what `main.py sweep` is."""
+"""Sweeps from Python: train many trials, read their rows and learning curves, and report what they say.
+
+The names below are loaded when they are first used, so that reading a finished sweep does not load the engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+import importlib
+from typing import TYPE_CHECKING
 
-import jax
-from tqdm import tqdm
-
-from depthmup.measure import MaximalUpdate
-from depthmup.settings import Settings, from_config, put
-from depthmup.sweep import report, tables, verdicts
-from depthmup.sweep.calibration import calibrate, calibrations, path_sum
-from depthmup.sweep.engine import cost, train
-from depthmup.sweep.group import CACHE, compiled_in
-from depthmup.sweep.store import curves, load, measured
-from depthmup.train.workdir import Row
+if TYPE_CHECKING:
+    from depthmup.report.calibration import calibrate, path_sum
+    from depthmup.report.run import Result, run
+    from depthmup.settings import put
+    from depthmup.sweep.engine import cost, train
+    from depthmup.sweep.store import curves, load, measured
 
 __all__ = ["Result", "calibrate", "cost", "curves", "load", "measured", "path_sum", "put", "run", "train"]
 
+_MODULES = {
+    "Result": "depthmup.report.run",
+    "calibrate": "depthmup.report.calibration",
+    "cost": "depthmup.sweep.engine",
+    "curves": "depthmup.sweep.store",
+    "load": "depthmup.sweep.store",
+    "measured": "depthmup.sweep.store",
+    "path_sum": "depthmup.report.calibration",
+    "put": "depthmup.settings",
+    "run": "depthmup.report.run",
+    "train": "depthmup.sweep.engine",
+}
 
-class Result(NamedTuple):
-    """rows: of all trials. verdicts: as text. page: report.html, or None for a part of a sweep."""
+if not TYPE_CHECKING:  # a type checker would take every name to exist
 
-    rows: list[Row]
-    verdicts: str
-    page: Path | None
-
-
-def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
-    """Train what is missing of the sweep of a config, then verdicts, pictures and report, in `workdir`.
-
-    command: what the report says it was made by. options: of `train`, as what it raises is.
-    """
-    settings = config if isinstance(config, Settings) else from_config(config)
-    rows = train(settings, workdir, **options)
-    parts = options.get("shard", (0, 1))[1]
-    if parts > 1:
-        return Result(
-            rows, f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports", None
-        )
-    found = verdicts.judge(rows, settings, _calibrated(settings, Path(workdir)))
-    words = "\n\n".join(filter(None, (tables.verdict_table(found), tables.rule_table(found))))
-    page = report.write(found, rows, settings, Path(workdir), command)
-    return Result(rows, words or tables.best_table(rows, settings), page)
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
-def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
-    if not settings.sweep.calibrate:
-        return {}
-    with (
-        compiled_in(workdir / CACHE if settings.sweep.cache else None),
-        tqdm(bar_format="{desc}", leave=False, disable=None) as bar,
-    ):
-        try:
-            return calibrations(verdicts.curves_to_calibrate(settings), workdir, bar.set_description_str)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
-            print(f"the report comes without calibrated rules: {error}")
-            return {}
+def __dir__() -> list[str]:
+    return __all__

@@ -11,8 +11,7 @@ import numpy as np
 from depthmup.fit import log_losses, optimum
 from depthmup.fit.optimum import WINDOW
 from depthmup.settings import Settings
-from depthmup.sweep.judged import cap, score
-from depthmup.sweep.plan import Trial, combinations, trials_of
+from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row
 
 WIDER = 4  # octaves that a search may leave the grid by, at either end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
 from depthmup.settings import LEARNING_RATE, TRACED, Settings, SettingsError, flat, named, put
 from depthmup.sweep.axes import parse
+from depthmup.train.recipe import chance
 from depthmup.train.workdir import digest
 
 AXES = ("depth", "width")
@@ -177,3 +179,21 @@ def _effective(settings: Settings, optimizer: str, name: str, values: dict[str, 
 
 def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def score(row: Mapping[str, Any], settings: Settings) -> float:
+    """The number of a row that the sweep minimizes (sweep.judge_by): a loss, or the error 1 - accuracy.
+
+    It is infinite if the trial has diverged or the row has no such number.
+    """
+    measure = settings.sweep.judge_by
+    value = row[measure]
+    if value is None or math.isnan(value) or row["diverged"]:
+        return math.inf
+    return 1 - value if measure.endswith("accuracy") else value
+
+
+def cap(settings: Settings, measure: str) -> float:
+    """The score of a network that has learned nothing: the error of guessing, or the loss of equal probabilities."""
+    classes = batches_of(settings).dataset.classes
+    return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

@@ -1,0 +1,152 @@
+"""configs/default.py and docs/settings.md, written from the declarations of the settings.
+
+python -m depthmup.config_file > configs/default.py
+python -m depthmup.config_file docs > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from depthmup.keys import Key, declared
+from depthmup.models import MODELS, Model
+from depthmup.settings import CHECKS, MODEL_NAME, CheckSettings, Interval, Settings, is_group, keys
+
+WIDTH = 120  # columns of configs/default.py
+HEADER = """\"\"\"Every key there is, with its meaning. Other configs override this one: they add no key.
+
+python main.py explain --config=configs/default.py
+python main.py explain --config=configs/default.py:vit        (another family of models)
+
+`make configs` writes this file from the declarations in depthmup/settings.py, depthmup/models and depthmup/data.
+\"\"\"
+
+from ml_collections import config_dict
+
+# The families of models and what only they have; their classes in depthmup/models say more.
+FAMILIES: dict[str, dict] = dict("""
+CHECKED = """)
+# What main.py check does where it is not as for the residual MLP, which has the values of config.check below.
+CHECKS: dict[str, dict] = dict("""
+GET_CONFIG = """)
+
+
+def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
+    \"\"\"model: a family; give it behind a colon, --config=configs/default.py:vit.\"\"\"
+    if model not in FAMILIES:
+        raise ValueError(f"unknown model family {model!r} behind the colon of --config (known: {', '.join(FAMILIES)})")
+    config = config_dict.ConfigDict()
+
+    config.model = dict(
+        name=model,"""
+RETURN = """
+    config.model.update(FAMILIES[model])
+    config.check.update(CHECKS.get(model, {}))
+    return config
+"""
+PAGE = """# Settings
+
+Every key of a config, from the declarations in the code: `make configs` writes this page and
+configs/default.py. The last column says what a change of a key does:
+
+- **traced**: another result. The compiled program takes the value as an argument, so trials of a sweep that differ in
+  traced keys alone share one program.
+- **program**: another result, by a program of its own.
+- **none**: the same result.
+"""
+TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
+
+
+def default_config() -> str:
+    """The text of configs/default.py, formatted as ruff does it."""
+    lines = [HEADER]
+    for family, model in MODELS.items():
+        lines += [f"    {family}=dict(  # {model.__name__}", *_assignments(_own(model), 8), "    ),"]
+    lines += [CHECKED]
+    for family, check in CHECKS.items():
+        values = {name: getattr(check, name) for name in declared(CheckSettings)}
+        changed = {name: value for name, value in values.items() if value != getattr(CheckSettings(), name)}
+        lines += [f"    {family}=dict(", *(f"        {name}={_python(v)}," for name, v in changed.items()), "    ),"]
+    lines += [GET_CONFIG, *_assignments(declared(Model), 8), "    )"]
+    for name, k in declared(Settings).items():
+        if is_group(k) and name != "model":
+            head = ["", *_comment(k.meaning, 4), f"    config.{name} = dict("]
+            lines += [*head, *_assignments(declared(k.kind), 8), "    )"]
+        elif name != "model":
+            lines += _commented(f"    config.{name} = {_python(k.default, k.kind)}", k)
+    return "\n".join([*lines, RETURN])
+
+
+def _own(model: type[Model]) -> dict[str, Key]:
+    """The attributes that a family declares itself."""
+    return {name: k for name, k in declared(model).items() if k != declared(Model).get(name)}
+
+
+def _assignments(declarations: Mapping[str, Key], indent: int) -> Iterator[str]:
+    """`name=default,  # comment` for each key."""
+    space = " " * indent
+    for name, k in declarations.items():
+        if is_group(k):
+            yield from _comment(k.meaning, indent)
+            yield from (f"{space}{name}=dict(", *_assignments(declared(k.kind), indent + 4), f"{space}),")
+        else:
+            yield from _commented(f"{space}{name}={_python(k.default, k.kind)},", k)
+
+
+def _commented(code: str, k: Key) -> list[str]:
+    """A line of code with its comment behind it, or above it where the line would be too long."""
+    together = f"{code}  # {k.words}"
+    if not k.words:
+        return [code]
+    return [together] if len(together) <= WIDTH else [*_comment(k.words, len(code) - len(code.lstrip())), code]
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    start = " " * indent + "# "
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
+
+
+def _python(value: Any, kind: Any = None) -> str:
+    """A default as an expression of a config."""
+    if value is None:
+        return f"config_dict.placeholder({typing.get_args(kind)[0].__name__})"
+    if isinstance(value, Mapping):
+        return f"dict({', '.join(f'{name}={_python(entry)}' for name, entry in value.items())})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_python, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, str | Interval):
+        return f'"{value}"'
+    return f"{value:_}" if type(value) is int else repr(value)
+
+
+def page() -> str:
+    """The text of docs/settings.md: a table for each group of keys."""
+    model = {"name": MODEL_NAME, **declared(Model)}
+    groups = {"model": model} | {f"model, {family}": _own(kind) for family, kind in MODELS.items()}
+    for name, k in keys().items():
+        group, _, last = name.rpartition(".")
+        if group != "model":
+            groups.setdefault(group, {})[last] = k
+    lines = [PAGE]
+    for group, declarations in groups.items():
+        lines += [f"## {group or 'Keys outside groups'}", "", TABLE]
+        for name, k in declarations.items():
+            kind = (
+                getattr(k.kind, "__name__", "")
+                if isinstance(k.kind, type) and not typing.get_args(k.kind)
+                else str(k.kind)
+            )
+            default = "unset" if k.default is None else f"`{_python(k.default)}`"
+            change = "traced" if k.traced else "program" if k.decides else "none"
+            cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, k.words, change)
+            lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page() if sys.argv[1:] == ["docs"] else default_config(), end="")

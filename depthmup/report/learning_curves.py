@@ -1,0 +1,94 @@
+"""The training losses and the measurements of a sweep's trials, over the steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas
+
+from depthmup.fit import settled
+from depthmup.report.curves import TransferCurve
+from depthmup.sweep import store
+from depthmup.train.workdir import WorkdirError
+
+STRETCHES = 10  # equal parts of a training, after each of which `settles` asks where the optimum is
+
+
+class LearningCurves:
+    """Reads the learning curves and the measurements of a workdir; there are none where rows alone were copied.
+
+    quantities: the names of what was measured.
+    """
+
+    def __init__(self, workdir: Path) -> None:
+        self._losses = _read(store.curves, workdir)
+        self._measured = _read(store.measured, workdir)
+        self.quantities = set(self._measured["quantity"])
+        # Tables of millions of rows: where the rows of each trial are is found once.
+        self._losses_of = self._losses.groupby("key").indices
+        self._measured_of = self._measured.groupby("key").indices
+
+    def loss(self, trials: pandas.DataFrame) -> pandas.Series | None:
+        """The mean training loss of some trials by step, at the steps that all have.
+
+        None if there is no trial, or if one has diverged or has no learning curve.
+        """
+        keys = list(trials["key"])
+        if not keys or trials["diverged"].any() or not all(key in self._losses_of for key in keys):
+            return None
+        curves = [self._losses.take(self._losses_of[key]).set_index("step")["loss"] for key in keys]
+        return pandas.concat(curves, axis=1, join="inner").mean(axis=1)
+
+    def measured(self, quantity: str, trials: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
+        """(steps, values (trials, steps, layers)) of a quantity at the steps that all trials have; None without any."""
+        table = _rows_of(trials, self._measured, self._measured_of)
+        table = table[table["quantity"] == quantity]
+        if table.empty:
+            return None
+        by_step = table.pivot(index="step", columns=["key", "layer"], values="value")
+        wanted = pandas.MultiIndex.from_product([trials["key"], sorted(table["layer"].unique())])
+        by_step = by_step.reindex(columns=wanted).dropna()
+        if by_step.empty:
+            return None
+        values = by_step.to_numpy().reshape(len(by_step), len(trials), -1)
+        return by_step.index.to_numpy(), values.swapaxes(0, 1)
+
+    def settles(self, curve: TransferCurve) -> list[float | None]:
+        """At each size, the share of training after which the optimum stays within a quarter of an octave of the last.
+
+        The optimum at a time is where the mean training loss of the last tenth of training is smallest. None where a
+        size has no optimum. Paper A, appendix B.2.
+        """
+        result: list[float | None] = []
+        for size, rates in zip(curve.result.values, curve.result.learning_rates, strict=True):
+            losses = self._stretches(curve.at(size)).reshape(len(rates), -1, STRETCHES)  # rates, seeds, times
+            known = np.isfinite(losses).any()
+            time = settled(rates, np.moveaxis(losses, -1, 0), curve.chance_loss) if known else None
+            result.append(None if time is None else (time + 1) / STRETCHES)
+        return result
+
+    def _stretches(self, trials: pandas.DataFrame) -> np.ndarray:
+        """(trials, STRETCHES): each trial's mean training loss in each tenth of its steps, NaN after divergence."""
+        table = _rows_of(trials, self._losses, self._losses_of)
+        if table.empty:
+            return np.full((len(trials), STRETCHES), np.nan)
+        steps = table["key"].map(trials.set_index("key")["steps"])
+        stretch = ((table["step"] - 1) * STRETCHES // steps).clip(upper=STRETCHES - 1)
+        means = table["loss"].astype(np.float64).groupby([table["key"], stretch]).mean().unstack()
+        return means.reindex(index=trials["key"], columns=range(STRETCHES)).to_numpy()
+
+
+def _read(reader: Callable[[Path], pandas.DataFrame], workdir: Path) -> pandas.DataFrame:
+    try:
+        return reader(workdir)
+    except WorkdirError:
+        return pandas.DataFrame(columns=["key", "step", "loss", "quantity", "layer", "value"])
+
+
+def _rows_of(
+    trials: pandas.DataFrame, table: pandas.DataFrame, positions: Mapping[str, np.ndarray]
+) -> pandas.DataFrame:
+    found = [positions[key] for key in trials["key"] if key in positions]
+    return table.take(np.concatenate(found) if found else [])

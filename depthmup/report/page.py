@@ -1,0 +1,284 @@
+"""What a sweep has found: tables as text, summary.json, pictures, and report.html."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from depthmup.fit import Rule
+from depthmup.report import figures
+from depthmup.report.curves import TransferCurve, best, variants
+from depthmup.report.learning_curves import LearningCurves
+from depthmup.settings import Settings
+from depthmup.sweep.engine import identity
+from depthmup.train.workdir import write_atomically
+
+VERSIONS = ("jax", "flax", "optax", "numpy")
+NONE = "-"  # the cell of a value that does not exist
+Cells = dict[str, str]  # a row of a table: title of the column -> text
+
+
+def write(
+    curves: Sequence[TransferCurve], rows: pandas.DataFrame, settings: Settings, workdir: Path, command: str
+) -> Path:
+    """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
+    found = summary(curves, settings)
+    write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
+    pictures, settled = {}, list[list[float | None]]()
+    if curves:
+        learning = LearningCurves(workdir)
+        settled = [learning.settles(c) for c in curves]
+        for name, title, figure in _figures(curves, learning):
+            if figure:
+                content = figures.png(figure)
+                write_atomically(workdir / f"{name}.png", content)
+                pictures[name] = title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}"
+    template = resources.files("depthmup.report").joinpath("report.html.jinja").read_text()
+    page = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(template)
+    html = page.render(
+        verdicts=verdicts(curves),
+        rules=rules(curves),
+        laws=laws(curves),
+        optima=optima(curves, settled),
+        others=any(c.hyperparameter != "learning_rate" for c in curves),
+        best="" if curves else best_table(rows, settings),
+        colors=figures.VERDICT_COLORS,
+        pictures=pictures,
+        settings=json.dumps(found["settings"], indent=1),
+        versions=", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS),
+        command=command,
+    )
+    write_atomically(workdir / "report.html", html)
+    return workdir / "report.html"
+
+
+def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve; the optimum at each size is in a column named by the size."""
+    result = []
+    for c in curves:
+        d, pairs = c.result.drift, zip(c.result.values, c.result.optimal_lr, strict=True)
+        drift = f"{d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" if d else NONE
+        cells = {"verdict": c.result.verdict, "drift": drift, "why": c.result.reason}
+        result.append({**_names(c), **cells, **{f"{size:g}": _log2(rate) for size, rate in pairs}})
+    return result
+
+
+def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve along depth and each rule: how far the rule is off at each depth, and what this costs."""
+    result = []
+    for c in curves:
+        for rule in c.laws.rules:
+            off = NONE if rule.mean is None else f"{rule.mean:.2f}, {rule.worst:.2f}"
+            at_depth = {f"depth {size:g}": _rule_at(rule, i) for i, size in enumerate(c.result.values)}
+            result.append({**_names(c), "rule": rule.name, "mean, largest": off, **at_depth})
+    return result
+
+
+def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve along depth: its power law, and what two anchors predict."""
+    result = []
+    for c in curves:
+        if not c.laws.rules:
+            continue
+        law, segments = c.laws.power_law, []
+        for segment in c.laws.segments:
+            pairs = zip(segment.depths, segment.relative_error, strict=True)
+            errors = ", ".join(f"{depth:.0f} {100 * error:+.0f}%" for depth, error in pairs)
+            segments.append(f"{segment.name} ({', '.join(map(str, segment.anchors))}): {errors}")
+        r2 = ""
+        if law:
+            r2 = f"{law.r2:.3f}" if not math.isnan(law.r2) else "all optima are equal"
+            r2 += "" if law.weighted else " (unweighted)"
+        result.append(
+            {
+                **_names(c),
+                "optimum ∝ depth to the power of": f"{law.exponent:+.2f}" if law else "fewer than three optima",
+                "95%": f"[{law.low:+.2f}, {law.high:+.2f}]" if law else "",
+                "R²": r2,
+                "two anchors predict (relative error)": "; ".join(segments),
+            }
+        )
+    return result
+
+
+def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | None]]) -> list[Cells]:
+    """A row for each curve and size. settled: as `LearningCurves.settles` returns it, for each curve."""
+    result = []
+    for c, shares in zip(curves, settled, strict=True):
+        loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
+        for i, o in enumerate(c.result.optima):
+            regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
+            interval = "one seed" if math.isnan(o.stderr) else f"[{_log2(o.low)}, {_log2(o.high)}]"
+            result.append(
+                {
+                    **_names(c),
+                    "size": f"{c.result.values[i]:g}",
+                    "log2 optimum": _log2(o.learning_rate) if o.learning_rate else o.reason,
+                    "interval": interval if o.learning_rate else "",
+                    loss: f"{o.loss:.4f}",
+                    "regret": "diverges or none" if regret is None else f"{regret:.4f}",
+                    "in accuracy": "" if regret_accuracy is None else f"{100 * regret_accuracy:.1f}",
+                    "to divergence": "" if o.cliff is None else f"{o.cliff:.1f}",
+                    "settled": "" if share is None else f"{100 * share:.0f}%",
+                }
+            )
+    return result
+
+
+def verdict_table(curves: Sequence[TransferCurve]) -> str:
+    """The verdicts as text: a block for each axis and hyperparameter, a line for each curve."""
+    blocks = []
+    for axis, hyperparameter in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
+        block = [c for c in curves if (c.axis, c.hyperparameter) == (axis, hyperparameter)]
+        sizes = [f"{size:g}" for size in block[0].result.values]
+        table = _text(
+            verdicts(block),
+            {size: (size, "{:>7}") for size in sizes}
+            | {"drift": ("drift per doubling", "   {:22}"), "verdict": ("verdict", " {}")},
+        )
+        blocks.append(f"log2 of the best {hyperparameter.replace('_', ' ')} at {axis}\n{table}")
+    return "\n\n".join(blocks)
+
+
+def rule_table(curves: Sequence[TransferCurve]) -> str:
+    """How far the learning rate of each rule is off the best one, as text; "" without a curve along depth."""
+    of_curve: dict[tuple[str, str], Cells] = {}
+    found = rules(curves)
+    for row in found:
+        at = row["optimizer"], row["parameterization"]
+        of_curve.setdefault(at, dict(row))[row["rule"]] = row["mean, largest"]
+    if not found:
+        return ""
+    names = dict.fromkeys(row["rule"] for row in found)
+    table = _text(list(of_curve.values()), {name: (name, "{:>14}") for name in names})
+    return (
+        "octaves between the best learning rate at a depth and what a rule makes of the smallest depth's best: mean, "
+        f"largest\n{table}"
+    )
+
+
+def best_table(rows: pandas.DataFrame, settings: Settings) -> str:
+    """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
+    measure = settings.sweep.judge_by
+    lines = [f"{'':40}{'width':>7}{'depth':>7}  best log2 learning rate, {measure} there"]
+    for names, trials in variants(rows, settings):
+        for (width, depth), own in trials.groupby(["width", "depth"], sort=False):
+            rate, value = best(own, settings)
+            value = 1 - value if measure.endswith("accuracy") else value
+            found = f"{_log2(rate)}  {value:.4f}" if math.isfinite(value) else "none"
+            lines.append(f"{' '.join(names):40}{width:>7}{depth:>7}  {found}")
+    return "\n".join(lines)
+
+
+def summary(curves: Sequence[TransferCurve], settings: Settings) -> dict[str, Any]:
+    """The content of summary.json."""
+    return {"sweeps": [_finite(_summary_of(c)) for c in curves], "settings": identity(settings)}
+
+
+def _summary_of(c: TransferCurve) -> dict[str, Any]:
+    found, laws = c.result, c.laws
+    result: dict[str, Any] = {
+        "optimizer": c.optimizer,
+        "parameterization": c.parameterization,
+        "variant": c.variant,
+        "axis": c.axis,
+        "hyperparameter": c.hyperparameter,
+        "measure": c.measure,
+        "trials": len(c.trials),
+        "values": found.values,
+        "optimal_lr": found.optimal_lr,
+        "interval": [[o.low, o.high] for o in found.optima],
+        "stderr_octaves": [o.stderr for o in found.optima],
+        "octaves_to_divergence": [o.cliff for o in found.optima],
+        "drift": found.drift and _fields(found.drift, "octaves_per_doubling", "low", "high"),
+        "regret": found.regret,
+        "regret_accuracy": found.regret_accuracy,
+        "best_loss": [o.loss for o in found.optima],
+        "verdict": found.verdict,
+        "reason": found.reason,
+    }
+    if laws.power_law:
+        names = "exponent", "low", "high", "coefficient", "r2", "weighted"
+        result["power_law"] = _fields(laws.power_law, *names)
+    result["rules"] = {
+        rule.name: {"tuned": found.values[rule.tuned], **_fields(rule, "predicted", "octaves_off", "regret")}
+        for rule in laws.rules
+    }
+    result["segments"] = [segment._asdict() for segment in laws.segments]
+    result["maximal_update_lr"] = {f"{size:g}": update.learning_rate for size, update in laws.updates.items()}
+    return result
+
+
+def _figures(curves: Sequence[TransferCurve], learning: LearningCurves) -> Iterator[tuple[str, str, Figure | None]]:
+    """(name of the file, what it shows, picture)."""
+    for axis, key in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
+        own = [c for c in curves if (c.axis, c.hyperparameter) == (axis, key)]
+        name = key.replace("_", " ")
+        suffix = "" if key == "learning_rate" else f"_{key.replace(' ', '')}"
+        yield f"loss_over_{axis}{suffix}", f"Loss against {name} at each {axis}", figures.loss_curves(own)
+        yield f"optimum_over_{axis}{suffix}", f"Optimal {name} against {axis}", figures.optima(own)
+        if key == "learning_rate":
+            title = f"Learning curves at each {axis}"
+            yield f"curves_over_{axis}", title, figures.learning_curves(own, learning)
+            for quantity, (label, _) in figures.QUANTITIES.items():
+                if quantity in learning.quantities:
+                    figure = figures.over_training(own, learning, quantity)
+                    yield f"{quantity}_over_{axis}", f"{label} at each {axis}", figure
+    yield "update_profiles", "Change of each layer in the first step", figures.update_profiles(curves)
+
+
+def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
+    """A line of titles and a line for each row, after the names of its curve. columns: key -> (title, format)."""
+    wide = max(12, *(len(row["parameterization"]) + 2 for row in rows))
+    lines = ["".join([" " * (10 + wide), *(form.format(title) for title, form in columns.values())])]
+    for row in rows:
+        cells = [form.format(row.get(key, NONE)) for key, (_, form) in columns.items()]
+        lines.append("".join([f"{row['optimizer']:10}{row['parameterization']:{wide}}", *cells]))
+    return "\n".join(lines)
+
+
+def _names(c: TransferCurve) -> Cells:
+    hyperparameter = c.hyperparameter.replace("_", " ")
+    return {"over": c.axis, "optimum of": hyperparameter, "parameterization": c.name, "optimizer": c.optimizer}
+
+
+def _rule_at(rule: Rule, i: int) -> str:
+    """The cell of a rule at the i-th depth: octaves off the optimum, and the regret in brackets."""
+    off, regret = rule.octaves_off[i], rule.regret[i]
+    if i == rule.tuned:
+        return "tuned"
+    if rule.predicted[i] is None:
+        return NONE
+    if off is None:
+        return "no optimum"
+    cost = Markup("&times;") if regret is None else f"{regret:.3f}"
+    return Markup("{} <small>({})</small>").format(f"{off:+.2f}", cost)
+
+
+def _log2(rate: float | None) -> str:
+    return "none" if rate is None else f"{math.log2(rate):.2f}"
+
+
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+def _finite(tree: Any) -> Any:
+    """JSON has neither NaN nor infinity: null."""
+    if isinstance(tree, Mapping):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -1,0 +1,61 @@
+"""A whole sweep in one call: train what is missing, judge, write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pandas
+from rich.console import Console
+
+from depthmup.measure import MaximalUpdate
+from depthmup.report import page
+from depthmup.report.calibration import calibrations
+from depthmup.report.curves import curves_along_depth, judge
+from depthmup.settings import Settings, from_config
+from depthmup.sweep.engine import train
+from depthmup.sweep.group import CACHE, compiled_in
+from depthmup.train.workdir import Row
+
+
+class Result(NamedTuple):
+    """rows: of all trials. verdicts: as text. page: the path of report.html, or None for a part of a sweep."""
+
+    rows: list[Row]
+    verdicts: str
+    page: Path | None
+
+
+def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
+    """Train the missing trials of a config's sweep, then write verdicts, pictures and report.html into `workdir`.
+
+    Args:
+      command: the command that the report says it was made by.
+      options: arguments of `sweep.train`, which also says what is raised.
+    """
+    settings = config if isinstance(config, Settings) else from_config(config)
+    rows = train(settings, workdir, **options)
+    _, parts = options.get("shard", (0, 1))
+    if parts > 1:
+        words = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
+        return Result(rows, words, None)
+    table = pandas.DataFrame(rows)
+    curves = judge(table, settings, _calibrated(settings, Path(workdir)))
+    tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
+    path = page.write(curves, table, settings, Path(workdir), command)
+    return Result(rows, "\n\n".join(tables) or page.best_table(table, settings), path)
+
+
+def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
+    """The maximal updates of the sweep's curves along depth, if the config asks for them and they can be computed."""
+    if not settings.sweep.calibrate:
+        return {}
+    cache = workdir / CACHE if settings.sweep.cache else None
+    with compiled_in(cache), Console(stderr=True).status("") as status:
+        try:
+            return calibrations(curves_along_depth(settings).values(), workdir, status.update)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
+            print(f"the report comes without calibrated rules: {error}")
+            return {}
