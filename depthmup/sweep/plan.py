@@ -15,6 +15,8 @@ from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
 from depthmup.settings import LEARNING_RATE, TRACED, Settings, SettingsError, flat, named, put
 from depthmup.sweep.axes import parse
+from depthmup.train.build import batches_of
+from depthmup.train.recipe import chance
 from depthmup.train.recipe import chance
 from depthmup.train.workdir import digest
 
