@@ -49,7 +49,7 @@ ALLOWED = {
         "train",
     },
     "report": {"measure", "settings", "fit", "train", "sweep"},
-    "facade": {"sweep", "report"},
+    "facade": {"sweep", "report", "settings"},
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
     "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs", "theory"},
 }

@@ -17,7 +17,6 @@ from depthmup.settings import LEARNING_RATE, TRACED, Settings, SettingsError, fl
 from depthmup.sweep.axes import parse
 from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
-from depthmup.train.recipe import chance
 from depthmup.train.workdir import digest
 
 AXES = ("depth", "width")
