@@ -1,7 +1,7 @@
 """Ensembles of small networks on small regression problems: what the infinite-width limits are compared with.
 
-The canonical network of docs/theory.md section 0, with its learning rates, trained by the package's own step
-(`train.step`); all seeds in one compiled program.
+A network is the canonical one of docs/theory.md section 0, with its learning rates. The package's own step
+(`train.step`) trains it, and all seeds are one compiled program.
 """
 
 from __future__ import annotations
@@ -17,64 +17,53 @@ import optax
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP, model_specs
-from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one, unknown
+from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one
 from depthmup.specs import is_spec
+from depthmup.theory import Problem
 from depthmup.train.parallel import trial_layout
 from depthmup.train.recipe import Recipe
 from depthmup.train.step import Hyper, TrainState, make_trainer
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
-# What can be trained, by the parameters' roles: a read-in of one input is a "vector".
+# The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(2**30, loss="centered_mse")
-# Weights of the networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4, 16 and 64
-# networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than one by
-# one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
+# The number of weights of all networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4,
+# 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than
+# one by one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
 def train(
-    x: np.ndarray,
-    y: np.ndarray,
+    problem: Problem,
+    x: np.ndarray | None = None,
     *,
     width: int,
-    depth: int,
-    steps: int,
-    eta0: float,
-    gamma0: float = 1.0,
-    beta: float = 1.0,
-    activation: str = "tanh",
-    readout: str = "phi",
     residual: bool = True,
-    alpha: float | None = None,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    batches: Sequence[Sequence[int] | np.ndarray] | None = None,
-    trained: Sequence[str] = tuple(GROUPS),
     parameterization: str = "depth_mup",
+    batches: Sequence[Sequence[int] | np.ndarray] | None = None,
     seeds: int = 64,
     first_seed: int = 0,
     mirrored: bool = False,
     observe: Observe | None = None,
     chunk: int | None = None,
 ) -> Any:
-    """Centred predictions F_t - F_0 of an ensemble, before each of `steps` steps: (seeds, steps, *y.shape).
+    """Centred predictions F_t - F_0 of an ensemble, before each of `problem.steps` steps: (seeds, steps, *y.shape).
 
     Loss (1/2P) sum |F - F_0 - y|^2 over a batch of P samples, learning rate eta0 gamma0^2 N on all weights of the
     canonical form (docs/theory.md sections 0 and 1). They are stored as the package stores them: the same function and
     trajectory. Float64 where it is switched on. A network whose loss is not finite stays as it was before that step.
 
     Args:
-      x: (P, D), see `inputs`. y: (P,) or (P, outputs), real.
-      width, depth, activation, readout, residual: see `network`.
-      alpha: branch exponent; None for the parameterization's own, 1/2 for "depth_mup".
-      momentum, weight_decay: mu and lambda_0 of docs/theory.md section 4.3, together coupled: v <- mu v + step - eta0
-        lambda_0 W, W <- W + v, for all weights that are trained.
-      batches: indices of the samples of each step, all of one size; None for full batches.
-      trained: of GROUPS; the others stay.
+      problem: what the limit is computed of, too; of a finite depth, with one eta0, gamma0 > 0, branches of one weight,
+        and an activation that has a name. Momentum and decay are coupled, as in docs/theory.md section 4.3.
+      x: inputs (P, D) whose kernel x x^T / D is `problem.Kx`; None for `inputs(problem.Kx)`.
+      residual: see `network`.
       parameterization: see `dm.parameterization`; the read-in's learning rate is that of the table in docs/theory.md
         section 1, 1/D of the package's own.
+      batches: indices of the samples of each step, all of one size, in place of `problem.sample_weights`; None for full
+        batches.
       mirrored: average each network with that of the opposite readout weights (the same as training it on -y and
         changing the sign of its predictions): cancels what is odd in y (docs/theory.md section 3).
       observe: (parameters of `network`, forward factors) -> pytree, measured at the first and the last step. Then the
@@ -84,41 +73,25 @@ def train(
     Raises ValueError for what is unknown, out of range or does not fit.
     """
     dtype = jnp.result_type(float)
-    x, y = np.asarray(x), np.asarray(y)
-    if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
-        raise ValueError(f"x must be (P, D) and y (P,) or (P, outputs), got shapes {x.shape} and {y.shape}")
-    at_least_one("steps", steps)
+    _check(problem)
     at_least_one("seeds", seeds)
+    x, y, steps = _inputs_of(problem, x), np.asarray(problem.y), problem.steps
     targets = jnp.asarray(y.reshape(len(y), -1), dtype)
-    model = network(width, depth, targets.shape[1], activation, readout, residual)
+    depth, activation = problem.depth, problem.activation
+    assert depth is not None
+    assert isinstance(activation, str)
+    model = network(width, depth, targets.shape[1], activation, problem.readout, residual)
     model.check(x.shape)
-    p = dm.parameterization(parameterization, alpha=alpha, gamma0=gamma0, beta0=beta)
-    numbers = Hyper(
-        seed=0,
-        learning_rate=eta0,
-        momentum=momentum,
-        b1=0.0,
-        b2=0.0,
-        eps=0.0,
-        weight_decay=weight_decay,
-        steps=0,
-        warmup=0,
-        label_noise=0.0,
-        forward=p.forward_factors(width=width, depth=depth),
-        factors=_factors(p, _specs(model, x.shape[1:]), trained),
-    )
-    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
-    hyper = hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
     chunk = chunk or max(1, TOGETHER[trial_layout()] // (depth * width**2))
     predictions, observed = _ensemble(
-        hyper,
+        _hyper(problem, model, x.shape[1:], parameterization),
         np.arange(first_seed, first_seed + seeds, dtype=np.uint32),
         np.array([1, -1] if mirrored else [1], dtype),
         jnp.asarray(x, dtype),
         targets,
         None if batches is None else _indices(batches, steps, len(x)),
         model=model,
-        optimizer="momentum" if momentum else "sgd",
+        optimizer="momentum" if problem.momentum else "sgd",
         steps=steps,
         observe=observe,
         chunk=chunk,
@@ -156,16 +129,59 @@ def inputs(Kx: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(len(Kx) * np.maximum(values, 0))
 
 
+def _check(problem: Problem) -> None:
+    """Raises ValueError for a problem that the limit has a solution of, but that `train` has no network for."""
+    for missing, needed in (
+        (problem.depth is None, "a finite depth"),
+        (problem.lazy, "gamma0 above 0"),
+        (np.ndim(problem.eta0) > 0, "one eta0 for all steps"),
+        (problem.branch_weights != 1, "branches of one weight"),
+        (problem.sample_weights is not None, "batches, and not sample_weights"),
+        (not isinstance(problem.activation, str), "an activation that has a name"),
+    ):
+        if missing:
+            raise ValueError(f"networks need {needed}")
+
+
+def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
+    """x, or inputs of the problem's kernel. Raises ValueError if x has another kernel."""
+    Kx = np.asarray(problem.Kx)
+    if x is None:
+        return inputs(Kx)
+    x = np.asarray(x)
+    if x.ndim != 2 or len(x) != len(Kx) or not np.allclose(x @ x.T / x.shape[1], Kx, rtol=0, atol=1e-6 * Kx.max()):
+        raise ValueError(f"x must be ({len(Kx)}, D) with x x^T / D = Kx, got shape {x.shape}")
+    return x
+
+
+def _hyper(problem: Problem, model: Model, input_shape: tuple[int, ...], parameterization: str) -> Hyper:
+    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=problem.gamma0, beta0=problem.beta)
+    numbers = Hyper(
+        seed=0,
+        learning_rate=problem.eta0,
+        momentum=problem.momentum,
+        b1=0.0,
+        b2=0.0,
+        eps=0.0,
+        weight_decay=problem.weight_decay,
+        steps=0,
+        warmup=0,
+        label_noise=0.0,
+        forward=p.forward_factors(width=model.width, depth=model.depth),
+        factors=_factors(p, _specs(model, input_shape), problem.trained),
+    )
+    dtype = jnp.result_type(float)
+    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
+    return hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
+
+
 @functools.cache
 def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     return model_specs(model, input_shape)
 
 
 def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> LeafFactors:
-    """Of the package, but for the read-in's learning rate (over D) and what is frozen (learning rate 0)."""
-    for name in trained:
-        if name not in GROUPS:
-            raise unknown("group of parameters", name, GROUPS)
+    """The package's, but with 1/D of its learning rate for the read-in, and 0 for groups that are not trained."""
     roles = [role for name in trained for role in GROUPS[name]]
     factors = dm.factors(p, specs)
 

@@ -13,18 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.activations import ACTIVATIONS
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.parameterization import ForwardFactors, at_least_one, unknown
 
 Initializer = Callable[..., jax.Array]
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "tanh": jnp.tanh,
-    "erf": jax.scipy.special.erf,
-    "gelu": lambda z: z * (0.5 + 0.5 * jax.scipy.special.erf(z * 0.5**0.5)),  # z Phi(z), as in B's Appendix E; nn.gelu
-    # has it by erfc, which takes twice the time on a CPU
-    "linear": lambda h: h,
-}
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters
 PADDINGS = ("zero", "circular")
 BATCH_AXIS = "batch"  # of devices that share a batch
