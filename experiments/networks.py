@@ -29,9 +29,9 @@ Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(2**30, loss="centered_mse")
-# The number of weights of all networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4,
-# 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than
-# one by one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
+# How many weights the networks that are trained side by side may have in all. On a CPU they should fit into its cache:
+# of 1, 4, 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times
+# longer side by side than one by one. Elsewhere a gigabyte holds their weights, gradients and initial weights.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
@@ -155,7 +155,8 @@ def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
 
 
 def _hyper(problem: Problem, model: Model, input_shape: tuple[int, ...], parameterization: str) -> Hyper:
-    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=problem.gamma0, beta0=problem.beta)
+    gamma0, beta = float(problem.gamma0), float(problem.beta)
+    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=gamma0, beta0=beta)
     numbers = Hyper(
         seed=0,
         learning_rate=problem.eta0,

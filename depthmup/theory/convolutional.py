@@ -49,7 +49,7 @@ class State(NamedTuple):
     """What is integrated over the layers for one pair of images with S positions; docs/theory.md section 2.2.
 
     H: the feature kernel for each pair of positions, (S, S).
-    readin, branch: V and U, from which the parts of the NTK follow that the read-in and the layers so far make, (S, S).
+    readin, branch: V and U, from which the parts of the NTK of the read-in and of the layers so far follow, (S, S).
     a, b: the feature kernel of each image with itself at each position, (S,).
     """
 
@@ -83,7 +83,7 @@ def lazy_conv_kernels(
 
     Args:
       x: the images of the rows, (P, length, C) or (P, height, width, C).
-      x2: those of the columns, (Q, ...); None for the images x again.
+      x2: the images of the columns, (Q, ...); None for the images x again.
       depth, activation, beta, alpha, times: as in `lazy_kernels`.
       kernel: the size of the filters of read-in and branches along each axis.
       padding: "circular" or "zero".
@@ -125,7 +125,7 @@ def lazy_conv_kernels(
 def _compute(
     activation: str | Activation, depth: int | None, alpha: float, layers: tuple[float, ...], kernel: int, padding: str
 ) -> Callable[..., Any]:
-    """The compiled computation: `compute` below."""
+    """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
     average = moments(activation)
     stops = (*layers, float(depth or 1))
 
@@ -186,13 +186,8 @@ def _compute(
             lambda of: block(rows[of[0]], columns[of[1]], same & (of[0] == of[1]), beta), tuple(order)
         )
 
-        def matrix(values: jax.Array) -> jax.Array:
-            """(blocks, stops, pairs of a block) -> (stops, P, Q)"""
-            values = jnp.moveaxis(values, 1, 0).reshape(len(stops), -1)[:, : len(i)]
-            full = jnp.zeros((len(stops), len(rows), len(columns))).at[:, i, j].set(values)
-            return full.at[:, j, i].set(values) if same else full
-
-        H, Phi, branch, readin, readout = map(matrix, found)
+        shape = len(rows), len(columns)
+        H, Phi, branch, readin, readout = (_matrices(of, i, j, shape, same) for of in found)
         return (H[:-1], Phi[:-1], branch[-1], readin[-1], readout[-1]), norm.max(), rho.max()
 
     return compute
@@ -208,6 +203,13 @@ def _averages(average: Moments, state: State, own: jax.Array) -> tuple[jax.Array
     same = average.same(state.a)
     diagonal = own & jnp.eye(len(state.a), dtype=bool)
     return jnp.where(diagonal, same[0], Phi), jnp.where(diagonal, same[1], Phidot)
+
+
+def _matrices(values: jax.Array, i: jax.Array, j: jax.Array, shape: tuple[int, int], same: bool) -> jax.Array:
+    """(blocks, stops, pairs of a block) -> (stops, P, Q), each pair at its row i and column j; symmetric if `same`."""
+    values = jnp.moveaxis(values, 1, 0).reshape(values.shape[1], -1)[:, : len(i)]
+    full = jnp.zeros((len(values), *shape)).at[:, i, j].set(values)
+    return full.at[:, j, i].set(values) if same else full
 
 
 def _filtered(values: jax.Array, space: tuple[int, ...], kernel: int, mode: str) -> jax.Array:

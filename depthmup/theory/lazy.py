@@ -161,10 +161,7 @@ def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> 
 def _compute(
     activation: str | Activation, depth: int | None, readout: str, alpha: float, layers: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """The compiled computation of all fields of `LazyKernels` but the times.
-
-    It takes the norms of rows and columns, the block Kx, beta, and whether the rows are the columns.
-    """
+    """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
     average = moments(activation)
     stops = (*layers, float(depth or 1))
 
@@ -182,6 +179,7 @@ def _compute(
     def compute(
         rows: jax.Array, columns: jax.Array, Kx: jax.Array, beta: jax.Array, same: bool
     ) -> tuple[jax.Array, ...]:
+        """All fields of `LazyKernels` but the times. rows, columns: norms. same: whether rows are the columns."""
         size = max(1, BLOCK // len(columns))
         count = -(-len(rows) // size)
         size = -(-len(rows) // count)

@@ -20,7 +20,8 @@ from depthmup.theory.precision import Array, concrete
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-ARRAYS = ("Kx", "y", "beta", "gamma0", "eta0", "momentum", "weight_decay", "sample_weights")
+ARRAYS = ("Kx", "y", "beta", "gamma0", "eta0", "momentum", "weight_decay", "sample_weights")  # leaves of a `Problem`
+STATIC = {"static": True}  # marks a field that JAX compiles for, and does not trace
 
 
 @jax.tree_util.register_pytree_node_class
@@ -159,9 +160,8 @@ class Dynamics(NamedTuple):
     times: layer times of the kernels, (layers,).
     H, Phi: feature kernels <h h>, <phi(h) phi(h)>, (layers, T, P, T, P).
     G: gradient kernel <g g>, (layers, T, P, T, P), or (layers, T, P, C, T, P, C).
-    stderr: standard error of `predictions` from replicates, of its shape; None where there is no noise.
-    error: estimate of the error of the extrapolation to infinite depth, of the shape of `predictions`; None at finite
-      depth.
+    stderr: standard error of `predictions` from replicates, of the same shape; None where there is no noise.
+    error: estimate of the error of `predictions` from the extrapolation to infinite depth; None at finite depth.
     """
 
     predictions: Array
@@ -176,7 +176,7 @@ class Dynamics(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equations:
-    """What stands in the equations of docs/theory.md section 4: a `Problem` at one finite depth, in float64.
+    """The quantities in the equations of docs/theory.md section 4: a `Problem` at one finite depth, in float64.
 
     The weights at time t are a_t W(0) + sum_{s<t} k_{t,s} step(s), where step(s) weighs sample nu by m_{s,nu}.
 
@@ -194,14 +194,14 @@ class Equations:
     decay: Float[jax.Array, " T"]
     rates: Float[jax.Array, "T T P"]
     weights: Float[jax.Array, "T P"]
-    depth: int = dataclasses.field(metadata=dict(static=True))
-    steps: int = dataclasses.field(metadata=dict(static=True))
-    activation: str | Activation = dataclasses.field(metadata=dict(static=True))
-    readout: str = dataclasses.field(metadata=dict(static=True))
-    branch_weights: int = dataclasses.field(metadata=dict(static=True))
-    trained: tuple[str, ...] = dataclasses.field(metadata=dict(static=True))
-    alpha: float = dataclasses.field(metadata=dict(static=True))
-    random: bool = dataclasses.field(metadata=dict(static=True))
+    depth: int = dataclasses.field(metadata=STATIC)
+    steps: int = dataclasses.field(metadata=STATIC)
+    activation: str | Activation = dataclasses.field(metadata=STATIC)
+    readout: str = dataclasses.field(metadata=STATIC)
+    branch_weights: int = dataclasses.field(metadata=STATIC)
+    trained: tuple[str, ...] = dataclasses.field(metadata=STATIC)
+    alpha: float = dataclasses.field(metadata=STATIC)
+    random: bool = dataclasses.field(metadata=STATIC)
 
     def branch_scales(self) -> tuple[jax.Array, jax.Array]:
         """(b, c): b = beta L^-alpha multiplies the random weights of a branch, c = beta^2 / L what training adds."""
