@@ -301,7 +301,7 @@ def test_a_problem_is_its_fields(solver):
     other = solver(dataclasses.replace(problem, gamma0=0.1, depth=1))
     np.testing.assert_array_equal(other.G, solver(KX, Y, **fields | dict(gamma0=0.1, depth=1)).G)
     for more, named in (((), dict(depth=3, beta=2.0)), ((Y,), {})):
-        with pytest.raises(TypeError, match=r"a problem comes alone, got (depth, beta|y) with it"):
+        with pytest.raises(TypeError, match=r"a problem comes alone, got (beta, depth|y) with it"):
             solver(problem, *more, **named)
 
 
