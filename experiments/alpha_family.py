@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
 from depthmup.measure import distance, feature_kernels
-from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
+from depthmup.theory import Dynamics, Problem, dmft, lazy_kernels, linear_dmft
 from experiments.networks import Observe, network, train
 from experiments.results import ticks, write
 from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, movement, of_draws, rms, words
@@ -56,23 +56,27 @@ def end_kernels(width: int, depth: int) -> Observe:
     return observe
 
 
+def problem(activation: str, alpha: float, depth: int | None, steps: int) -> Problem:
+    return Problem(KX, Y, depth=depth, alpha=alpha, steps=steps, eta0=ETA0[activation], activation=activation)
+
+
 def networks(alphas: Sequence[float], depths: Sequence[int], width: int, seeds: int, steps: int) -> Trained:
-    """{alpha: {depth: (predictions (seeds, T, P), [H^0, H^L] before and after training (seeds, 2, 2, P, P))}}."""
-    options: dict[str, Any] = dict(width=width, seeds=seeds, steps=steps, eta0=ETA0["tanh"], mirrored=True)
+    """Of each alpha and depth: predictions (seeds, T, P); H^0 and H^L before and after, (seeds, 2, 2, P, P)."""
+    options: dict[str, Any] = dict(width=width, seeds=seeds, mirrored=True)
     found: Trained = {}
     for alpha in alphas:
-        runs = (train(X, Y, depth=n, alpha=alpha, observe=end_kernels(width, n), **options) for n in depths)
-        found[alpha] = dict(zip(depths, runs, strict=True))
+        problems = {depth: problem("tanh", alpha, depth, steps) for depth in depths}
+        found[alpha] = {n: train(of, observe=end_kernels(width, n), **options) for n, of in problems.items()}
     return found
 
 
 def solutions(alphas: Sequence[float], depths: Sequence[int], draws: int, samples: int, steps: int) -> Solved:
-    """{alpha: {depth, None for infinite: (predictions (draws, T, P), movement of H^L)}} of tanh networks."""
-    options: dict[str, Any] = dict(steps=steps, eta0=ETA0["tanh"], samples=samples, replicates=1)
+    """tanh, of each alpha and depth (None: infinite): predictions (draws, T, P), and the movement of H^L."""
     found: Solved = {alpha: {} for alpha in alphas}
     for alpha in alphas:
         for depth in (*depths, None):
-            runs = [dmft(KX, Y, depth=depth, alpha=alpha, seed=seed, **options) for seed in range(draws)]
+            given = problem("tanh", alpha, depth, steps)
+            runs = [dmft(given, samples=samples, replicates=1, seed=seed) for seed in range(draws)]
             last = sum(run.H[-1] for run in runs) / draws
             found[alpha][depth] = np.stack([run.predictions for run in runs]), movement(last)
     return found
@@ -219,8 +223,7 @@ def main(
     (first, second), (third, fourth) = figure.subplots(2, 2)
     trained = networks(alphas, wired, width, seeds, steps)
     solved = solutions(alphas, shallow, draws, samples, steps)
-    options: dict[str, Any] = dict(steps=steps, eta0=ETA0["linear"])
-    linear: Exact = {a: {n: linear_dmft(KX, Y, depth=n, alpha=a, **options) for n in (*depths, None)} for a in alphas}
+    linear: Exact = {a: {n: linear_dmft(problem("linear", a, n, steps)) for n in (*depths, None)} for a in alphas}
     settings = dict(steps=steps, draws=draws, samples=samples, width=width, seeds=seeds, eta0=ETA0, Kx=KX, y=Y)
     numbers = {
         "settings": settings,

@@ -16,6 +16,7 @@ network, and reduces its variance by a third only, at twice the cost.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,8 @@ from matplotlib.figure import Figure
 from depthmup.backend import prepare_cpu
 from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.fit.optimum import half_width
-from depthmup.theory import dmft, linear_dmft
-from experiments.networks import inputs, train
+from depthmup.theory import Problem, dmft, linear_dmft
+from experiments.networks import train
 from experiments.results import ticks, write
 
 KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
@@ -46,16 +47,17 @@ REPLICATES = {"relu": (4, 1), "tanh": (14, 4)}
 COLORS = {"relu": "C0", "tanh": "C1"}
 
 
-def blocks(**options: Any) -> np.ndarray:
-    """Predictions of independent solutions of `dmft`, (BLOCKS, steps - 1, P), without t = 0, where F is 0."""
-    return np.stack([dmft(KX, Y, **options, seed=block).predictions[1:] for block in range(BLOCKS)])
+def blocks(problem: Problem, samples: int, replicates: int) -> np.ndarray:
+    """Independent solutions of the DMFT without t = 0, where F is 0: (BLOCKS, steps - 1, P)."""
+    runs = (dmft(problem, samples=samples, replicates=replicates, seed=block) for block in range(BLOCKS))
+    return np.stack([run.predictions[1:] for run in runs])
 
 
 def networks(activation: str, width: int, seeds: int) -> np.ndarray:
     """Predictions of networks, (seeds, STEPS - 1, P). Different widths or activations have no seed in common."""
     first = 2**20 * width + 2**30 * list(COLORS).index(activation)
-    options: dict[str, Any] = dict(depth=DEPTH, steps=STEPS, eta0=ETA0, activation=activation, first_seed=first)
-    return train(inputs(KX), Y, width=width, seeds=seeds, **options)[:, 1:].astype(float)
+    problem = Problem(KX, Y, depth=DEPTH, steps=STEPS, eta0=ETA0, activation=activation)
+    return train(problem, width=width, seeds=seeds, first_seed=first)[:, 1:].astype(float)
 
 
 class Square(NamedTuple):
@@ -172,10 +174,9 @@ def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarra
 
 
 def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
-    """Draw the exact distance of linear networks from infinite depth. depths: powers of 2; F_inf is extrapolated from
-    the last three (docs/theory.md section 4.1)."""
-    options: dict[str, Any] = dict(steps=DEPTH_STEPS, eta0=LINEAR_ETA0)
-    lines = [linear_dmft(KX, Y, depth=depth, **options).predictions[1:] for depth in depths]
+    """Exact; depths: powers of 2, from the last three of which F_inf is extrapolated (docs/theory.md section 4.1)."""
+    descent: dict[str, Any] = dict(steps=DEPTH_STEPS, eta0=LINEAR_ETA0)
+    lines = [linear_dmft(KX, Y, depth=depth, **descent).predictions[1:] for depth in depths]
     limit = (8 * lines[-1] - 6 * lines[-2] + lines[-3]) / 3
     distance = np.sqrt([((line - limit) ** 2).mean() for line in lines])
     law = power_law(depths, distance.tolist())
@@ -220,12 +221,13 @@ def main(
     limits, trained, deep = {}, {}, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for of, (many, few) in replicates.items():
-            options: dict[str, Any] = dict(activation=of, eta0=ETA0, samples=samples)
-            limits[of] = pool.submit(blocks, depth=DEPTH, steps=STEPS, replicates=many, **options)
+            problem = Problem(KX, Y, depth=DEPTH, steps=STEPS, eta0=ETA0, activation=of)
+            limits[of] = pool.submit(blocks, problem, samples, many)
             for width, seeds in widths.items():
                 trained[of, width] = pool.submit(networks, of, width, seeds)
             for depth in depths:
-                deep[of, depth] = pool.submit(blocks, depth=depth, steps=DEPTH_STEPS, replicates=few, **options)
+                other = dataclasses.replace(problem, depth=depth, steps=DEPTH_STEPS)
+                deep[of, depth] = pool.submit(blocks, other, samples, few)
     numbers: dict[str, Any] = {"networks": dict(widths)}
     print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor; nan: within 1 s.e.)")
     print(f"  at N = {list(widths)}")

@@ -32,7 +32,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.fit import Estimate, ensemble_errors, power_law
 from depthmup.measure import feature_kernels
-from depthmup.theory import lazy_kernels
+from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import network, train
 from experiments.ntk_depth import interval, network_ntk
 from experiments.results import ticks, write
@@ -62,12 +62,13 @@ def ensemble(kind: str, width: int, depth: int, seeds: int, first_seed: int) -> 
         ntk = sum(part[0, 0] for part in parts.values())
         return {"H": feature_kernels([last])[0, 0, 0], "G": parts["readin"][0, 0], "NTK": ntk}
 
-    limit = lazy_kernels(np.ones((1, 1)), depth).ntk[0, 0] if residual else (depth + 2) / 2
-    options: dict[str, Any] = dict(width=width, depth=depth, activation="relu", residual=residual, seeds=seeds)
-    options |= dict(first_seed=first_seed, steps=STEPS, eta0=LEARNT / limit, observe=observe)
+    Kx, y = np.ones((1, 1)), np.ones(1)
+    limit = lazy_kernels(Kx, depth).ntk[0, 0] if residual else (depth + 2) / 2
+    options: dict[str, Any] = dict(width=width, residual=residual, seeds=seeds, first_seed=first_seed, observe=observe)
     found = {}
     for state, gamma0 in zip(STATES[1:], GAMMAS, strict=True):
-        predictions, kernels = train(X, np.ones(1), gamma0=gamma0, **options)
+        problem = Problem(Kx, y, depth=depth, activation="relu", steps=STEPS, eta0=LEARNT / limit, gamma0=gamma0)
+        predictions, kernels = train(problem, X, **options)
         found[STATES[0]] = {name: kernel[:, 0] for name, kernel in kernels.items()}
         found[state] = {name: kernel[:, 1] for name, kernel in kernels.items()} | {"F": predictions[:, -1, 0]}
     return found

@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from scipy.special import chdtrc
 
 from depthmup.backend import prepare_cpu
-from depthmup.theory import dmft, linear_dmft
-from experiments.networks import inputs, train
+from depthmup.theory import Problem, dmft, linear_dmft
+from experiments.networks import train
 from experiments.results import write
 
 KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
@@ -78,20 +78,22 @@ def ratio_term(rows: Mapping[int, np.ndarray], depths: Sequence[int]) -> Estimat
     return Estimate(weights @ np.stack([of.value for of in found]), noise)
 
 
+def problem(activation: str, depth: int) -> Problem:
+    return Problem(KX, Y, depth=depth, steps=STEPS, eta0=ETA0[activation], activation=activation)
+
+
 def of_theory(activation: str, depth: int, draws: int) -> np.ndarray:
-    """Predictions at infinite width, (draws, P): independent Monte Carlo solutions, or a single exact one."""
-    options: dict[str, Any] = dict(depth=depth, steps=STEPS, eta0=ETA0[activation])
+    """Infinite width, (draws, P): independent solutions, or one exact one."""
+    given = problem(activation, depth)
     if activation == "linear":
-        return linear_dmft(KX, Y, **options).predictions[-1:]
-    options |= dict(activation=activation, replicates=1)
-    return np.stack([dmft(KX, Y, **options, seed=draw).predictions[-1] for draw in range(draws)])
+        return linear_dmft(given).predictions[-1:]
+    return np.stack([dmft(given, replicates=1, seed=draw).predictions[-1] for draw in range(draws)])
 
 
 def of_networks(activation: str, width: int, depth: int, seeds: int) -> np.ndarray:
-    """Predictions of networks, (seeds, P). Different depths share the seeds; different widths or activations do not."""
-    options: dict[str, Any] = dict(depth=depth, steps=STEPS, eta0=ETA0[activation], activation=activation)
-    options["first_seed"] = 2**20 * width + 2**30 * list(ETA0).index(activation)
-    return train(inputs(KX), Y, width=width, seeds=seeds, **options)[:, -1].astype(float)
+    """(seeds, P). Networks of two widths or activations have no seed in common, those of two depths have."""
+    first = 2**20 * width + 2**30 * list(ETA0).index(activation)
+    return train(problem(activation, depth), width=width, seeds=seeds, first_seed=first)[:, -1].astype(float)
 
 
 def draw_depths(axes: Axes, activation: str, rows: Mapping[str, np.ndarray], depths: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Ensembles of small networks on small regression problems, to compare with the infinite-width limits.
 
-They are the canonical network of docs/theory.md section 0 with its learning rates, trained by the package's own step
-(`train.step`), with all seeds in one compiled program.
+A network is the canonical one of docs/theory.md section 0, with its learning rates. The package's own step
+(`train.step`) trains it, and all seeds are one compiled program.
 """
 
 from __future__ import annotations
@@ -19,48 +19,38 @@ from depthmup.train.step import Hyper, TrainState, make_trainer
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP, model_specs
-from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one, unknown
+from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one
 from depthmup.specs import is_spec
+from depthmup.theory import Problem
+from depthmup.train.parallel import trial_layout
 from depthmup.train.recipe import Recipe
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
-# {group of parameters that can be trained: their roles}. The read-in of a single input is a "vector".
+# The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(2**30, loss="centered_mse")
-# How many weights are trained side by side, over all networks of a chunk. On a CPU ("map") they should fit into the
-# cache: for widths 32 to 256 at depth 8 this number gives the fastest chunk among 1, 4, 16 and 64 networks; 16 networks
-# of width 256 side by side take 2.5 times longer than one by one. Elsewhere ("vmap") their weights, gradients and
-# initial weights take about a gigabyte.
+# How many weights the networks that are trained side by side may have in all. On a CPU they should fit into its cache:
+# of 1, 4, 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times
+# longer side by side than one by one. Elsewhere a gigabyte holds their weights, gradients and initial weights.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
 def train(
-    x: np.ndarray,
-    y: np.ndarray,
+    problem: Problem,
+    x: np.ndarray | None = None,
     *,
     width: int,
-    depth: int,
-    steps: int,
-    eta0: float,
-    gamma0: float = 1.0,
-    beta: float = 1.0,
-    activation: str = "tanh",
-    readout: str = "phi",
     residual: bool = True,
-    alpha: float | None = None,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    batches: Sequence[Sequence[int] | np.ndarray] | None = None,
-    trained: Sequence[str] = tuple(GROUPS),
     parameterization: str = "depth_mup",
+    batches: Sequence[Sequence[int] | np.ndarray] | None = None,
     seeds: int = 64,
     first_seed: int = 0,
     mirrored: bool = False,
     observe: Observe | None = None,
     chunk: int | None = None,
 ) -> Any:
-    """Centred predictions F_t - F_0 of an ensemble, before each of `steps` steps: (seeds, steps, *y.shape).
+    """Centred predictions F_t - F_0 of an ensemble, before each of `problem.steps` steps: (seeds, steps, *y.shape).
 
     The loss is (1/2P) sum |F - F_0 - y|^2 over a batch of P samples. The learning rate is eta0 gamma0^2 N for all
     weights of the canonical form (docs/theory.md sections 0 and 1). The weights are stored in the package's own form,
@@ -68,62 +58,42 @@ def train(
     becomes infinite or NaN stays as it was before that step.
 
     Args:
-      x: (P, D), see `inputs`.
-      y: (P,) or (P, outputs), real numbers.
-      width, depth, activation, readout, residual: see `network`.
-      alpha: branch exponent; None: the parameterization's own, 1/2 for "depth_mup".
-      momentum, weight_decay: mu and lambda_0 of docs/theory.md section 4.3. Together they are coupled: v <- mu v + step
-        - eta0 lambda_0 W, W <- W + v, for all weights that are trained.
-      batches: the indices of each step's samples, the same number for every step; None: full batches.
-      trained: names in GROUPS; the other groups keep their initial weights.
-      parameterization: see `dm.parameterization`. The read-in's learning rate follows the table in docs/theory.md
-        section 1, which is 1/D times the package's.
-      mirrored: average each network with its mirror image, the network with the opposite readout weights. (The mirror
-        image is the network trained on -y, with the sign of its predictions changed.) The average cancels terms that
-        are odd in y (docs/theory.md section 3).
-      observe: (parameters of `network`, forward factors) -> pytree, measured at the first and at the last step. The
-        result is then (predictions, this pytree with leading axes (seeds, 2)). Each function object is compiled anew.
-      chunk: number of networks that `vmap` trains side by side; by default as many as are fast.
+      problem: what the limit is computed of, too; of a finite depth, with one eta0, gamma0 > 0, branches of one weight,
+        and an activation that has a name. Momentum and decay are coupled, as in docs/theory.md section 4.3.
+      x: inputs (P, D) whose kernel x x^T / D is `problem.Kx`; None for `inputs(problem.Kx)`.
+      residual: see `network`.
+      parameterization: see `dm.parameterization`; the read-in's learning rate is that of the table in docs/theory.md
+        section 1, 1/D of the package's own.
+      batches: indices of the samples of each step, all of one size, in place of `problem.sample_weights`; None for full
+        batches.
+      mirrored: average each network with that of the opposite readout weights (the same as training it on -y and
+        changing the sign of its predictions): cancels what is odd in y (docs/theory.md section 3).
+      observe: (parameters of `network`, forward factors) -> pytree, measured at the first and the last step. Then the
+        result is (predictions, that pytree with leading axes (seeds, 2)). One function object is one program.
+      chunk: networks trained side by side by `vmap`; by default as many as are fast.
 
     Raises ValueError for unknown names, values out of range and shapes that do not fit.
     """
     dtype = jnp.result_type(float)
-    x, y = np.asarray(x), np.asarray(y)
-    if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
-        raise ValueError(f"x must be (P, D) and y (P,) or (P, outputs), got shapes {x.shape} and {y.shape}")
-    at_least_one("steps", steps)
+    _check(problem)
     at_least_one("seeds", seeds)
+    x, y, steps = _inputs_of(problem, x), np.asarray(problem.y), problem.steps
     targets = jnp.asarray(y.reshape(len(y), -1), dtype)
-    model = network(width, depth, targets.shape[1], activation, readout, residual)
+    depth, activation = problem.depth, problem.activation
+    assert depth is not None
+    assert isinstance(activation, str)
+    model = network(width, depth, targets.shape[1], activation, problem.readout, residual)
     model.check(x.shape)
-    p = dm.parameterization(parameterization, alpha=alpha, gamma0=gamma0, beta0=beta)
-    numbers = Hyper(
-        seed=0,
-        learning_rate=eta0,
-        momentum=momentum,
-        b1=0.0,
-        b2=0.0,
-        eps=0.0,
-        weight_decay=weight_decay,
-        steps=0,
-        warmup=0,
-        label_noise=0.0,
-        forward=p.forward_factors(width=width, depth=depth),
-        factors=_factors(p, _specs(model, x.shape[1:]), trained),
-    )
-    # Not by `arrays` of the package, which would round to float32.
-    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)
-    hyper = hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
     chunk = chunk or max(1, TOGETHER[trial_layout()] // (depth * width**2))
     predictions, observed = _ensemble(
-        hyper,
+        _hyper(problem, model, x.shape[1:], parameterization),
         np.arange(first_seed, first_seed + seeds, dtype=np.uint32),
         np.array([1, -1] if mirrored else [1], dtype),
         jnp.asarray(x, dtype),
         targets,
         None if batches is None else _indices(batches, steps, len(x)),
         model=model,
-        optimizer="momentum" if momentum else "sgd",
+        optimizer="momentum" if problem.momentum else "sgd",
         steps=steps,
         observe=observe,
         chunk=chunk,
@@ -162,16 +132,60 @@ def inputs(Kx: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(len(Kx) * np.maximum(values, 0))
 
 
+def _check(problem: Problem) -> None:
+    """Raises ValueError for a problem that the limit has a solution of, but that `train` has no network for."""
+    for missing, needed in (
+        (problem.depth is None, "a finite depth"),
+        (problem.lazy, "gamma0 above 0"),
+        (np.ndim(problem.eta0) > 0, "one eta0 for all steps"),
+        (problem.branch_weights != 1, "branches of one weight"),
+        (problem.sample_weights is not None, "batches, and not sample_weights"),
+        (not isinstance(problem.activation, str), "an activation that has a name"),
+    ):
+        if missing:
+            raise ValueError(f"networks need {needed}")
+
+
+def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
+    """x, or inputs of the problem's kernel. Raises ValueError if x has another kernel."""
+    Kx = np.asarray(problem.Kx)
+    if x is None:
+        return inputs(Kx)
+    x = np.asarray(x)
+    if x.ndim != 2 or len(x) != len(Kx) or not np.allclose(x @ x.T / x.shape[1], Kx, rtol=0, atol=1e-6 * Kx.max()):
+        raise ValueError(f"x must be ({len(Kx)}, D) with x x^T / D = Kx, got shape {x.shape}")
+    return x
+
+
+def _hyper(problem: Problem, model: Model, input_shape: tuple[int, ...], parameterization: str) -> Hyper:
+    gamma0, beta = float(problem.gamma0), float(problem.beta)
+    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=gamma0, beta0=beta)
+    numbers = Hyper(
+        seed=0,
+        learning_rate=problem.eta0,
+        momentum=problem.momentum,
+        b1=0.0,
+        b2=0.0,
+        eps=0.0,
+        weight_decay=problem.weight_decay,
+        steps=0,
+        warmup=0,
+        label_noise=0.0,
+        forward=p.forward_factors(width=model.width, depth=model.depth),
+        factors=_factors(p, _specs(model, input_shape), problem.trained),
+    )
+    dtype = jnp.result_type(float)
+    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
+    return hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
+
+
 @functools.cache
 def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     return model_specs(model, input_shape)
 
 
 def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> LeafFactors:
-    """The package's factors, but with the read-in's learning rate divided by D and frozen weights' learning rate 0."""
-    for name in trained:
-        if name not in GROUPS:
-            raise unknown("group of parameters", name, GROUPS)
+    """The package's, but with 1/D of its learning rate for the read-in, and 0 for groups that are not trained."""
     roles = [role for name in trained for role in GROUPS[name]]
     factors = dm.factors(p, specs)
 

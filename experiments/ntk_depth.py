@@ -30,7 +30,7 @@ from depthmup.fit import PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
-from depthmup.theory import lazy_kernels
+from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import GROUPS, inputs, network, train
 from experiments.results import ticks, write
 
@@ -69,11 +69,11 @@ def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors
 
 
 def networks(width: int, depth: int, seeds: int, first_seed: int) -> dict[str, np.ndarray]:
-    """{part: (seeds, P, P)} for PARTS of the NTK of ReLU networks at initialization; inputs of norm 1 at ANGLES."""
-    x = inputs(np.cos(np.radians(ANGLES[:, None] - ANGLES)))
-    options: dict[str, Any] = dict(width=width, depth=depth, activation="relu", seeds=seeds, first_seed=first_seed)
-    options |= dict(steps=1, eta0=0.0, observe=network_ntk(network(width, depth, 1, "relu"), x))
-    _, ntk = train(x, np.zeros(len(x)), **options)
+    """PARTS of ReLU networks at initialization for inputs of norm 1 at ANGLES: (seeds, P, P) each."""
+    Kx = np.cos(np.radians(ANGLES[:, None] - ANGLES))
+    problem = Problem(Kx, np.zeros(len(Kx)), depth=depth, activation="relu", steps=1, eta0=0.0)
+    observe = network_ntk(network(width, depth, 1, "relu"), inputs(Kx))
+    _, ntk = train(problem, width=width, seeds=seeds, first_seed=first_seed, observe=observe)
     found = {name: kernel[:, 0].astype(float) for name, kernel in ntk.items()}
     return {"total": np.sum(list(found.values()), axis=0), **found}
 

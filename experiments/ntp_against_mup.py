@@ -18,6 +18,7 @@ eta0. The best eta0 of "NTP from 16", which goes from rich to lazy, does drift.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -33,10 +34,10 @@ from depthmup.fit import ensemble_errors, finite_size, log_losses, optimum, powe
 from depthmup.fit.drift import fitted_drift
 from depthmup.fit.transfer import nearest
 from depthmup.measure import distance
-from depthmup.theory import dmft
+from depthmup.theory import Problem, dmft
 from experiments.networks import train
 from experiments.results import ticks, write
-from experiments.richness import KX, SMALL, X, Y, exponent, last_kernels, mean, movement, of_draws, rms, words
+from experiments.richness import KX, SMALL, Y, exponent, last_kernels, mean, movement, of_draws, rms, words
 
 START = 16
 RULES: dict[str, Callable[[int], float]] = {
@@ -53,10 +54,9 @@ CAP = 0.5 * float(np.mean(Y**2))  # the loss of F = 0
 def limit(
     gamma0: float, eta0: float, depth: int, steps: int, draws: int, samples: int, activation: str = "relu"
 ) -> tuple[np.ndarray, float]:
-    """(predictions (draws, T, P), movement of H^L) of the DMFT. The noise of predictions is nearly the same for all
-    gamma0."""
-    options: dict[str, Any] = dict(depth=depth, steps=steps, eta0=eta0, gamma0=gamma0, activation=activation)
-    runs = [dmft(KX, Y, samples=samples, replicates=1, seed=seed, **options) for seed in range(draws)]
+    """Predictions (draws, T, P), their noise nearly the same for all gamma0, and the movement of H^L."""
+    problem = Problem(KX, Y, depth=depth, steps=steps, eta0=eta0, gamma0=gamma0, activation=activation)
+    runs = [dmft(problem, samples=samples, replicates=1, seed=seed) for seed in range(draws)]
     return np.stack([run.predictions for run in runs]), movement(sum(run.H[-1] for run in runs) / draws)
 
 
@@ -68,7 +68,7 @@ def seeded(width: int, seeds: int) -> dict[str, Any]:
 def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]) -> dict[str, Any]:
     """Draw the first panel. gamma_eff: the gamma0 at which the limit moves as much as the networks do."""
     widths = list(seeds)
-    options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu", mirrored=True)
+    problem = Problem(KX, Y, depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu")
     grid = sorted({1.5, *(rule(width) for rule in RULES.values() for width in widths)})
     moved = [limit(gamma0, ETA0, depth, **theory)[1] for gamma0 in grid]
     numbers: dict[str, Any] = {}
@@ -76,8 +76,9 @@ def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int])
     for name, rule in RULES.items():
         rows = []
         for width, count in seeds.items():
-            options |= seeded(width, max(8, count // 4)) | dict(observe=last_kernels(width, depth, "relu"))
-            kernels = train(X, Y, gamma0=rule(width), **options)[1][:, :, 0]
+            options = seeded(width, max(8, count // 4)) | dict(observe=last_kernels(width, depth, "relu"))
+            own = dataclasses.replace(problem, gamma0=rule(width))
+            kernels = train(own, mirrored=True, **options)[1][:, :, 0]
             rows.append(mean(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
         value, error = np.array(rows).T
         line = np.array([limit(rule(width), ETA0, depth, **theory)[1] for width in widths])
@@ -103,13 +104,13 @@ def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int])
 def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]) -> dict[str, Any]:
     """Draw the second panel, with networks of the first two rules."""
     widths = list(seeds)
-    options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu")
+    problem = Problem(KX, Y, depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu")
     numbers: dict[str, Any] = {}
     print("\nrms errors: one network and the mean network from the limit at its gamma0, that limit from the lazy one")
     for name, rule in RULES.items():
         rows = []
         for width, count in seeds.items():
-            found = train(X, Y, gamma0=rule(width), **seeded(width, count), **options)
+            found = train(dataclasses.replace(problem, gamma0=rule(width)), **seeded(width, count))
             goal, noise = mean(limit(rule(width), ETA0, depth, **theory)[0])
             variance, bias, _ = ensemble_errors(found, goal)
             rows.append((*variance, bias.value - np.mean(noise**2), bias.stderr))
@@ -152,13 +153,14 @@ def tuned(
 ) -> dict[str, Any]:
     """Draw the last two panels."""
     widths = list(seeds)
-    options: dict[str, Any] = dict(depth=depth, steps=theory["steps"], activation="relu")
+    problem = Problem(KX, Y, depth=depth, steps=theory["steps"], eta0=ETA0, activation="relu")
     numbers: dict[str, Any] = {"eta0": rates}
     print("\nbest eta0: networks [95%] and theory; its drift in octaves per doubling of N [95%]")
     for name, rule in RULES.items():
         losses, line = {}, {}
         for width, count in seeds.items():
-            runs = [train(X, Y, eta0=e, gamma0=rule(width), **seeded(width, count), **options) for e in rates]
+            problems = (dataclasses.replace(problem, eta0=e, gamma0=rule(width)) for e in rates)
+            runs = [train(of, **seeded(width, count)) for of in problems]
             losses[width] = np.array([[loss(one) for one in run] for run in runs])
             solved = [limit(rule(width), float(e), depth, **theory)[0].mean(0) for e in rates]
             line[width] = np.array([loss(one) for one in solved])

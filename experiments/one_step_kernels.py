@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.measure import feature_kernels
-from depthmup.theory import one_step_linear
+from depthmup.theory import Problem, one_step_linear
 from experiments.networks import GROUPS, network, train
 from experiments.ntk_depth import DEPTHS, depth_slopes
 from experiments.results import ticks, write
@@ -51,10 +51,10 @@ def feature_kernel(width: int, depth: int) -> Callable[[Any, dm.ForwardFactors],
 
 
 def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """(mean over seeds, its standard error) of H_1 in every layer, (L+1,) each."""
-    options: dict[str, Any] = dict(width=width, depth=depth, activation="linear", seeds=seeds, mirrored=True)
-    options |= dict(steps=2, eta0=c, trained=READINS[readin], observe=feature_kernel(width, depth))
-    _, kernels = train(X, np.ones(1), **options)
+    """H_1 of every layer, mean over seeds and standard error: (L+1,) each."""
+    Kx, y, groups = np.ones((1, 1)), np.ones(1), READINS[readin]
+    problem = Problem(Kx, y, depth=depth, activation="linear", steps=2, eta0=c, trained=groups)
+    _, kernels = train(problem, X, width=width, seeds=seeds, mirrored=True, observe=feature_kernel(width, depth))
     after = kernels[:, 1].astype(float)
     return after.mean(axis=0), after.std(axis=0, ddof=1) / math.sqrt(seeds)
 

@@ -14,6 +14,7 @@ labels.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.fit import power_law
 from depthmup.fit.optimum import half_width
 from depthmup.measure import distance, feature_kernels
-from depthmup.theory import dmft, linear_dmft
+from depthmup.theory import Problem, dmft, linear_dmft
 from experiments.networks import Observe, inputs, network, train
 from experiments.results import write
 
@@ -120,6 +121,12 @@ def movement(kernel: np.ndarray) -> float:
     return float(distance(jnp.asarray(kernel[-1, :, -1]), jnp.asarray(kernel[0, :, 0])))
 
 
+def problems(activation: str, gammas: Sequence[float], shape: Any) -> list[Problem]:
+    """Of each gamma0. shape: depth and steps."""
+    rich = Problem(KX, Y, activation=activation, eta0=ETA0[activation], **shape)
+    return [dataclasses.replace(rich, gamma0=gamma0) for gamma0 in gammas]
+
+
 def approach(
     axis: Axes, activations: Sequence[str], gammas: Sequence[float], samples: int, shape: Any, nets: Any
 ) -> dict[str, Any]:
@@ -128,22 +135,19 @@ def approach(
     print("max |F_gamma0 - F_0| (s.e.); slope over small gamma0 with 95% interval")
     print(f"{'gamma0':15}", *(f"{gamma0:<16g}" for gamma0 in gammas))
     for activation in activations:
-        options = dict(eta0=ETA0[activation], **shape)
+        limit, small, *rich = problems(activation, (0.0, SMALL, *gammas), shape)
         if activation == "linear":
-            lazy, *exact = (linear_dmft(KX, Y, gamma0=g, **options).predictions for g in (0.0, *gammas))
+            lazy, *exact = (linear_dmft(of).predictions for of in (limit, *rich))
             sizes = np.array([np.abs(of - lazy).max() for of in exact])
             lines = {"linear, exact": Measured(sizes, 0 * sizes, exponent(gammas, sizes, 0 * sizes, FITTED["linear"]))}
         else:
-            options["activation"] = activation
-            with jax.enable_x64(True):  # F(0) grows as 1 / gamma0 and is subtracted, which needs the digits.
-                trained = [train(X, Y, gamma0=g, mirrored=True, **nets, **options) for g in (SMALL, *gammas)]
-            lazy = dmft(KX, Y, gamma0=0.0, **options).predictions
-            options |= dict(samples=samples, replicates=1)
+            with jax.enable_x64(True):  # F(0), which is subtracted, goes as 1 / gamma0
+                trained = [train(of, mirrored=True, **nets) for of in (small, *rich)]
+            lazy = dmft(limit).predictions
+            seeds = range(DRAWS[activation])
+            options: dict[str, Any] = dict(samples=samples, replicates=1)
             sampled = np.array(
-                [
-                    [dmft(KX, Y, gamma0=g, seed=s, **options).predictions for s in range(DRAWS[activation])]
-                    for g in (SMALL, *gammas)
-                ]
+                [[dmft(of, seed=seed, **options).predictions for seed in seeds] for of in (small, *rich)]
             )
             lines = {
                 f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
@@ -168,13 +172,13 @@ def approach(
 
 
 def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
-    """Draw the second panel, for tanh, with networks at every other gamma0."""
-    options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
-    found = [dmft(KX, Y, gamma0=gamma0, samples=samples, **options) for gamma0 in gammas]
+    """The second panel, tanh; networks at every other gamma0."""
+    given = problems("tanh", gammas, shape)
+    found = [dmft(of, samples=samples) for of in given]
     theory = {"H": [movement(of.H[-1]) for of in found], "Phi": [movement(of.Phi[-1]) for of in found]}
     observe, moved = last_kernels(nets["width"], shape["depth"], "tanh"), []
-    for gamma0 in gammas[::2]:  # All gamma0 have the same initial weights.
-        kernels = train(X, Y, gamma0=gamma0, mirrored=True, observe=observe, **nets, **options)[1]
+    for of in given[::2]:  # the same initial weights at each
+        kernels = train(of, mirrored=True, observe=observe, **nets)[1]
         moved.append(np.asarray(distance(kernels[:, 1], kernels[:, 0]), float))
     numbers: dict[str, Any] = {"gamma0": gammas, "gamma0 of networks": gammas[::2]}
     print("\n|K(T-1) - K(0)| / |K(0)| of the last layer, tanh: gamma0, networks (s.e.) and theory; slopes of both")
@@ -196,16 +200,15 @@ def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: A
 
 
 def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
-    """Draw the third panel, for tanh: predictions of the second sample, which differ most. For networks gamma0 = SMALL
-    stands for 0."""
-    options = dict(eta0=ETA0["tanh"], activation="tanh", **shape)
-    # `observe` is not needed here, but with it the compiled programs of `moves` are used again.
+    """The third panel, tanh: predictions of the second sample, where they differ most; SMALL is 0 for networks."""
+    # Not needed, but then the programs are those of `moves`.
     observe = last_kernels(nets["width"], shape["depth"], "tanh")
     numbers: dict[str, Any] = {}
     print("\nlast predictions, tanh: networks (s.e.) and theory; largest difference over all times and samples")
     for i, gamma0 in enumerate(gammas):
-        theory = dmft(KX, Y, gamma0=gamma0, samples=samples, **options).predictions
-        value, error = mean(train(X, Y, gamma0=gamma0 or SMALL, mirrored=True, observe=observe, **nets, **options)[0])
+        limit, rich = problems("tanh", (gamma0, gamma0 or SMALL), shape)
+        theory = dmft(limit, samples=samples).predictions
+        value, error = mean(train(rich, mirrored=True, observe=observe, **nets)[0])
         gap = float(np.abs(value - theory).max())
         numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error, "largest difference": gap}
         triples = zip(value[-1], error[-1], theory[-1], strict=True)

@@ -14,6 +14,7 @@ The networks are written out below in the canonical form (docs/theory.md section
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -29,6 +30,7 @@ from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
 from depthmup.fit import power_law
+from depthmup.theory import Problem
 from experiments.convergence import KX, Y, blocks, draw_bias, draw_curves, draw_depth, finish, interval
 from experiments.networks import inputs
 from experiments.results import write
@@ -44,6 +46,11 @@ REPLICATES = {"relu": 3, "tanh": 10}  # replicates of the DMFT in each block
 BRANCHES = {"one matrix": 1, "two matrices": 2}
 TOGETHER = 2**19  # how many weights are trained side by side, over all networks: as many as fit into a cache
 Weights = dict[str, jax.Array]
+
+
+def problem(activation: str, matrices: int) -> Problem:
+    """The problem of the first two panels, with this many matrices in each branch."""
+    return Problem(KX, Y, depth=DEPTH, activation=activation, branch_weights=matrices, steps=STEPS, eta0=ETA0)
 
 
 def initial(key: jax.Array, width: int, depth: int, inputs: int) -> Weights:
@@ -163,19 +170,16 @@ def main(
     figure = Figure(figsize=(12, 8), layout="constrained")
     first, second, third, fourth = figure.subplots(2, 2).ravel()
     limits, trained, deep = {}, {}, {}
-    options: dict[str, Any] = dict(eta0=ETA0, samples=samples)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for of, many in replicates.items():
-            shared = options | dict(activation=of, depth=DEPTH, steps=STEPS, replicates=many)
-            limits[of] = pool.submit(blocks, **shared, branch_weights=2)
+            limits[of] = pool.submit(blocks, problem(of, BRANCHES["two matrices"]), samples, many)
             for n, count in widths[of].items():
                 trained[of, n] = pool.submit(networks, of, n, count)
-        shared = options | dict(activation="relu", replicates=1)
-        other = pool.submit(blocks, **shared, depth=DEPTH, steps=STEPS)
+        other = pool.submit(blocks, problem("relu", BRANCHES["one matrix"]), samples, 1)
         for name, matrices in BRANCHES.items():
             for depth in limit_depths:
-                at = dict(depth=depth, steps=DEPTH_STEPS, branch_weights=matrices)
-                deep[name, depth] = pool.submit(blocks, **shared, **at)
+                at = dataclasses.replace(problem("relu", matrices), depth=depth, steps=DEPTH_STEPS)
+                deep[name, depth] = pool.submit(blocks, at, samples, 1)
         moved = {depth: pool.submit(changes, width, depth, seeds) for depth in depths}
     numbers: dict[str, Any] = {"networks": widths}
     print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor), nan: within 1 s.e.")

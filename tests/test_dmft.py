@@ -1,5 +1,6 @@
 """Training at infinite width: the linear and the Monte Carlo solver, their limits, and networks (theory.md 3 and 4)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from depthmup.measure import network_kernels
-from depthmup.theory import dmft, lazy_kernels, lazy_predictor, linear_dmft, minibatches, one_step_linear
+from depthmup.theory import Problem, dmft, lazy_kernels, lazy_predictor, linear_dmft, minibatches, one_step_linear
 from depthmup.theory.checks import GROUPS
 from depthmup.theory.problem import weight_evolution
 from experiments.networks import inputs, network, train
@@ -113,8 +114,8 @@ def test_networks_approach_the_limit_as_one_over_width(activation):
     limit = solved(activation)
     means, errors = {}, {}
     for width in (64, 128):
-        options = dict(width=width, depth=3, steps=10, eta0=0.5, activation=activation, seeds=256, mirrored=True)
-        curves = train(inputs(KX), Y, **options)
+        problem = Problem(KX, Y, depth=3, steps=10, eta0=0.5, activation=activation)
+        curves = train(problem, width=width, seeds=256, mirrored=True)
         means[width], errors[width] = curves.mean(0), curves.std(0, ddof=1) / 16
     noise = np.sqrt(4 * errors[128] ** 2 + errors[64] ** 2 + limit.stderr**2)
     np.testing.assert_array_less(np.abs(2 * means[128] - means[64] - limit.predictions)[1:], 4 * noise[1:] + 1e-3)
@@ -126,14 +127,14 @@ def test_networks_approach_the_limit_as_one_over_width(activation):
 def test_gradient_kernel_of_networks():
     """Where the response of a gradient to the same time's source (t = s in docs/theory.md section 4) counts most."""
     Kx, width = np.ones((1, 1)), 256
-    options = dict(depth=1, steps=3, eta0=1.0, beta=1.5, activation="tanh")
+    problem = Problem(Kx, np.ones(1), depth=1, steps=3, eta0=1.0, beta=1.5, activation="tanh")
     model = network(width, 1, 1, "tanh")
 
     def gradients(params, factors):
         return network_kernels(model.forward(factors), params, jnp.asarray(inputs(Kx)), phi=model.phi).G[0]
 
-    _, G = train(inputs(Kx), np.ones(1), width=width, seeds=128, mirrored=True, observe=gradients, **options)
-    limit = dmft(Kx, np.ones(1), samples=16000, **options).G[0, -1, 0, -1, 0]
+    _, G = train(problem, width=width, seeds=128, mirrored=True, observe=gradients)
+    limit = dmft(problem, samples=16000).G[0, -1, 0, -1, 0]
     assert G[:, 1].mean() == pytest.approx(limit, abs=0.006)  # without: 0.012 larger
     assert G[:, 1].std() / 128**0.5 < 0.0015
 
@@ -290,6 +291,38 @@ def test_how_weights_evolve():
     assert (np.triu(memory) == 0).all()
 
 
+@pytest.mark.parametrize("solver", [linear_dmft, functools.partial(dmft, samples=400, replicates=1)])
+def test_a_problem_is_its_fields(solver):
+    fields = dict(
+        depth=2, steps=3, eta0=[0.3, 0.2, 0.1], gamma0=0.7, trained=["readout", "branch"], activation="linear"
+    )
+    problem = Problem(KX, Y, **fields)
+    np.testing.assert_array_equal(solver(problem).predictions, solver(KX, Y, **fields).predictions)
+    other = solver(dataclasses.replace(problem, gamma0=0.1, depth=1))
+    np.testing.assert_array_equal(other.G, solver(KX, Y, **fields | dict(gamma0=0.1, depth=1)).G)
+    for more, named in (((), dict(depth=3, beta=2.0)), ((Y,), {})):
+        with pytest.raises(TypeError, match=r"a problem comes alone, got (beta, depth|y) with it"):
+            solver(problem, *more, **named)
+
+
+def test_problems_are_pytrees():
+    """Derivatives with respect to a problem are a problem whose arrays need not make sense; many problems at once."""
+    problem = Problem(jnp.asarray(KX), jnp.asarray(Y), depth=2, steps=3, eta0=0.3, activation="linear")
+
+    def last(problem):
+        return linear_dmft(problem).predictions[-1]
+
+    slopes = jax.jit(jax.grad(lambda problem: last(problem).sum()))(problem)
+    expected = jax.grad(lambda y: last(dataclasses.replace(problem, y=y)).sum())(problem.y)
+    np.testing.assert_allclose(slopes.y, expected, rtol=1e-6)
+    h = 1e-4
+    up, down = (last(dataclasses.replace(problem, eta0=0.3 + s * h)).sum() for s in (1, -1))
+    assert slopes.eta0 == pytest.approx((up - down) / (2 * h), rel=1e-4)
+    rates = np.array([0.1, 0.3], np.float32)
+    both = jax.vmap(lambda eta0: last(dataclasses.replace(problem, eta0=eta0)))(rates)
+    np.testing.assert_allclose(both[1], last(problem), rtol=1e-6)
+
+
 def test_derivatives(x64):
     def loss(eta0, gamma0, entry):
         kernel = jnp.asarray(KX).at[0, 1].add(entry).at[1, 0].add(entry)
@@ -361,6 +394,12 @@ def test_bad_options():
         dmft(KX, Y, memory_limit=1e-3, **good)
     with pytest.raises(ValueError, match="unknown activation"):
         dmft(KX, Y, activation="tan", **good)
+    with pytest.raises(
+        ValueError, match="linear_dmft takes activation='linear' and branch_weights=1, got 'relu' and 1"
+    ):
+        linear_dmft(KX, Y, activation="relu", **good)
+    with pytest.raises(ValueError, match=r"linear_dmft takes .* got 'linear' and 2: use dmft"):
+        linear_dmft(KX, Y, branch_weights=2, **good)
     with pytest.raises(ValueError, match="branch_weights must be 1 or 2"):
         dmft(KX, Y, branch_weights=3, **good)
     with pytest.raises(ValueError, match="branches of two weights are solved for alpha = 1/2 and gamma0 > 0 only"):

@@ -38,7 +38,7 @@ def draws(rng, count, mean, spread, steps):
 
 def planted_blocks(distance, rng):
     """Solutions that are `distance` / L from the limit."""
-    return lambda *, depth, steps, **_: draws(rng, BLOCKS, LIMIT + distance / depth, 2e-4, steps)
+    return lambda problem, *_: draws(rng, BLOCKS, LIMIT + distance / problem.depth, 2e-4, problem.steps)
 
 
 @pytest.mark.parametrize("power", [1, 0.5])
@@ -138,8 +138,7 @@ def test_linear_networks_approach_the_exact_limit_of_their_depth():
 def test_two_weight_networks_approach_their_own_limit(monkeypatch):
     """About .9/N; the limit of branches of one matrix is .065 away."""
     monkeypatch.setattr(convergence, "BLOCKS", 4)
-    options = dict(depth=3, steps=8, activation="relu", eta0=0.3, samples=2000, replicates=1)
-    limit = convergence.blocks(**options, branch_weights=2)
+    limit = convergence.blocks(two_weight_blocks.problem("relu", 2), samples=2000, replicates=1)
     distance, error = convergence.bias(two_weight_blocks.networks("relu", 64, 1024), limit).root
     assert error < 0.004
     assert abs(distance - 0.9 / 64) < 3 * error

@@ -111,10 +111,10 @@ def test_ntp_against_mup(written, monkeypatch):
         noise = 0.01 * np.random.default_rng(0).normal(size=(draws, 1, 1))
         return learnt[:, None] * richness.Y + (0.02 * gamma0**2 + noise) * np.ones((1, 3)), 0.6 * gamma0**2
 
-    def planted_networks(x, y, **options):
-        inspect.signature(train).bind(x, y, **options)
-        width, seeds, gamma0, eta0, steps = (options[n] for n in ("width", "seeds", "gamma0", "eta0", "steps"))
-        goal, moved = planted_limit(gamma0, eta0, 1, steps, 8, 1000)
+    def planted_networks(problem, **options):
+        inspect.signature(train).bind(problem, **options)
+        width, seeds, steps = options["width"], options["seeds"], problem.steps
+        goal, moved = planted_limit(problem.gamma0, problem.eta0, 1, steps, 8, 1000)
         noise = np.sqrt(v / width) * rng.normal(size=(seeds, steps, 3))
         kernels = np.array([1, 1 + moved])[:, None, None, None] * np.ones((2, 3, 3))
         kernels = kernels * np.exp(0.01 * rng.normal(size=(seeds, 1, 1, 1, 1)))
@@ -172,17 +172,17 @@ def test_alpha_family(written, monkeypatch):
     rate, steps, depths, rng = 0.5, 2, (1, 2, 4), np.random.default_rng(4)
     own, toward = rng.normal(size=(2, steps, 3))
 
-    def planted_theory(Kx, y, *, depth, alpha, seed=None, **options):
-        inspect.signature(linear_dmft if seed is None else dmft).bind(Kx, y, depth=depth, alpha=alpha, **options)
-        away = 0 if depth is None else depth**-rate
+    def planted_theory(problem, *, seed=None, **options):
+        inspect.signature(linear_dmft if seed is None else dmft).bind(problem, **options)
+        away = 0 if problem.depth is None else problem.depth**-rate
         draw = 0 if seed is None else np.random.default_rng(seed).normal(size=own.shape)
         H = np.ones((2, steps, 3, steps, 3)) * np.array([1, 2 + away])[:, None, None, None]
         predictions = own + draw + away * (1 + 0.02 * draw) * toward
         return Dynamics(predictions, np.arange(2), H, None, None, error=0 * own)
 
-    def planted_networks(x, y, **options):
-        inspect.signature(train).bind(x, y, **options)
-        start = np.array([richness.KX, richness.KX + added([options["depth"]])[0]])
+    def planted_networks(problem, **options):
+        inspect.signature(train).bind(problem, **options)
+        start = np.array([richness.KX, richness.KX + added([problem.depth])[0]])
         ends = np.array([start, start * np.array([1, 1.5])[:, None, None]])
         noise = 0.1 * rng.normal(size=(options["seeds"], *ends.shape))
         return own + 0.1 * rng.normal(size=(options["seeds"], *own.shape)), ends + noise

@@ -11,7 +11,7 @@ import pytest
 import depthmup as dm
 from depthmup.models import ResidualCNN, model_specs
 from depthmup.theory import lazy_conv_kernels, lazy_kernels
-from depthmup.theory.activations import moments
+from depthmup.theory.moments import moments
 
 
 def images(*shape, seed=0):

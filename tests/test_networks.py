@@ -1,5 +1,6 @@
 """experiments/networks.py against the canonical network written out in NumPy (docs/theory.md sections 0 and 4.3)."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from depthmup.models import stationary_gain
+from depthmup.theory import Problem
 from depthmup.train.recipe import Recipe
 from experiments.networks import _ensemble, inputs, network, train
 
@@ -15,7 +17,9 @@ N, L, D, P, T, SEEDS = 16, 4, 5, 3, 6, 3
 ETA0, GAMMA0, BETA = 0.4, 1.3, 0.8
 X = np.random.default_rng(0).normal(size=(P, D))
 Y = np.array([[1.0, -0.5], [-0.7, 0.2], [0.4, 0.9]])
-SHAPE = dict(width=N, depth=L, steps=T, eta0=ETA0, gamma0=GAMMA0, beta=BETA, seeds=SEEDS, chunk=1)  # 1: compiles fast
+FIELDS = [field.name for field in dataclasses.fields(Problem)]
+DESCRIBED = dict(depth=L, steps=T, eta0=ETA0, gamma0=GAMMA0, beta=BETA)
+TRAINED = dict(width=N, seeds=SEEDS, chunk=1)  # 1: compiles fast
 PHI = {
     "tanh": (np.tanh, lambda h: 1 - np.tanh(h) ** 2),
     "relu": (lambda h: np.maximum(h, 0), lambda h: (h > 0).astype(float)),
@@ -30,9 +34,15 @@ def parameters(params, forward):
     return params, forward
 
 
+def trained(x=X, y=Y[:, 0], **options):
+    """`train` with fields of a problem of these samples, and with options of its own."""
+    described = DESCRIBED | {name: options.pop(name) for name in FIELDS if name in options}
+    return train(Problem(x @ x.T / x.shape[1], y, **described), x, **TRAINED | options)
+
+
 def ensemble(y=Y[:, 0], **options):
     """predictions, and {name of a layer: its weights (seeds, 2, ...)}"""
-    predictions, (params, _) = train(X, y, **SHAPE | dict(observe=parameters) | options)
+    predictions, (params, _) = trained(y=y, **dict(observe=parameters) | options)
     return predictions, {name: jax.tree.leaves(layer)[0] for name, layer in params.items()}
 
 
@@ -146,7 +156,7 @@ def test_frozen_groups_stay(x64, group):
 
 
 def test_read_in_of_one_input_is_trained(x64):
-    _, (params, _) = train(X[:, :1], Y[:, 0], **SHAPE, observe=parameters)
+    _, (params, _) = trained(X[:, :1], observe=parameters)
     weights = params["read_in"]["kernel"]
     assert np.abs(weights[:, 1] - weights[:, 0]).min() > 1e-6
 
@@ -178,7 +188,7 @@ def test_one_program_for_all_values(x64):
 
 
 def test_observed_parameters_are_those_of_the_network(x64):
-    predictions, observed = train(X, Y[:, 0], **SHAPE, observe=parameters)
+    predictions, observed = trained(observe=parameters)
     at_start, at_end = (jax.tree.map(lambda leaf, end=end: leaf[0, end], observed) for end in (0, 1))
     before, after = (network(N, L).apply({"params": w}, X, forward) for w, forward in (at_start, at_end))
     np.testing.assert_allclose(predictions[0, -1], (after - before)[:, 0], **EXACT)
@@ -229,7 +239,7 @@ def test_plain_network(x64):
 
 
 def test_float32_by_default():
-    assert train(X, Y[:, 0], **SHAPE | dict(depth=1, steps=1)).dtype == np.float32
+    assert trained(depth=1, steps=1).dtype == np.float32
 
 
 def test_inputs():
@@ -245,21 +255,30 @@ def test_inputs():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (dict(trained=("readin", "branches")), "unknown group of parameters 'branches'; did you mean 'branch'"),
         (dict(batches=[[0, 1]] * 4), "batches must be 6 of one size, one for each step, got 4 of sizes [2]"),
         (dict(batches=[[0, 1]] * 5 + [[0]]), "got 6 of sizes [1, 2]"),
         (dict(batches=[[0, 3]] * 6), "batches must be of indices from 0 to 2, got 0 to 3"),
         (dict(residual=False, readout="linear"), "a network without skips has the readout 'phi', not 'linear'"),
         (dict(activation="tanhh"), "unknown activation 'tanhh'; did you mean 'tanh'"),
-        (dict(steps=0), "steps must be at least 1, got 0"),
         (dict(seeds=0), "seeds must be at least 1, got 0"),
-        (dict(y=Y[:2]), "x must be (P, D) and y (P,) or (P, outputs), got shapes (3, 5) and (2, 2)"),
+        (dict(depth=None), "networks need a finite depth"),
+        (dict(gamma0=0), "networks need gamma0 above 0"),
+        (dict(eta0=np.ones(T)), "networks need one eta0 for all steps"),
+        (dict(branch_weights=2), "networks need branches of one weight"),
+        (dict(sample_weights=[0.5, 0.5, 0]), "networks need batches, and not sample_weights"),
+        (dict(activation=np.sin), "networks need an activation that has a name"),
     ],
 )
 def test_errors(options, says):
-    options = dict(y=Y) | SHAPE | options
     with pytest.raises(ValueError, match=re.escape(says)):
-        train(X, options.pop("y"), **options)
+        trained(y=Y, **options)
+
+
+def test_inputs_of_another_kernel():
+    problem = Problem(X @ X.T / D, Y, **DESCRIBED)
+    for x in (2 * X, X[:2], X[:, 0]):
+        with pytest.raises(ValueError, match=re.escape(f"x must be (3, D) with x x^T / D = Kx, got shape {x.shape}")):
+            train(problem, x, **TRAINED)
 
 
 @pytest.mark.parametrize("loss", ["mse", "centered_mse"])

@@ -12,20 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.keys import declared, key
+from depthmup.activations import ACTIVATIONS
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.parameterization import ForwardFactors, unknown
 
 Initializer = Callable[..., jax.Array]
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "tanh": jnp.tanh,
-    "erf": jax.scipy.special.erf,
-    # z Phi(z), as in the AM-muP paper's Appendix E. nn.gelu computes it by erfc, which takes twice the time on a CPU.
-    "gelu": lambda z: z * (0.5 + 0.5 * jax.scipy.special.erf(z * 0.5**0.5)),
-    "linear": lambda h: h,
-}
-DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: compute in the dtype of inputs and parameters
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters
 PADDINGS = ("zero", "circular")
 BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
 

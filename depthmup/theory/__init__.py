@@ -6,7 +6,7 @@ from depthmup.theory.linear import linear_dmft
 from depthmup.theory.montecarlo import dmft
 from depthmup.theory.one_step import OneStep, one_step_linear
 from depthmup.theory.predictor import LazyPrediction, lazy_predictor
-from depthmup.theory.problem import Dynamics, minibatches
+from depthmup.theory.problem import Dynamics, Problem, minibatches
 
 __all__ = [
     "ConvKernels",
@@ -14,6 +14,7 @@ __all__ = [
     "LazyKernels",
     "LazyPrediction",
     "OneStep",
+    "Problem",
     "dmft",
     "lazy_conv_kernels",
     "lazy_kernels",

@@ -1,4 +1,4 @@
-"""What all of the theory's arguments must satisfy, and the errors that say so."""
+"""Checks of the arguments of the theory's functions, with their errors and warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = ("readin", "branch", "readout")
 
 
 def whole(name: str, number: Any) -> int:
-    """As an int. Raises ValueError unless it is a whole number of at least 1."""
+    """The number as an int. Raises ValueError unless it is a whole number of at least 1."""
     try:
         result = operator.index(number)
     except TypeError:
@@ -37,7 +37,10 @@ def check_readout(readout: str) -> None:
 
 
 def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
-    """Raises ValueError unless the matrix is square and, where its values are known, symmetric and not negative."""
+    """Raises ValueError unless the matrix is square, symmetric and positive semi-definite.
+
+    Of a traced matrix only the shape is checked.
+    """
     shape = np.shape(Kx)
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
         raise ValueError(f"{name} must be a square kernel (samples, samples), got shape {shape}")
@@ -50,7 +53,7 @@ def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
     if np.abs(K - K.T).max() > tolerance * size:
         i, j = np.unravel_index(np.abs(K - K.T).argmax(), shape)
         raise ValueError(f"{name} must be symmetric: entry ({i}, {j}) is {K[i, j]:g}, entry ({j}, {i}) {K[j, i]:g}")
-    try:  # much faster than the eigenvalues
+    try:  # much faster than to compute the eigenvalues
         np.linalg.cholesky(K + tolerance * size * np.eye(len(K)))
     except np.linalg.LinAlgError:
         least = float(np.linalg.eigvalsh(K)[0])
@@ -58,7 +61,7 @@ def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
 
 
 def rounding(kernel: Any) -> float:
-    """How far a kernel of this precision may be from a positive semi-definite one, relative to its largest entry."""
+    """By how much an eigenvalue may be negative in this precision, relative to the kernel's largest entry."""
     dtype = getattr(kernel, "dtype", np.dtype(float))
     return max(1e-8, max(np.shape(kernel)) * float(np.finfo(dtype).eps)) if dtype.kind == "f" else 1e-8
 
@@ -72,10 +75,12 @@ def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
 
 
 def warn_unstable(eta0: Any, largest: Any, momentum: Any = 0.0, stacklevel: int = 4) -> None:
-    """Warns if gradient descent with a constant kernel diverges: eta0 largest above 2 (1 + momentum).
+    """Warns if gradient descent with a constant kernel diverges: if eta0 * largest is above 2 (1 + momentum).
 
-    eta0, largest: of each step; the latter an eigenvalue of Theta times the samples' weights, such as Theta / P.
-    Traced values pass.
+    eta0: the learning rate, one number or that of each step.
+    largest: the largest eigenvalue of Theta times the samples' weights, such as Theta / P; also one or of each step.
+
+    Of traced values nothing is said.
     """
     if not concrete(eta0, largest, momentum):
         return

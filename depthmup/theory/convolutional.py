@@ -1,4 +1,4 @@
-"""The lazy limit of convolutional residual networks: `lazy_kernels` with positions."""
+"""The lazy limit of convolutional residual networks: `lazy_kernels` for pairs of positions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from depthmup.activations import Activation
 from depthmup.parameterization import unknown
-from depthmup.theory.activations import Function, Moments, known, moments, overlap
 from depthmup.theory.checks import check_alpha, check_memory, whole
 from depthmup.theory.flow import integrate
 from depthmup.theory.lazy import branch_rates, layers_of, warn_of_remainder
+from depthmup.theory.moments import Moments, known, moments, overlap
 from depthmup.theory.precision import Array, concrete, float64
 
-PADDINGS = {"circular": "wrap", "zero": "constant"}  # as numpy.pad has them
-TOGETHER = 2**20  # pairs of positions that are computed at once
+PADDINGS = {"circular": "wrap", "zero": "constant"}  # names of `numpy.pad` for them
+TOGETHER = 2**20  # how many pairs of positions are computed at once
 
 
 class ConvKernels(NamedTuple):
-    """Over layer time tau, for P images (rows) and Q images (columns).
+    """Kernels between P images (rows) and Q images (columns).
 
-    times: (times,).  H, Phi: feature kernels, (times, P, Q): means over positions of the products at one position.
-    ntk_branch, ntk_readin, ntk_readout: the parts of the NTK, (P, Q), whatever `times` is.
+    times: the layer times tau of H and Phi, (times,).
+    H, Phi: feature kernels <z z> and <phi(z) phi(z)> of both images at the same position, averaged over positions,
+      (times, P, Q).
+    ntk_branch, ntk_readin, ntk_readout: the parts of the NTK from all branches, the read-in and the readout, (P, Q).
     """
 
     times: Array
@@ -38,13 +41,17 @@ class ConvKernels(NamedTuple):
 
     @property
     def ntk(self) -> Array:
-        """(P, Q), with all weights trained; add up the parts of those that are."""
+        """The NTK if all weights are trained, (P, Q). If only some are, add up their parts instead."""
         return self.ntk_branch + self.ntk_readin + self.ntk_readout
 
 
 class State(NamedTuple):
-    """Of one pair of images with S positions: feature kernel, and the NTK of the read-in and of the branches so far,
-    (S, S) each, of all pairs of positions; the diagonals of the feature kernels of each image with itself, (S,)."""
+    """What is integrated over the layers for one pair of images with S positions; docs/theory.md section 2.2.
+
+    H: the feature kernel for each pair of positions, (S, S).
+    readin, branch: V and U, from which the parts of the NTK of the read-in and of the layers so far follow, (S, S).
+    a, b: the feature kernel of each image with itself at each position, (S,).
+    """
 
     H: jax.Array
     readin: jax.Array
@@ -57,7 +64,7 @@ class State(NamedTuple):
 def lazy_conv_kernels(
     x: ArrayLike,
     depth: int | None = None,
-    activation: str | Function = "relu",
+    activation: str | Activation = "relu",
     beta: float | jax.Array = 1.0,
     *,
     x2: ArrayLike | None = None,
@@ -69,19 +76,21 @@ def lazy_conv_kernels(
 ) -> ConvKernels:
     """Kernels and NTK at initialization with infinitely many channels; docs/theory.md section 2.2 (paper A, K.1).
 
-    Of z^0 = W_in * x, z^{l+1} = z^l + beta L^-alpha W^l * phi(z^l), F = w . mean over positions of phi(z^L) / (gamma_0
-    N): `ResidualCNN` with one convolution a branch and gain beta^2. All learning rates are those of docs/theory.md
-    section 0; the package's are k / beta^2 times those for branches and k C times for the read-in, with k the number of
-    taps of a filter and C the image's channels.
+    The network is z^0 = W_in * x, z^{l+1} = z^l + beta L^-alpha W^l * phi(z^l), F = w . (mean over positions of
+    phi(z^L)) / (gamma_0 N), where * is a convolution; that is `ResidualCNN` with one convolution in each branch and
+    gain beta^2. The learning rates are those of docs/theory.md section 0. With k taps of a filter and C channels of an
+    image, the package's own learning rates are k / beta^2 times as large for branches and k C times for the read-in.
 
     Args:
-      x: (P, length, C) or (P, height, width, C) images of the rows. x2: (Q, ...) of the columns; None: x.
+      x: the images of the rows, (P, length, C) or (P, height, width, C).
+      x2: the images of the columns, (Q, ...); None for the images x again.
       depth, activation, beta, alpha, times: as in `lazy_kernels`.
-      kernel: size of the filters along each axis, of the read-in and the branches.
+      kernel: the size of the filters of read-in and branches along each axis.
       padding: "circular" or "zero".
-      memory_limit: GiB that one block of pairs of images may take: it grows as the square of the number of positions.
+      memory_limit: GiB that one block of pairs of images may take, which grows as the square of the number of
+        positions.
 
-    Raises ValueError for images that do not fit, and what `lazy_kernels` raises it for. Warns as that does.
+    Raises ValueError for images that do not fit, and as `lazy_kernels`. Warns as `lazy_kernels`.
     """
     depth = depth if depth is None else whole("depth", depth)
     activation = known(activation)
@@ -100,7 +109,7 @@ def lazy_conv_kernels(
     layers = layers_of(depth, times)
     positions = int(np.prod(shape[1:-1]))
     pairs = max(1, TOGETHER // positions**2)
-    # Some fourteen stages of the integrator at infinite depth.
+    # At infinite depth the integrator keeps some fourteen stages.
     arrays = 3 * (16 if depth is None else 4)
     check_memory(8.0 * arrays * pairs * positions**2, memory_limit, "lazy_conv_kernels", "give smaller images")
     compute = _compute(activation, depth, float(alpha), tuple(layers), kernel, padding)
@@ -114,37 +123,23 @@ def lazy_conv_kernels(
 
 @functools.lru_cache(maxsize=64)
 def _compute(
-    activation: str | Function, depth: int | None, alpha: float, layers: tuple[float, ...], kernel: int, padding: str
+    activation: str | Activation, depth: int | None, alpha: float, layers: tuple[float, ...], kernel: int, padding: str
 ) -> Callable[..., Any]:
-    """The compiled computation: (rows, columns, indices of both for each pair, whether rows are columns, beta, how many
-    pairs at once) -> all but the times; the largest norm, and overlap of two positions."""
+    """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
     average = moments(activation)
     stops = (*layers, float(depth or 1))
 
-    def filtered(values: jax.Array, space: tuple[int, ...]) -> jax.Array:
-        """Mean over the offsets of the filter, by which both positions of a pair move; 0 counts outside of images."""
-        values = values.reshape(values.shape[0], *space * (values.ndim - 1))
-        for axis in range(1, len(space) + 1):
-            joint = range(axis, values.ndim, len(space))
-            pads = [((kernel - 1) // 2, kernel // 2) if of in joint else (0, 0) for of in range(values.ndim)]
-            padded = jnp.pad(values, pads, mode=PADDINGS[padding])
-            shifted = []
-            for offset in range(kernel):
-                part = padded
-                for of in joint:
-                    part = jax.lax.slice_in_dim(part, offset, offset + values.shape[of], axis=of)
-                shifted.append(part)
-            values = sum(shifted[1:], shifted[0]) / kernel
-        return values
-
     def block(x: jax.Array, y: jax.Array, own: jax.Array, beta: jax.Array) -> tuple[Any, ...]:
-        """Of pairs of images (pairs, *space, C), the same one where `own`."""
+        """(H, Phi, and the NTK's parts at each stop, (stops, pairs) each), the largest norm, the largest overlap.
+
+        x, y: the two images of each pair, (pairs, *space, C). own: whether they are the same one, (pairs,).
+        """
         space = x.shape[1:-1]
         x, y = (of.reshape(len(of), -1, of.shape[-1]) for of in (x, y))
         square, drift = branch_rates(beta, depth, alpha)
 
         def spread(values: jax.Array) -> jax.Array:
-            return filtered(values, space).reshape(values.shape)
+            return _filtered(values, space, kernel, PADDINGS[padding]).reshape(values.shape)
 
         def averages(state: State) -> tuple[jax.Array, jax.Array]:
             return jax.vmap(functools.partial(_averages, average))(state, own)
@@ -162,7 +157,7 @@ def _compute(
             )
 
         def measured(state: State) -> tuple[jax.Array, ...]:
-            """(pairs,) each; the NTK as if this layer were the last."""
+            """H, Phi, and the parts of the NTK if this layer were the last, (pairs,) each."""
             Phi, Phidot = averages(state)
             H, features = (jnp.diagonal(of, axis1=1, axis2=2).mean(1) for of in (state.H, Phi))
             return H, features, *((top).mean((1, 2)) for top in (Phidot * state.branch, Phidot * state.readin, Phi))
@@ -179,6 +174,11 @@ def _compute(
     def compute(
         rows: jax.Array, columns: jax.Array, i: jax.Array, j: jax.Array, same: bool, beta: jax.Array, pairs: int
     ) -> tuple[Any, ...]:
+        """(all fields of `ConvKernels` but the times), the largest norm, the largest overlap of two positions.
+
+        i, j: the indices of the row and the column of each pair of images. same: whether the rows are the columns.
+        pairs: how many pairs are computed at once.
+        """
         size = min(pairs, len(i))
         fill = -len(i) % size
         order = [jnp.concatenate([of, jnp.repeat(of[:1], fill)]).reshape(-1, size) for of in (i, j)]
@@ -186,22 +186,48 @@ def _compute(
             lambda of: block(rows[of[0]], columns[of[1]], same & (of[0] == of[1]), beta), tuple(order)
         )
 
-        def matrix(values: jax.Array) -> jax.Array:
-            """(blocks, stops, pairs of a block) -> (stops, P, Q)"""
-            values = jnp.moveaxis(values, 1, 0).reshape(len(stops), -1)[:, : len(i)]
-            full = jnp.zeros((len(stops), len(rows), len(columns))).at[:, i, j].set(values)
-            return full.at[:, j, i].set(values) if same else full
-
-        H, Phi, branch, readin, readout = map(matrix, found)
+        shape = len(rows), len(columns)
+        H, Phi, branch, readin, readout = (_matrices(of, i, j, shape, same) for of in found)
         return (H[:-1], Phi[:-1], branch[-1], readin[-1], readout[-1]), norm.max(), rho.max()
 
     return compute
 
 
 def _averages(average: Moments, state: State, own: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Phi and Phidot of all pairs of positions, (S, S). A position with itself goes without an angle, which would lose
-    half the digits."""
+    """Phi and Phidot for all pairs of positions, (S, S).
+
+    own: whether both images are the same one. Then the entries of a position with itself are computed without an angle,
+    which would lose half their digits.
+    """
     Phi, Phidot = average.pair(state.a[:, None], state.b[None], state.H)
     same = average.same(state.a)
     diagonal = own & jnp.eye(len(state.a), dtype=bool)
     return jnp.where(diagonal, same[0], Phi), jnp.where(diagonal, same[1], Phidot)
+
+
+def _matrices(values: jax.Array, i: jax.Array, j: jax.Array, shape: tuple[int, int], same: bool) -> jax.Array:
+    """(blocks, stops, pairs of a block) -> (stops, P, Q), each pair at its row i and column j; symmetric if `same`."""
+    values = jnp.moveaxis(values, 1, 0).reshape(values.shape[1], -1)[:, : len(i)]
+    full = jnp.zeros((len(values), *shape)).at[:, i, j].set(values)
+    return full.at[:, j, i].set(values) if same else full
+
+
+def _filtered(values: jax.Array, space: tuple[int, ...], kernel: int, mode: str) -> jax.Array:
+    """The mean over the taps of a filter, by which all positions of an entry move together; outside of an image is 0.
+
+    values: (pairs of images, positions), or (pairs of images, positions, positions). mode: of `numpy.pad`.
+    Returns (pairs of images, *space) or (pairs of images, *space, *space).
+    """
+    values = values.reshape(values.shape[0], *space * (values.ndim - 1))
+    for axis in range(1, len(space) + 1):
+        joint = range(axis, values.ndim, len(space))
+        pads = [((kernel - 1) // 2, kernel // 2) if of in joint else (0, 0) for of in range(values.ndim)]
+        padded = jnp.pad(values, pads, mode=mode)
+        shifted = []
+        for offset in range(kernel):
+            part = padded
+            for of in joint:
+                part = jax.lax.slice_in_dim(part, offset, offset + values.shape[of], axis=of)
+            shifted.append(part)
+        values = sum(shifted[1:], shifted[0]) / kernel
+    return values

@@ -1,4 +1,4 @@
-"""Kernels as flows over layer time at infinite depth."""
+"""Kernels as functions of layer time: differential equations at infinite depth, recursions at finite depth."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.theory.activations import TINY, angle, overlap, relu_pair
+from depthmup.theory.moments import TINY, angle, overlap, relu_pair
 
 State = TypeVar("State")
-NODES = 64  # of the interpolation in the angle
-TOLERANCE = 1e-12
+NODES = 64  # the number of Chebyshev nodes at which ReLU's equation is solved
+TOLERANCE = 1e-12  # relative and absolute, of the integrator
 
 
 class Flow(NamedTuple):
-    """What one sweep from the first layer to the last carries, elementwise.
+    """What is integrated from the first layer to the last, elementwise in pairs of samples; docs/theory.md section 2.
 
-    H: feature kernel.  growth: G(0) / G(tau).  until: the branch NTK of the layers below, over G(tau).
+    H: the feature kernel.
+    growth: G(0) / G(tau), where G is the gradient kernel. G itself is known at the last layer only.
+    until: the branches' part of the NTK from the layers up to tau, over G(tau).
     """
 
     H: jax.Array
@@ -35,10 +37,11 @@ def integrate(
     depth: int | None,
     save: Callable[[State], Any] = lambda state: state,
 ) -> Any:
-    """`save` of the state at each of `stops`; leaves (..., ) -> (stops, ...).
+    """Solves for the state y, and returns `save(y)` at each of `stops`, stacked along a new first axis.
 
-    At infinite depth y' = slope(y) from tau = 0 to 1, which is the last of the stops; else y += slope(y) in each of
-    `depth` layers, the stops being layers.
+    At infinite depth the equation is y' = slope(y), the stops are layer times, and the last of them is 1. At finite
+    depth y grows by slope(y) in each of `depth` layers, the stops are numbers of layers, and the last of them is
+    `depth`.
     """
     return _solve(slope, start, stops, save) if depth is None else _layer_by_layer(slope, start, stops, save)
 
@@ -58,7 +61,7 @@ def _solve(
         dt0=None,
         y0=start,
         saveat=diffrax.SaveAt(ts=times, fn=lambda _, state, __: save(state)),
-        # Steps end at the stops: what lies between two is interpolated, to fewer digits.
+        # Steps end at the stops: between the ends of a step diffrax interpolates, to fewer digits.
         stepsize_controller=diffrax.ClipStepSizeController(adaptive, step_ts=times),
     ).ys
 
@@ -70,7 +73,7 @@ def _layer_by_layer(
         return jax.lax.fori_loop(0, layers, lambda _, s: jax.tree.map(jnp.add, s, slope(s)), state)
 
     parts, state = [], start
-    # One loop for stops that are equally far apart, such as all layers.
+    # Neighbouring stops that are equally far apart, such as all layers, share one loop.
     for layers, group in itertools.groupby(np.diff((0, *stops)).astype(int).tolist()):
 
         def to_next(state: State, _: None, layers: int = layers) -> tuple[State, Any]:
@@ -85,17 +88,20 @@ def _layer_by_layer(
 def relu_flow(
     a: jax.Array, b: jax.Array, c: jax.Array, beta: jax.Array, stops: tuple[float, ...]
 ) -> tuple[Flow, jax.Array, jax.Array]:
-    """The flow of ReLU for norms (P, 1) and (1, Q) and kernel (P, Q); docs/theory.md section 2.
+    """The flow of ReLU at infinite depth, and the norms of rows and columns, at each of `stops`.
 
-    The angle between two samples obeys an equation of its own, rho' = (beta^2 / 2 pi)(sin theta - theta cos theta), and
-    norms only multiply the kernels. So the equation is solved from the Chebyshev nodes of the angle at the input, and
-    the solution is interpolated: as exact, and no slower for thousands of samples.
+    a (P, 1), b (1, Q): norms of the samples of rows and columns. c: the input kernel (P, Q).
+
+    The angle theta between two samples obeys an equation of its own, rho' = (beta^2 / 2 pi)(sin theta - theta cos
+    theta) with rho = cos theta, and norms only multiply the kernels (docs/theory.md section 2). So the equation is
+    solved from `NODES` Chebyshev nodes of the initial angle, and interpolated between them. That is as exact as solving
+    it for each pair of samples, and takes no longer for thousands of samples.
     """
     x = np.cos(np.pi * (np.arange(NODES) + 0.5) / NODES)
     times = jnp.array(stops)
 
     def slope(state: Any) -> Any:
-        u, _, until, size = state  # u = 1 - rho, smooth near both ends; size e^{beta^2 tau / 2}
+        u, _, until, size = state  # u = 1 - rho, smooth near both ends; size = e^{beta^2 tau / 2}
         theta = 2 * jnp.arcsin(jnp.sqrt(jnp.clip(u / 2, 0, 1)))
         Phi, Phidot = relu_pair(theta)
         du = -(jnp.sin(theta) - theta * jnp.cos(theta)) / (2 * jnp.pi)
@@ -104,7 +110,7 @@ def relu_flow(
     zero = jnp.zeros(NODES)
     start = (jnp.array(1 - np.cos(np.pi * (x + 1) / 2)), zero, zero, zero + 1)
     u, log_growth, until, _ = integrate(slope, start, stops, None)
-    # Sums of Chebyshev polynomials through the values at the nodes.
+    # Coefficients of the Chebyshev polynomials that go through the values at the nodes; Clenshaw's rule sums them.
     weights = 2 / NODES * np.cos(np.outer(np.arange(NODES), np.arccos(x)))
     weights[0] /= 2
     theta = 2 * jnp.arcsin(jnp.sqrt(jnp.clip(u / 2, 0, 1)))

@@ -12,21 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.theory.activations import CLOSED, TERMS, Function, Moments, known, moments, overlap, remainder
+from depthmup.activations import Activation
 from depthmup.theory.checks import check_alpha, check_kernel, check_memory, check_readout, rounding, whole
 from depthmup.theory.flow import Flow, integrate, relu_flow
+from depthmup.theory.moments import CLOSED, TERMS, Moments, known, moments, overlap, remainder
 from depthmup.theory.precision import Array, concrete, float64
 
-State = tuple[Flow, jax.Array, jax.Array]  # the flow, and the norms of its samples
-BLOCK = 2**20  # pairs of samples that are computed at once
+State = tuple[Flow, jax.Array, jax.Array]  # the flow, and the norms of the samples of rows and of columns
+BLOCK = 2**20  # how many pairs of samples are computed at once
 
 
 class LazyKernels(NamedTuple):
-    """Over layer time tau, for P samples (rows) and Q samples (columns, the same unless `norms` were given).
+    """Kernels between P samples (rows) and Q samples (columns; the same samples unless `norms` were given).
 
-    times: (times,).  H, Phi, G: feature kernels and gradient kernel at these, (times, P, Q).
-    ntk_branch_until: the branches' part of the NTK that the layers up to each time contribute, (times, P, Q).
-    ntk_branch, ntk_readin, ntk_readout: the parts of the NTK, (P, Q), whatever `times` is.
+    times: the layer times tau of the kernels over layer time, (times,).
+    H, Phi, G: feature kernels <h h> and <phi(h) phi(h)>, and the gradient kernel, (times, P, Q).
+    ntk_branch_until: the part of the NTK from the branches up to each layer time, (times, P, Q).
+    ntk_branch, ntk_readin, ntk_readout: the parts of the NTK from all branches, the read-in and the readout, (P, Q).
     """
 
     times: Array
@@ -40,7 +42,7 @@ class LazyKernels(NamedTuple):
 
     @property
     def ntk(self) -> Array:
-        """(P, Q), with all weights trained; add up the parts of those that are."""
+        """The NTK if all weights are trained, (P, Q). If only some are, add up their parts instead."""
         return self.ntk_branch + self.ntk_readin + self.ntk_readout
 
 
@@ -48,7 +50,7 @@ class LazyKernels(NamedTuple):
 def lazy_kernels(
     Kx: ArrayLike,
     depth: int | None = None,
-    activation: str | Function = "relu",
+    activation: str | Activation = "relu",
     beta: float | jax.Array = 1.0,
     readout: str = "phi",
     *,
@@ -59,27 +61,27 @@ def lazy_kernels(
 ) -> LazyKernels:
     """Kernels and NTK at initialization at infinite width; docs/theory.md section 2 (paper A, Proposition 2).
 
-    H' = beta^2 Phi(H), G' = -beta^2 G * Phidot(H) in layer time at infinite depth, else L Euler steps of them; the NTK
-    is beta^2 int Phi * G (branches) + Kx * G(0) (read-in) + Phi(1) (readout).
+    At infinite depth H' = beta^2 Phi(H) and G' = -beta^2 G * Phidot(H) in layer time; at finite depth the recursions of
+    which these are the limits. The NTK is beta^2 int Phi * G (branches) + Kx * G(0) (read-in) + Phi(1) (readout).
 
     Args:
-      Kx: (P, P) input kernel x.x'/D; with `norms`, the (P, Q) block of it between two sets of samples.
+      Kx: the kernel of the inputs x.x'/D, (P, P); with `norms`, its block (P, Q) between two sets of samples.
       depth: L, the number of residual branches; None for infinite depth.
       activation: "linear", "relu", "erf", "tanh", "gelu", or any function of arrays with a kink at 0 at most. Give the
         same function object again: each new one, such as a lambda in a loop, is compiled anew.
       beta: branch multiplier, which enters as beta L^-alpha.
       readout: "phi", the activation before the readout, or "linear", none.
       alpha: in [1/2, 1]; above 1/2 the kernels stay Kx at infinite depth (docs/theory.md section 1.1).
-      norms: the diagonals of the input kernel of the rows' samples, (P,), and of the columns', (Q,).
-      times: layer times in [0, 1] of what is returned over layer time, at finite depth multiples of 1/L. By default
-        all layers, or 17 times at infinite depth.
+      norms: |x|^2/D of the samples of the rows, (P,), and of the columns, (Q,).
+      times: the layer times in [0, 1] at which H, Phi, G and ntk_branch_until are given; at finite depth multiples of
+        1/L. By default all layers, or 17 times at infinite depth.
       memory_limit: GiB that the result may take.
 
-    Computed in blocks: no (P, Q, L) array, so that `times=()` does thousands of samples. Derivatives with respect to
-    Kx and beta are those of the result; at infinite depth reverse-mode only, and under a caller's `jit` only inside
-    `with jax.enable_x64(True)`. Warns if the series of an activation without closed form is not exact to a millionth.
-    Raises ValueError for a kernel that is not square, symmetric or positive semi-definite, a depth below 1, a time that
-    is no layer, an unknown name, or a result above the memory limit.
+    Pairs of samples are computed in blocks and no array over all layers is made, so that with `times=()` thousands of
+    samples fit. The result can be differentiated with respect to Kx and beta; at infinite depth in reverse mode only,
+    and under a caller's `jit` only inside `with jax.enable_x64(True)`. Warns if the series of an activation without
+    closed form is not exact to a millionth. Raises ValueError for a kernel that is not square, symmetric or positive
+    semi-definite, a depth below 1, a time that is no layer, an unknown name, or a result above the memory limit.
     """
     depth = depth if depth is None else whole("depth", depth)
     activation = known(activation)
@@ -114,7 +116,10 @@ def lazy_kernels(
 
 
 def layers_of(depth: int | None, times: Sequence[float] | None) -> list[float]:
-    """Layers 0..L, or layer times at infinite depth, as which `times` are returned."""
+    """The numbers of the layers at these layer times; at infinite depth the times themselves. None: the default times.
+
+    Raises ValueError for times that are not ascending, not from 0 to 1, or between two layers.
+    """
     if times is None:
         return list(np.linspace(0, 1, 17)) if depth is None else list(range(depth + 1))
     if any(not 0 <= time <= 1 for time in times) or sorted(times) != list(times):
@@ -131,17 +136,17 @@ def layers_of(depth: int | None, times: Sequence[float] | None) -> list[float]:
 
 
 def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool) -> float:
-    """The largest overlap of two samples."""
+    """The largest overlap |rho| between two different samples."""
     rho = np.abs(overlap(rows[:, None], columns[None], Kx))
     if same:
-        np.fill_diagonal(rho, 0)  # a sample with itself goes without the series
+        np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
     return float(rho.max())
 
 
-def warn_of_remainder(activation: str | Function, norm: float, rho: float) -> None:
-    """Where the series of an activation without closed form does not reach a millionth, at this norm and overlap.
+def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> None:
+    """Warns if Mehler's series is not exact to a millionth for two samples of this norm and overlap.
 
-    To be called by what `float64` wraps.
+    To be called by what `float64` wraps, so that the warning names the line of the caller.
     """
     error = remainder(activation, norm, rho)
     if error > 1e-6:
@@ -154,14 +159,14 @@ def warn_of_remainder(activation: str | Function, norm: float, rho: float) -> No
 
 @functools.lru_cache(maxsize=64)
 def _compute(
-    activation: str | Function, depth: int | None, readout: str, alpha: float, layers: tuple[float, ...]
+    activation: str | Activation, depth: int | None, readout: str, alpha: float, layers: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """The compiled computation: (row norms, column norms, Kx, beta, whether rows are columns) -> all but the times."""
+    """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
     average = moments(activation)
     stops = (*layers, float(depth or 1))
 
     def kernels(a: jax.Array, b: jax.Array, c: jax.Array, beta: jax.Array) -> tuple[jax.Array, ...]:
-        """Of one block: norms (P, 1) and (1, Q), kernel (P, Q); or, all three (P,), of each sample with itself."""
+        """One block, for norms a (P, 1) and b (1, Q) and kernel c (P, Q); or, if all three are (P,), its diagonal."""
         flow, a, b = _flow(average, activation, a, b, c, beta, depth, alpha, stops)
         Phi, Phidot = jax.vmap(average.__call__)(a, b, flow.H)
         top = Phidot[-1] if readout == "phi" else jnp.ones_like(c)
@@ -174,11 +179,12 @@ def _compute(
     def compute(
         rows: jax.Array, columns: jax.Array, Kx: jax.Array, beta: jax.Array, same: bool
     ) -> tuple[jax.Array, ...]:
+        """All fields of `LazyKernels` but the times. rows, columns: norms. same: whether rows are the columns."""
         size = max(1, BLOCK // len(columns))
         count = -(-len(rows) // size)
         size = -(-len(rows) // count)
         padding = count * size - len(rows)
-        # What fills up the last block is a copy of the first sample.
+        # Copies of the first sample fill up the last block.
         order = np.r_[np.arange(len(rows)), np.zeros(padding, int)]
         blocks = jax.lax.map(
             lambda block: kernels(block[0][:, None], columns[None], block[1], beta),
@@ -198,7 +204,7 @@ def _compute(
 
 def _flow(
     average: Moments,
-    activation: str | Function,
+    activation: str | Activation,
     a: jax.Array,
     b: jax.Array,
     c: jax.Array,
@@ -207,7 +213,7 @@ def _flow(
     alpha: float,
     stops: tuple[float, ...],
 ) -> State:
-    """The flow from layer 0 and the samples' norms, at each of `stops`."""
+    """The flow and the norms of rows and columns at each of `stops`, from norms a, b and kernel c at layer 0."""
     square, drift = branch_rates(beta, depth, alpha)
 
     def slope(state: State) -> State:
@@ -224,7 +230,11 @@ def _flow(
 
 
 def branch_rates(beta: jax.Array, depth: int | None, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """Of random weights, and of what training adds to them: in a layer, or at infinite depth over all layer time."""
+    """(b^2, c): by how much Phi grows H through the branches' random weights, and their NTK through training.
+
+    In one layer (beta L^-alpha)^2 and beta^2 / L; at infinite depth per unit of layer time, where for alpha above 1/2
+    the first is 0.
+    """
     square = drift = beta**2
     if depth is not None:
         return square * depth ** (-2 * alpha), drift / depth

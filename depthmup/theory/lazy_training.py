@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from depthmup.theory.activations import Function, moments
 from depthmup.theory.checks import GROUPS, check_memory
-from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, dynamics, kept
+from depthmup.theory.moments import moments
+from depthmup.theory.problem import Dynamics, Equations, Problem, solve_at_depth
 
 
-def lazy_dynamics(
-    problem: Problem,
-    shape: Shape,
-    activation: str | Function,
-    depth: int | None,
-    depths: Sequence[int],
-    outputs: tuple[int, ...],
-    memory_limit: float,
-) -> Dynamics:
+def lazy_dynamics(problem: Problem, equations: Equations, depths: Sequence[int], memory_limit: float) -> Dynamics:
     """What the solvers return for gamma0 = 0. Raises ValueError above the memory limit."""
-    (P, C), deepest = problem.y.shape, shape.depth if depth is not None else max(depths)
-    needed = 8.0 * (shape.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
+    (P, C), deepest = equations.y.shape, problem.depth or max(depths)
+    needed = 8.0 * (equations.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
     check_memory(needed, memory_limit, "the lazy limit", "take fewer steps or samples, or a smaller depth")
-    result = dynamics(lambda one: _sweep(problem, one, activation), shape, depth, depths, outputs)
-    return result if depth is not None else result._replace(error=jnp.abs(result.error))
+    result = solve_at_depth(problem, equations, _sweep, depths)
+    return result if problem.depth is not None else result._replace(error=jnp.abs(result.error))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _sweep(problem: Problem, shape: Shape, activation: str | Function) -> Dynamics:
-    """F_mu(t) = sum_{s<t, nu} Theta(t mu, s nu) k_{t,s} m_{s,nu} Delta_nu(s) with the kernels of the initial weights.
+@jax.jit
+def _sweep(equations: Equations) -> Dynamics:
+    """F_mu(t) = sum_{s<t, nu} Theta(t mu, s nu) k_{t,s} m_{s,nu} Delta_nu(s), with the kernels of the initial weights.
 
-    Theta is that of docs/theory.md section 2 between the samples (t, mu), whose initial weights enter as a_t W(0).
+    Theta is the NTK of docs/theory.md section 2, between sample mu at time t and sample nu at time s: each pair (t, mu)
+    counts as a sample of its own, since at time t the network has the weights a_t W(0).
     """
-    average = moments(activation)
-    T, (P, C) = shape.steps, problem.y.shape
-    b, drift = branch_scales(problem, shape)
+    average = moments(equations.activation)
+    T, (P, C) = equations.steps, equations.y.shape
+    b, drift = equations.branch_scales()
     a_in, a_branch, a_out = (
-        jnp.outer(left, left) for left in (jnp.repeat(kept(problem, shape, group), P) for group in GROUPS)
+        jnp.outer(left, left) for left in (jnp.repeat(equations.kept(group), P) for group in GROUPS)
     )
     square = b**2 * a_branch
     own = jnp.arange(T * P)
@@ -54,10 +46,10 @@ def _sweep(problem: Problem, shape: Shape, activation: str | Function) -> Dynami
         Phi, Phidot = moment(H)
         return H + square * Phi, (H, Phi, Phidot)
 
-    Kx = jnp.tile(problem.Kx, (T, T)) * a_in
-    last, (H, Phi, Phidot) = jax.lax.scan(forward, Kx, length=shape.depth)
+    Kx = jnp.tile(equations.Kx, (T, T)) * a_in
+    last, (H, Phi, Phidot) = jax.lax.scan(forward, Kx, length=equations.depth)
     last_Phi, top = moment(last)
-    if shape.readout == "linear":
+    if equations.readout == "linear":
         last_readout, top = last, jnp.ones_like(top)
     else:
         last_readout = last_Phi
@@ -67,18 +59,18 @@ def _sweep(problem: Problem, shape: Shape, activation: str | Function) -> Dynami
 
     first, above = jax.lax.scan(backward, a_out * top, Phidot, reverse=True)
     parts = {
-        "readin": jnp.tile(problem.Kx, (T, T)) * first,
+        "readin": jnp.tile(equations.Kx, (T, T)) * first,
         "branch": drift * (Phi * above).sum(0),
         "readout": last_readout,
     }
-    Theta = sum((parts[group] for group in shape.trained), jnp.zeros_like(Kx)).reshape(T, P, T, P)
+    Theta = sum((parts[group] for group in equations.trained), jnp.zeros_like(Kx)).reshape(T, P, T, P)
 
     def time(t: jax.Array, F: jax.Array) -> jax.Array:
-        return F.at[t].set(jnp.einsum("ptq,tq,tqc->pc", Theta[t], problem.rates[t], problem.y - F))
+        return F.at[t].set(jnp.einsum("ptq,tq,tqc->pc", Theta[t], equations.rates[t], equations.y - F))
 
     F = jax.lax.fori_loop(0, T, time, jnp.zeros((T, P, C)))
     G = jnp.concatenate([first[None], above])
     every = jnp.eye(C)[:, None, None, :]  # the gradients of different outputs are independent
     G = G.reshape(-1, T, P, 1, T, P, 1) * every
     H, Phi = (jnp.concatenate([of, end[None]]).reshape(-1, T, P, T, P) for of, end in ((H, last), (Phi, last_Phi)))
-    return Dynamics(F, jnp.arange(shape.depth + 1) / shape.depth, H, Phi, G)
+    return Dynamics(F, jnp.arange(equations.depth + 1) / equations.depth, H, Phi, G)

@@ -14,7 +14,12 @@ from depthmup.theory.precision import Array, concrete, float64
 
 
 class OneStep(NamedTuple):
-    """times: layer times.  H0, H1: feature kernel before and after the step.  drift: a.  All (times,)."""
+    """The feature kernel over layer time, before and after one step; all arrays are (times,).
+
+    times: layer times.
+    H0, H1: the feature kernel before and after the step.
+    drift: a, where <h_1 g_0> = a G_0: how far the step moves the features along the gradient.
+    """
 
     times: Array
     H0: Array
@@ -37,12 +42,14 @@ def one_step_linear(
 
     Args:
       c: eta0 gamma0 y.
-      depth: L, for the exact recursion of that depth at layer times l / L; None for infinite depth.
+      depth: L, the number of residual branches: the result is of the exact recursion, at layer times l / L. None for
+        infinite depth.
       beta: branch multiplier.
       train_readin: whether the step also moves the read-in.
       times: layer times at infinite depth, by default 101 from 0 to 1.
 
-    Raises ValueError for a depth that is no whole number of at least 1, times outside of [0, 1] or at finite depth.
+    Raises ValueError for a depth that is no whole number of at least 1, for times outside of [0, 1], or for times at
+    finite depth.
     """
     depth = depth if depth is None else whole("depth", depth)
     square, first = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)

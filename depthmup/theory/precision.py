@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = Any  # of a result: NumPy's, or JAX's under a transformation of the caller's
+Array = Any  # an array of a result: NumPy's, or JAX's if the caller traces
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def float64(function: F) -> F:
-    """Runs `function` with 64-bit JAX.
+    """Runs `function` with 64-bit JAX, on the caller's values or tracers.
 
-    What it returns are NumPy float64 arrays: a 64-bit JAX array outside of 64-bit JAX is silently rounded by the next
-    operation. Under a transformation of the caller's (`jit`, `grad`, `vmap`) they are JAX's, in the caller's precision.
+    From an ordinary call the results are NumPy float64 arrays. (JAX arrays would not do: outside of 64-bit JAX the next
+    operation rounds them to 32 bits without a word.) Under the caller's `jit`, `grad` or `vmap` the results are JAX
+    arrays in the caller's precision.
     """
 
     @functools.wraps(function)
@@ -28,6 +29,7 @@ def float64(function: F) -> F:
         traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
 
         def run(values: list[Any]) -> Any:
+            """`function` with these values in place of the traced leaves."""
             given = dict(zip(traced, values, strict=True))
             args, options = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
             return function(*args, **options)
@@ -42,26 +44,30 @@ def float64(function: F) -> F:
 
 
 def _in_callers_precision(run: Callable[[list[Any]], Any], values: list[Any], callers: Any) -> Any:
-    """run(values) in 64 bits, and its derivatives too, which would by themselves be traced in the caller's."""
+    """run(values), computed in 64 bits and rounded to the caller's precision; differentiable in reverse mode.
+
+    It takes a `custom_vjp`: JAX differentiates and transposes after this function has returned, in the caller's 32
+    bits, which fails on 64-bit intermediate values. The rule below does both in 64 bits.
+    """
 
     @jax.custom_vjp
-    def narrow(values: list[Any]) -> Any:
+    def rounded(values: list[Any]) -> Any:
         with jax.enable_x64(True):
             return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(callers), run(values))
 
     def forward(values: list[Any]) -> Any:
         with jax.enable_x64(True):
-            result, back = jax.vjp(run, values)
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(callers), result), back
+            result, pull_back = jax.vjp(run, values)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(callers), result), pull_back
 
-    def backward(back: Any, slopes: Any) -> Any:
+    def backward(pull_back: Any, slopes: Any) -> Any:
         with jax.enable_x64(True):
-            return back(jax.tree.map(lambda leaf: leaf.astype(np.float64), slopes))
+            return pull_back(jax.tree.map(lambda leaf: leaf.astype(np.float64), slopes))
 
-    narrow.defvjp(forward, backward)
-    return narrow(values)
+    rounded.defvjp(forward, backward)
+    return rounded(values)
 
 
 def concrete(*arrays: Any) -> bool:
-    """Whether values can be looked at: none of them is traced."""
+    """Whether the values of these arrays, or trees of them, are known: none of them is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays))

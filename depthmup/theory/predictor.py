@@ -14,7 +14,11 @@ from depthmup.theory.precision import Array, float64
 
 
 class LazyPrediction(NamedTuple):
-    """train: (times, P) or (times, P, C) as the labels. test: (times, Q[, C]), or None without a test kernel."""
+    """Predictions over time.
+
+    train: of the P training samples, (times, P), or (times, P, C) if the targets have C outputs.
+    test: of the Q test samples, (times, Q) or (times, Q, C); None if no test kernel was given.
+    """
 
     train: Array
     test: Array
@@ -34,19 +38,23 @@ def lazy_predictor(
 ) -> LazyPrediction:
     """Predictions in training on (1/2P) sum (F - y)^2 at a constant NTK; docs/theory.md section 2.1 (paper A, eq. 89).
 
-    dF/dt = (eta0 / P) Theta (y - F) at the given times, in units of which gradient descent takes one a step; or that
-    gradient descent, F_{t+1} = F_t + (eta0 / P) Theta (y - F_t), with the spectrum of Theta in place of a loop.
+    With `times`, gradient flow: dF/dt = (eta0 / P) Theta (y - F), where a step of gradient descent takes time 1. With
+    `steps`, gradient descent: F_{t+1} = F_t + (eta0 / P) Theta (y - F_t). Both are computed from the eigenvalues of
+    Theta, without a loop.
 
     Args:
-      ntk: Theta, (P, P), such as `lazy_kernels(...).ntk`, of the training samples.
-      y: (P,) or (P, C).
-      eta0: learning rate; SGD's is eta0 gamma0^2 width in the canonical form.
-      steps: T of gradient descent: predictions at t = 0..T-1.   times: (T,) of gradient flow. One of the two.
-      test_ntk: (P, Q) between training and test samples, from `lazy_kernels(..., norms=...)`.
-      initial, test_initial: predictions at the start, in the shape of y and (Q[, C]); by default 0.
+      ntk: Theta, (P, P), the NTK between the training samples, such as `lazy_kernels(...).ntk`.
+      y: the targets, (P,) or (P, C).
+      eta0: learning rate; that of SGD is eta0 gamma0^2 width in the canonical form (docs/theory.md section 0).
+      steps: T, for gradient descent: predictions at t = 0..T-1.
+      times: (T,), for gradient flow. Give either `steps` or `times`.
+      test_ntk: (P, Q), the NTK between training and test samples, from `lazy_kernels(..., norms=...)`.
+      initial: predictions of the training samples at the start, in the shape of y; by default 0.
+      test_initial: predictions of the test samples at the start, (Q,) or (Q, C); by default 0.
 
     Warns, with the bound, if gradient descent is unstable: eta0 lambda_max(Theta) / P above 2.
-    Raises ValueError for a kernel that is none, shapes that do not fit, or not exactly one of steps and times.
+    Raises ValueError for a kernel that is not positive semi-definite, shapes that do not fit, or unless exactly one of
+    steps and times is given.
     """
     if (steps is None) == (times is None):
         raise ValueError("give either steps, of gradient descent, or times, of gradient flow")
@@ -62,12 +70,12 @@ def lazy_predictor(
     if target.ndim not in (1, 2) or len(target) != P:
         raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
     values, vectors = jnp.linalg.eigh(Theta)
-    values = jnp.maximum(values, 0)  # but for rounding
+    values = jnp.maximum(values, 0)  # rounding makes some of them negative
     rates = eta0 * values / P
     if steps is not None:
         warn_unstable(eta0, values[-1] / P)
     t = jnp.arange(steps) if times is None else jnp.asarray(times)
-    # Share of each mode that is not learnt yet, (T, P).
+    # The share of each eigenvector that is not learnt yet, (T, P).
     left = (1 - rates) ** t[:, None] if times is None else jnp.exp(-rates * t[:, None])
     if initial is not None and np.shape(initial) != target.shape:
         raise ValueError(f"initial must have the shape of y, {target.shape}, got {np.shape(initial)}")
@@ -81,7 +89,7 @@ def lazy_predictor(
         raise ValueError(f"test_ntk must be (training samples, test samples) = ({P}, ...), got {across.shape}")
     if test_initial is not None and np.shape(test_initial) != (across.shape[1], *target.shape[1:]):
         raise ValueError(f"test_initial must be ({across.shape[1]}, ...) as y, got {np.shape(test_initial)}")
-    # (1 - left) / rate, and its limit t where the kernel learns nothing
+    # (1 - left) / rate; where the rate is 0, its limit t
     small = rates < 1e-12 * jnp.maximum(rates[-1], 1e-300)
     learnt = jnp.where(small, t[:, None], (1 - left) / jnp.where(small, 1.0, rates)) * eta0 / P
     test = jnp.einsum("pq,pk,tk,k...->tq...", across, vectors, learnt, modes)

@@ -1,88 +1,100 @@
-"""The sweep over time of the Monte Carlo solver: samples of the fields of one neuron."""
+"""The sweep over time of the Monte Carlo solver: samples of the fields of one neuron; docs/theory.md section 4."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax.linalg import triangular_solve
 
-from depthmup.theory.activations import TINY, Function, derivative_of, function_of
 from depthmup.theory.checks import GROUPS
-from depthmup.theory.problem import Dynamics, Problem, Shape, branch_scales, kept
+from depthmup.theory.moments import TINY, derivative_of, function_of
+from depthmup.theory.problem import Dynamics, Equations
 
-FLOOR = 1e-12  # of the eigenvalues of what a source has of its own, over their mean diagonal
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+# The covariance of a source at time t, given its past, has eigenvalues of at least FLOOR times its mean diagonal.
+FLOOR = 1e-12
 
 
 class Weights(NamedTuple):
-    """Of the L weight matrices in one place of the branches, the fields on both sides, filled up to the present.
+    """What the sweep knows so far of one matrix of each of the L branches; rows of later times are still 0.
 
-    n = T P rows (t, mu), m = T P C rows (t, mu, c), S samples.
-    inputs: (L, n, S), what they multiply.  gradients: (L, m, S), with respect to what they give.
-    Phi, G: the kernels of these, (L, n, n) and (L, m, m), s <= t.  roots_u, roots_r: their Cholesky factors, with the
-    identity for times to come.
+    A matrix multiplies `inputs` on its way forward and receives `gradients` with respect to its products. There are S
+    samples of each, for n = T P pairs (t, mu) and m = T P C triples (t, mu, c). A kernel is filled for s <= t.
+
+    Phi, G: the kernels of the inputs and of the gradients.
+    roots_u, roots_r: their Cholesky factors; rows of later times are those of the identity.
     """
 
-    inputs: jax.Array
-    gradients: jax.Array
-    Phi: jax.Array
-    G: jax.Array
-    roots_u: jax.Array
-    roots_r: jax.Array
+    inputs: Float[jax.Array, "L n S"]
+    gradients: Float[jax.Array, "L m S"]
+    Phi: Float[jax.Array, "L n n"]
+    G: Float[jax.Array, "L m m"]
+    roots_u: Float[jax.Array, "L n n"]
+    roots_r: Float[jax.Array, "L m m"]
 
 
 class Draws(NamedTuple):
-    """Sources u and r, whitened and of such weights (L, n, S) and (L, m, S)."""
+    """White noise for the forward sources u and the backward sources r: independent N(0, 1).
+
+    `normal_draws` has one row for each source of the network; `sweep` cuts out those of one matrix of each branch,
+    (L, n, S) and (L, m, S).
+    """
 
     u: jax.Array
     r: jax.Array
 
 
 class Now(NamedTuple):
-    """Time t, what is left of the initial weights, and gamma0 k_{t,s} m_{s,nu} Delta_{nu c}(s), (T, P, C)."""
+    """What holds at the time t at which the sweep is.
+
+    kept: a_t, the share of the branches' initial weights that is left.
+    moved: gamma0 k_{t,s} m_{s,nu} Delta_{nu c}(s), by which sample nu at time s has moved the weights; 0 for s >= t.
+    """
 
     t: jax.Array
     kept: jax.Array
-    moved: jax.Array
+    moved: Float[jax.Array, "T P C"]
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def sweep(problem: Problem, normal: Draws, shape: Shape, activation: str | Function, branch_weights: int) -> Dynamics:
-    """One sweep over t, each time forward through the layers, then backward; docs/theory.md sections 4 and 4.2, 4.5.
+@jax.jit
+def sweep(equations: Equations, normal: Draws) -> Dynamics:
+    """One sweep over t, at each time forward through the layers, then backward; docs/theory.md sections 4, 4.2, 4.5.
 
-    A field is a row of S samples, four for each of `normal_draws`. branch_weights: 1 or 2.
+    A field is a row of S samples, four for each number of a row of `normal`.
     """
-    phi = function_of(activation)
+    phi = function_of(equations.activation)
     slope = derivative_of(phi)
-    through_phi = shape.readout == "phi"
-    gamma0 = problem.gamma0
-    L, T = shape.depth, shape.steps
-    P, C = problem.y.shape
+    through_phi = equations.readout == "phi"
+    gamma0, trained, branch_weights = equations.gamma0, equations.trained, equations.branch_weights
+    L, T = equations.depth, equations.steps
+    P, C = equations.y.shape
     n, m, now, S = T * P, T * P * C, P * C, 4 * normal.u.shape[1]
-    b, drift = branch_scales(problem, shape)
-    inner = b if branch_weights == 2 else drift  # of what training adds to the weights inside a branch
-    if "branch" not in shape.trained:
+    b, drift = equations.branch_scales()
+    inner = b if branch_weights == 2 else drift  # multiplies what training adds to the first matrix of a branch
+    if "branch" not in trained:
         drift, inner = 0.0 * drift, 0.0 * inner
-    a_in, a_branch, a_out = (kept(problem, shape, group) for group in GROUPS)
+    a_in, a_branch, a_out = (equations.kept(group) for group in GROUPS)
 
     z = _matched(normal.u, (1, 1, -1, -1))
-    xi, z_u = _extended(jnp.eye(P), problem.Kx, 0) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
+    xi, z_u = _extended(jnp.eye(P), equations.Kx, 0) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
     z = _matched(normal.r, (1, -1, 1, -1))
     w0, z_r = z[:C], z[C:].reshape(branch_weights, L, m, S)
     draws = [Draws(*both) for both in zip(z_u, z_r, strict=True)]
 
     def time(t: jax.Array, carry: Any) -> Any:
         weights, h, last, g0, F = carry
-        moved = gamma0 * problem.rates[t][:, :, None] * (problem.y - F)  # rates are 0 from t on
+        moved = gamma0 * equations.rates[t][:, :, None] * (equations.y - F)  # 0 for s >= t
         at = Now(t, a_branch[t], moved)
 
         x = a_in[t] * xi
-        if "readin" in shape.trained:
-            x += jnp.einsum("pq,tqc->ptqc", problem.Kx, moved).reshape(P, m) @ g0
+        if "readin" in trained:
+            x += jnp.einsum("pq,tqc->ptqc", equations.Kx, moved).reshape(P, m) @ g0
 
         def forward(carry: Any, layer: jax.Array) -> Any:
             x, h, weights = carry
@@ -99,7 +111,7 @@ def sweep(problem: Problem, normal: Draws, shape: Shape, activation: str | Funct
         last = jax.lax.dynamic_update_slice(last, phi(x), (t * P, 0))
 
         w = a_out[t] * w0
-        if "readout" in shape.trained:
+        if "readout" in trained:
             w += moved.reshape(n, C).T @ (last if through_phi else h[L])
         F = F.at[t].set((phi(x) if through_phi else x) @ w.T / (S * gamma0))
 
@@ -137,15 +149,17 @@ def sweep(problem: Problem, normal: Draws, shape: Shape, activation: str | Funct
 def _forward(
     weights: Weights, draws: Draws, now: Now, layer: jax.Array, inputs: jax.Array
 ) -> tuple[Weights, jax.Array, jax.Array]:
-    """Adds time t's inputs (P, S) of a layer's weights; what they give from their initial values, and from training.
+    """Puts in the inputs (P, S) of one branch's matrix at time t, and multiplies them by it.
 
-    a_t (u + A g) and Phi Dw g, both (P, S), where A = <inputs zeta_r> C_r^-1, strictly causal (Stein's lemma).
+    Returns the filled-in `Weights`, and the two parts of the product, (P, S) each: that of the initial matrix,
+    a_t (u + A g), and that of what training has added to it, Phi Dw g. The response A = <inputs zeta_r> C_r^-1 follows
+    from Stein's lemma (docs/theory.md section 4.2) and involves times s < t only.
     """
     P, S = inputs.shape
     start = now.t * P
     every = _put(weights.inputs, inputs, layer, start)
     gradients = weights.gradients[layer]
-    rows = inputs @ every[layer].T / S  # of Phi, s <= t: later times are 0
+    rows = inputs @ every[layer].T / S  # Phi(t, s); for s > t it is 0
     root = _extended(weights.roots_u[layer], rows, start)
     past = jnp.arange(len(gradients)) < start * now.moved.shape[-1]
     A = _response(inputs @ draws.r[layer].T / S, weights.roots_r[layer], past)
@@ -159,7 +173,10 @@ def _forward(
 def _backward(
     weights: Weights, draws: Draws, now: Now, layer: jax.Array, gradients: jax.Array
 ) -> tuple[Weights, jax.Array, jax.Array]:
-    """The same for gradients (P C, S): a_t (r + B inputs) and G Dw inputs, where B includes s = t."""
+    """The same for gradients (P C, S), which the transposed matrix multiplies: a_t (r + B inputs) and G Dw inputs.
+
+    The response B involves times s <= t.
+    """
     PC, S = gradients.shape
     _, P, C = now.moved.shape
     start = now.t * PC
@@ -177,43 +194,53 @@ def _backward(
 
 
 def _response(with_draws: jax.Array, root: jax.Array, known: jax.Array) -> jax.Array:
-    """<field zeta> C^-1 for the columns of the times that are known, 0 for the others."""
+    """<field zeta> C^-1, with 0 in place of <field zeta> in the columns that are not `known` yet.
+
+    with_draws: <field zeta>. root: the Cholesky factor C.
+    """
     return triangular_solve(root, jnp.where(known, with_draws, 0), lower=True)
 
 
 def _put(into: jax.Array, rows: jax.Array, layer: jax.Array | int, start: jax.Array) -> jax.Array:
+    """`into`, (layers, rows, columns), with these rows of one layer from row `start` on."""
     return jax.lax.dynamic_update_slice(into, rows[None], (layer, start, 0))
 
 
-def normal_draws(shape: Shape, samples: int, outputs: int, branch_weights: int, quarter: int, seed: Any) -> Draws:
-    """Of all sources, (sources, quarter): below xi and u^l, above w and r^l. From NumPy: JAX's own in 64 bits cannot be
-    traced by a caller who has 32."""
+def normal_draws(equations: Equations, samples: int, seed: Any) -> Draws:
+    """A quarter of the samples of every source: below the rows of xi those of all u^l, below those of w all r^l.
+
+    From NumPy: a caller who traces with 32 bits cannot trace JAX's own draws in 64 bits.
+    """
+    (P, C), quarter = equations.y.shape, -(-samples // 4)
     rng = np.random.default_rng(seed)
-    rows = branch_weights * shape.depth * shape.steps * samples
-    return Draws(*(jnp.asarray(rng.normal(size=(n, quarter))) for n in (samples + rows, outputs + rows * outputs)))
+    rows = equations.branch_weights * equations.depth * equations.steps * P
+    return Draws(*(jnp.asarray(rng.normal(size=(n, quarter))) for n in (P + rows, C + rows * C)))
 
 
 def _matched(draws: jax.Array, signs: Sequence[int]) -> jax.Array:
-    """Draws whose second moments are exactly 1, in four copies with these signs: (sources, 4 quarter)."""
+    """Draws (sources, quarter), turned so that their second moments are exactly 1; four copies with these signs."""
     root = jnp.linalg.cholesky(draws @ draws.T / draws.shape[1])
     z = triangular_solve(root, draws, lower=True, left_side=True)
     return jnp.concatenate([sign * z for sign in signs], axis=1)
 
 
 def _extended(root: jax.Array, rows: jax.Array, start: jax.Array | int) -> jax.Array:
-    """New rows of a Cholesky factor (k, k), whose rows from `start` on are the identity, for these of the kernel."""
+    """The next rows of the Cholesky factor of a kernel, from `start` on, where these are the kernel's rows.
+
+    root: the factor, (k, k), of which the rows from `start` on are still those of the identity.
+    """
     before = jnp.arange(len(root)) < start
     mixed = triangular_solve(root, jnp.where(before, rows, 0), lower=True, transpose_a=True)
     new = jax.lax.dynamic_slice(rows, (0, start), (len(rows), len(rows))) - mixed @ mixed.T
     values, vectors = jnp.linalg.eigh(new)
     floor = FLOOR * jnp.diagonal(jax.lax.dynamic_slice(rows, (0, start), (len(rows), len(rows)))).mean() + TINY
-    # A constant for derivatives: those of the eigenvectors do not exist where eigenvalues are equal.
+    # Not differentiated: where eigenvalues are equal, eigenvectors have no derivatives.
     lift = jax.lax.stop_gradient((vectors * jnp.maximum(floor - values, 0)) @ vectors.T)
     floored = new + lift
     return jax.lax.dynamic_update_slice(mixed, jnp.linalg.cholesky(floored), (0, start))
 
 
 def _symmetric(lower: jax.Array) -> jax.Array:
-    """The kernel of which only s <= t is filled."""
+    """A kernel that is filled for s <= t only, with the other half."""
     strict = jnp.tril(lower, -1)
     return strict + jnp.swapaxes(strict, -1, -2) + lower * jnp.eye(lower.shape[-1])

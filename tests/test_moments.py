@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.theory.activations import CLOSED, FUNCTIONS, Moments, _mehler, derivative_of, moments
+from depthmup.activations import ACTIVATIONS
+from depthmup.theory.moments import CLOSED, Moments, _mehler, derivative_of, moments
 
 pytestmark = pytest.mark.usefixtures("x64")
 COVARIANCES = [(1.0, 1.0, 0.3), (1.5, 0.7, -0.6), (2.0, 1.0, 1.1)]
@@ -28,7 +29,7 @@ def quadrature(f, a, b, c):
 @pytest.mark.parametrize("name", ["linear", "erf", "tanh", "gelu"])
 def test_smooth_activations_are_integrals(name, covariance):
     pair = moments(name).pair(*matrices(*covariance))
-    for value, f in zip(pair, (FUNCTIONS[name], derivative_of(FUNCTIONS[name])), strict=True):
+    for value, f in zip(pair, (ACTIVATIONS[name], derivative_of(ACTIVATIONS[name])), strict=True):
         assert float(value[0, 0]) == pytest.approx(quadrature(f, *covariance), abs=2e-10)
 
 
@@ -36,11 +37,11 @@ def test_smooth_activations_are_integrals(name, covariance):
 @pytest.mark.parametrize("name", sorted(CLOSED))
 def test_series_is_the_closed_form(name, covariance):
     """Also for a kink at 0, below its tolerance where rho^128 is."""
-    series = _mehler(FUNCTIONS[name], *matrices(*covariance))
+    series = _mehler(ACTIVATIONS[name], *matrices(*covariance))
     np.testing.assert_allclose(series, moments(name).pair(*matrices(*covariance)), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_phidot_is_the_derivative_of_phi(name):
     """Price's theorem, d Phi / d c = Phidot, and with it the derivatives that callers take."""
     a, b, c = matrices(1.3, 0.8, 0.4)
@@ -48,7 +49,7 @@ def test_phidot_is_the_derivative_of_phi(name):
     np.testing.assert_allclose(slope, moments(name).pair(a, b, c)[1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_a_sample_with_itself(name):
     a = jnp.array([0.5, 1.0])
     same = moments(name).same(a)
@@ -57,7 +58,7 @@ def test_a_sample_with_itself(name):
         np.testing.assert_allclose([of[i] for of in same], [of[0, 0] for of in pair], rtol=0, atol=2e-12)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_a_sample_of_norm_zero(name):
     pair = moments(name).pair(*matrices(0.0, 1.0, 0.0))
     assert float(pair[0][0, 0]) == pytest.approx(0, abs=1e-12)

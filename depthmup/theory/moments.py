@@ -10,62 +10,59 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.activations import ACTIVATIONS, Activation
 from depthmup.parameterization import unknown
 
-Function = Callable[[jax.Array], jax.Array]
 Pair = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-TERMS = 128  # of Mehler's series
-TINY = 1e-300
+TERMS = 128  # the number of terms of Mehler's series
+TINY = 1e-300  # added to numbers that may be 0 before they are divided by or their root is taken
 
 
 class Moments(NamedTuple):
-    """(Phi, Phidot) of (u, v) ~ N(0, [[a, c], [c, b]]), elementwise; docs/theory.md section 2.
+    """(Phi, Phidot) for (u, v) ~ N(0, [[a, c], [c, b]]); docs/theory.md section 2.
 
-    pair: (a (P, 1), b (1, Q), c (P, Q)) -> twice (P, Q).   same: a (P,) -> twice (P,), for u = v.
+    pair: for P values of u and Q values of v: a (P, 1), b (1, Q) and c (P, Q) give two arrays (P, Q).
+    same: for u = v: a (P,) gives two arrays (P,).
     """
 
     pair: Pair
     same: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
     def __call__(self, a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`pair`, or `same` for all three (P,), where near rho = 1 half the digits of an angle would be lost."""
+        """`pair`; or, for one array a = b = c of shape (P,), `same`: at rho = 1 `pair` loses half its digits."""
         return self.same(c) if c.ndim == 1 else self.pair(a, b, c)
 
 
-FUNCTIONS: dict[str, Function] = {
-    "linear": lambda h: h,
-    "relu": jax.nn.relu,
-    "erf": jax.lax.erf,
-    "tanh": jnp.tanh,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-}
+def known(activation: str | Activation) -> str | Activation:
+    """The name of an activation that has one, given by its name or as the function; any other function as it is.
 
-
-def known(activation: str | Function) -> str | Function:
-    """The name, if it is that of a function here, given by name or not. Raises ValueError for another name."""
-    if isinstance(activation, str) and activation not in FUNCTIONS:
-        raise unknown("activation", activation, FUNCTIONS, "; any function of arrays will do as well")
-    names = [name for name, function in FUNCTIONS.items() if function is activation]
+    Raises ValueError for a name that is not in `ACTIVATIONS`.
+    """
+    if isinstance(activation, str) and activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS, "; any function of arrays will do as well")
+    names = [name for name, function in ACTIVATIONS.items() if function is activation]
     return names[0] if names else activation
 
 
-def function_of(activation: str | Function) -> Function:
+def function_of(activation: str | Activation) -> Activation:
     """phi by name, or the callable itself. Raises ValueError for an unknown name."""
     activation = known(activation)
-    return FUNCTIONS[activation] if isinstance(activation, str) else activation
+    return ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
 
-def derivative_of(function: Function) -> Function:
+def derivative_of(function: Activation) -> Activation:
     """phi', elementwise, for arrays of any shape."""
     return lambda h: jax.jvp(function, (h,), (jnp.ones_like(h),))[1]
 
 
-def moments(activation: str | Function) -> Moments:
-    """Closed forms for "linear", "relu" and "erf"; Mehler's series for all others. Raises ValueError as `function_of`.
+def moments(activation: str | Activation) -> Moments:
+    """Closed forms for "linear", "relu" and "erf"; Mehler's series for all others. phi may have a kink at 0 only.
 
-    Mehler: <phi(u) phi(v)> = sum_k rho^k c_k(a) c_k(b), c_k(a) = <phi(sqrt(a) z) he_k(z)>, he_k the normalised Hermite
-    polynomials, with `TERMS` terms: the remainder is at most rho^TERMS times what the c_k^2 lack of <phi^2>
-    (tanh: 5e-15 of it at a = 1, 3e-9 at a = 3; gelu: 1e-16, 2e-16). phi may have its kink at 0 only.
+    Mehler's series is <phi(u) phi(v)> = sum_k rho^k c_k(a) c_k(b), where c_k(a) = <phi(sqrt(a) z) he_k(z)> and he_k are
+    the normalised Hermite polynomials. After `TERMS` terms the remainder is at most rho^TERMS (<phi^2> - sum_k c_k^2).
+    That difference is 5e-15 of <phi^2> for tanh at a = 1 and 3e-9 at a = 3, for gelu 1e-16 and 2e-16.
+
+    Raises ValueError for an unknown name.
     """
     activation = known(activation)
     if isinstance(activation, str) and activation in CLOSED:
@@ -74,20 +71,24 @@ def moments(activation: str | Function) -> Moments:
     return Moments(functools.partial(_mehler, function), functools.partial(_same, function))
 
 
-def remainder(activation: str | Function, norm: float, rho: float) -> float:
-    """Bound of the relative error of Phidot by the series for two samples of this norm and overlap; 0 if not used."""
+def remainder(activation: str | Activation, norm: float, rho: float) -> float:
+    """A bound of the relative error of Phidot for two samples with norm a = b = `norm` and overlap `rho`.
+
+    It is the error of Mehler's series; closed forms have none, 0.
+    """
     activation = known(activation)
     if activation in CLOSED:
         return 0.0
     z, weights, hermite = _hermite()
     slopes = np.asarray(derivative_of(function_of(activation))(jnp.asarray(np.sqrt(norm) * z)))
+    coefficients = (hermite * weights) @ slopes
     whole = float(weights @ slopes**2)
-    lacking = whole - float(((hermite * weights) @ slopes) @ ((hermite * weights) @ slopes))
-    return rho**TERMS * lacking / max(whole, TINY)
+    missing = whole - float(coefficients @ coefficients)
+    return rho**TERMS * missing / max(whole, TINY)
 
 
 def angle(rho: jax.Array) -> jax.Array:
-    """arccos, exactly 0 at 1 and with a finite derivative at both ends."""
+    """arccos(rho); exactly 0 at rho = 1, and with a finite derivative at rho = -1 and 1."""
     inside = jnp.clip(rho, -1 + 1e-15, 1 - 1e-15)
     return jnp.where(rho < 1 - 1e-15, jnp.arccos(inside), 0.0)
 
@@ -121,9 +122,9 @@ CLOSED = {
 
 @functools.cache
 def _hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes and weights of averages over z ~ N(0, 1), (nodes,), and he_k at the nodes, (TERMS, nodes).
+    """Nodes and weights that average over z ~ N(0, 1), (nodes,) each, and he_k at the nodes, (TERMS, nodes).
 
-    Gauss-Legendre in panels of 1/2, one of whose borders is 0, where activations have kinks.
+    Gauss-Legendre quadrature on panels of length 1/2. Two panels meet at 0, where activations have their kinks.
     """
     x, w = np.polynomial.legendre.leggauss(16)
     starts = np.arange(-13, 13, 0.5)
@@ -135,12 +136,12 @@ def _hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return z, weights, np.array(rows)
 
 
-def _mehler(function: Function, a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _mehler(function: Activation, a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
     z, weights, hermite = _hermite()
     basis = hermite * weights
     rho = overlap(a, b, c)
 
-    def series(f: Function) -> jax.Array:
+    def series(f: Activation) -> jax.Array:
         left, right = (basis @ f(jnp.sqrt(v.ravel() + TINY) * z[:, None]) for v in (a, b))  # (TERMS, P), (TERMS, Q)
 
         def horner(total: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -151,7 +152,7 @@ def _mehler(function: Function, a: jax.Array, b: jax.Array, c: jax.Array) -> tup
     return series(function), series(derivative_of(function))
 
 
-def _same(function: Function, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _same(function: Activation, a: jax.Array) -> tuple[jax.Array, jax.Array]:
     z, weights, _ = _hermite()
     h = jnp.sqrt(a[:, None] + TINY) * z
     return function(h) ** 2 @ weights, derivative_of(function)(h) ** 2 @ weights
