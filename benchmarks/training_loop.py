@@ -47,12 +47,12 @@ class Setup(NamedTuple):
     hyper: Hyper
 
 
-def setup(family: str, devices: int = 1, how: dict[str, Any] | None = None, **model: Any) -> Setup:
-    """A lone run that has no end. how: other parts of the config."""
+def setup(family: str, model: dict[str, Any], devices: int = 1, **options: Any) -> Setup:
+    """A lone run that has no end. model: options of the family. options: other keys of the config."""
     config = default.get_config(family)
     config.model.update(model)
     config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-10
-    config.update(how or {})
+    config.update(options)
     settings = from_config(config)
     loop = TrialLoop(task_of(settings), batches_of(settings), BatchOverDevices(jax.devices()[:devices]))
     return Setup(settings, loop, hyper_of(settings)._replace(steps=FOREVER))
@@ -116,7 +116,7 @@ def overhead() -> None:
         "residual CNN, width 24, depth 3 (a step a program)": ("residual_cnn", dict(width=24, depth=3)),
     }
     for name, (family, model) in sizes.items():
-        made = setup(family, **model)
+        made = setup(family, model)
         ways = [bare(made, 200), looped(made, 200)]
         rounds = [[measure() for measure in ways] for _ in range(TURNS)]
         low = [1000 * min(times) for times in zip(*rounds, strict=True)]
@@ -131,7 +131,7 @@ def checkpoint() -> None:
         ("residual MLP, width 128, depth 8", "residual_mlp", dict(width=128, depth=8)),
         ("ViT-S, width 384, depth 12", "vit", dict(width=384, depth=12, heads=6, patch=4)),
     ):
-        _, loop, hyper = setup(family, **model)
+        _, loop, hyper = setup(family, model)
         state, _ = loop.start([hyper])
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
         with tempfile.TemporaryDirectory() as folder:
@@ -172,12 +172,19 @@ def resume() -> None:
 
 
 def memory() -> None:
-    how = {"epochs": 2000 / 22, "log_every": 10, "evaluate_every": "100 steps", "checkpoint": {"every": "50 steps"}}
-    settings, loop, hyper = setup("residual_mlp", how=how, width=128, depth=4)
+    steps = 2000
+    settings, loop, hyper = setup(
+        "residual_mlp",
+        dict(width=128, depth=4),
+        epochs=steps / 22,  # steps of an epoch
+        log_every=10,
+        evaluate_every="100 steps",
+        checkpoint={"every": "50 steps"},
+    )
     megabytes: dict[int, float] = {}
 
     def progress(step: int, metrics: Any) -> None:
-        if step in (200, 1000, 2000):
+        if step in (200, 1000, steps):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             megabytes[step] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -191,7 +198,7 @@ def memory() -> None:
 def scaling() -> None:
     print(f"\nfake devices on {os.cpu_count()} cores (a smoke figure), residual MLP, width 512, depth 8, images/s:")
     for devices in (1, 2, 4, 8):
-        _, loop, hyper = setup("residual_mlp", devices, width=512, depth=8)
+        _, loop, hyper = setup("residual_mlp", dict(width=512, depth=8), devices)
         times: list[float] = []
         loop.run([hyper], 220, 20, lambda *_: times.append(time.perf_counter()))  # noqa: B023 - called at once
         rate = loop.batches.batch_size * 20 / np.median(np.diff(times))
