@@ -15,11 +15,11 @@ import time
 import jax
 from depthmup.train.assemble import Problem
 
+import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, load
-from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
-from depthmup.train import TrialLoop
-from depthmup.train.recipe import Recipe
+from depthmup.models import ResidualMLP
+from depthmup.train import Task, TrialLoop, TrialsOverDevices
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
 SHAPES = ((True, 8), (True, 256), (False, 8), (False, 64))  # (scan, depth)
@@ -27,13 +27,12 @@ LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
 
 
 def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
-    """(seconds of the first run, seconds of the second run)."""
-    problem = Problem(Batches(load("digits"), BATCH), Recipe(STEPS))
-    model = ModelSettings("residual_mlp", width, depth, {"scan": scan})
-    p = ParameterizationSettings("depth_mup", 32, 2, 1, None, 1.0, 1.0, None, "*")
-    options = OptimizerSettings(optimizer, LEARNING_RATES[optimizer], 0.0, 0.9, 0.999, 1e-8, 0.0)
-    hypers = [problem.hyper(model, p, options, seed) for seed in range(TRIALS)]
-    loop = TrialLoop(problem.trainer(model, optimizer), problem.batches, trials=TRIALS)
+    """Seconds of each."""
+    batches = Batches(load("digits"), BATCH)
+    task = Task(ResidualMLP(width, depth, batches.dataset.classes, scan=scan), batches.dataset.shape, optimizer)
+    p = dm.parameterization("depth_mup", base_width=32, base_depth=2)
+    hypers = [task.hyper(p, LEARNING_RATES[optimizer], seed=seed, steps=STEPS) for seed in range(TRIALS)]
+    loop = TrialLoop(task, batches, TrialsOverDevices(TRIALS))
     seconds = []
     for _ in range(2):
         start = time.perf_counter()

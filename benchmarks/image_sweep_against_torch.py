@@ -29,7 +29,9 @@ from configs import patches16_simple_resnet
 from depthmup.backend import prepare_cpu
 from depthmup.data.dataset import Split
 from depthmup.settings import from_config
+from depthmup.sweep.group import Runner
 from depthmup.sweep.plan import Group, Trial, trials
+from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 
 CORES = os.cpu_count() or 1
 
@@ -44,9 +46,9 @@ def plan() -> list[Trial]:
 def ours(group: Group) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep, which also builds and compiles; smallest seconds of 3 more sweeps; final losses)."""
     runner = Runner()
-    cold, outcome = timed(lambda: runner.train(group))
+    cold, finished = timed(lambda: runner.train(group))
     again = min(timed(lambda: runner.train(group))[0] for _ in range(3))
-    return cold, again, [row["loss"] for row in outcome.rows]
+    return cold, again, [trial.row["loss"] for trial in finished]
 
 
 def torch_trainer(group: Group) -> Callable[[Trial], float]:
@@ -54,8 +56,7 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
     import torch
     from torch.nn import functional
 
-    problem = problem_of(group.settings)
-    model, batches = group.settings.model, problem.batches
+    model, batches, steps = group.settings.model, batches_of(group.settings), steps_of(group.settings)
     pools = [round(stage * model.depth / 4) for stage in (1, 2, 3)]
     assert isinstance(batches.dataset.train, Split)
 
@@ -65,9 +66,9 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
         return images, torch.tensor(split.labels).long()
 
     splits = [on_torch(split) for split in batches.dataset[:3]]
-    indices = torch.from_numpy(batches.indices(0, problem.steps)).long()
-    init = jax.jit(problem.trainer(group.settings.model, "sgd").init)
-    weights = jax.device_get(init(hyper_of(problem, group.trials[0]).arrays()).params)
+    indices = torch.from_numpy(batches.indices(0, steps)).long()
+    init = jax.jit(task_of(group.settings).init)
+    weights = jax.device_get(init(hyper_of(group.settings).arrays()).params)
     unrolled = _unrolled(weights)
 
     def logits(p: dict[str, Any], images: Any, branch: float, output: float) -> Any:
@@ -83,7 +84,7 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
         return output * functional.linear(flat, p["readout/kernel"])
 
     def train(trial: Trial) -> float:
-        hyper = hyper_of(problem, trial)
+        hyper = hyper_of(trial.settings)
         factors = _unrolled(jax.tree.map(lambda w, f: np.broadcast_to(f, w.shape), weights, hyper.factors.lr))
         p = {}
         for name, array in unrolled.items():
@@ -140,7 +141,7 @@ def main() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     every = plan()
     group = Group(tuple(every), len(every))
-    steps = problem_of(group.settings).steps
+    steps = steps_of(group.settings)
     print(
         f"{len(every)} learning rates, SimpleResNet of width 64 and depth 3, 16x16 pixels, {steps} steps, {CORES} cores"
     )

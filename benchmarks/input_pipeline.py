@@ -26,9 +26,10 @@ from configs import papers
 from depthmup.backend import prepare_cpu
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.patches import photographs
+from depthmup.models import MODELS
 from depthmup.settings import from_config
-from depthmup.train import TrialLoop
-from depthmup.train.recipe import Recipe
+from depthmup.train import Hyper, Task, TrialLoop, TrialsOverDevices
+from depthmup.train.loop import Reader, ends
 
 CORES = os.cpu_count() or 1
 JPEGS, SHAPE = 600, (375, 500)
@@ -67,24 +68,28 @@ def imagenet_shaped(size: int = 224) -> Dataset:
     return Dataset(records, few, few, *CHANNELS, (size, size, 3), tuple("0123456789"))
 
 
-def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Any]:
-    """(a loop of one trial, its hyperparameters)."""
-    settings = from_config(config)
-    problem = Problem(batches, Recipe(100))
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
-    return TrialLoop(problem.trainer(settings.model, settings.optimizer.name), batches, trials=1), hyper
+def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Hyper]:
+    """A loop of one trial, and its hyperparameters."""
+    settings, dataset = from_config(config), batches.dataset
+    how = settings.model
+    model = MODELS[how.name](width=how.width, depth=how.depth, outputs=dataset.classes, **how.options)
+    task = Task(model, dataset.shape, settings.optimizer.name)
+    hyper = task.hyper(settings.parameterization.build(), settings.optimizer.learning_rate)
+    return TrialLoop(task, batches, TrialsOverDevices(1)), hyper
 
 
-def seconds_per_step(loop: TrialLoop, hyper: Any, steps: int) -> tuple[float, float]:
-    """(seconds per step of training, seconds per step of waiting for input), after steps that compile."""
+def seconds_per_step(loop: TrialLoop, hyper: Hyper, steps: int) -> tuple[float, float]:
+    """(Seconds of a training step, once compiled; seconds of it that the loop waits for input.)"""
     times, waited = [], []
 
-    def progress(step: int, metrics: Any) -> None:
+    def mark(step: int, metrics: Any) -> None:
         times.append(time.perf_counter())
-        waited.append(loop.programs.waited)
+        waited.append(loop.waited)
 
-    loop.programs.metrics = lambda state, hyper: {}  # type: ignore[method-assign]
-    loop.run([hyper], steps + 4, 2, progress)
+    reader = Reader(mark)
+    for stretch in loop.stretches(*loop.start([hyper]), 0, ends(steps + 4, 2)):
+        reader.follow(stretch)
+    reader.catch_up()
     return (times[-1] - times[1]) / steps, (waited[-1] - waited[1]) / steps
 
 

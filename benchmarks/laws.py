@@ -26,7 +26,8 @@ from depthmup.report.curves import judge
 from depthmup.settings import column, from_config, put
 from depthmup.sweep.engine import identity
 from depthmup.sweep.plan import SCHEMA, trials
-from depthmup.sweep.store import Store
+from depthmup.sweep.store import Finished, Store
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import update_profile
 
 REPEATS = 15
@@ -51,12 +52,10 @@ def calibration() -> None:
         if "mlp" not in family:
             config.data.name = "patches"
         settings = from_config(config)
-        problem = problem_of(settings)
-        trainer = problem.trainer(settings.model, "sgd")
-        hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0).arrays()
-        state, batch = jax.jit(trainer.init)(hyper), problem.examples(64)
-        _, step = seconds(jax.jit(trainer.train_step), state, batch, hyper)
-        compiling, update = seconds(jax.jit(update_profile(trainer)), state, batch, hyper)
+        task, hyper = task_of(settings), hyper_of(settings).arrays()
+        state, batch = jax.jit(task.init)(hyper), examples(batches_of(settings), 64)
+        _, step = seconds(jax.jit(task.step), state, batch, hyper)
+        compiling, update = seconds(jax.jit(update_profile(task)), state, batch, hyper)
         print(f"{family:16}{1e3 * step:10.2f}{1e3 * update:20.2f}{update / step:10.2f}{compiling - update:14.1f}")
 
 
@@ -73,11 +72,14 @@ def reporting() -> None:
         rows.append({"key": trial.key, "schema": SCHEMA, **columns, "steps": STEPS, **losses})
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), identity(settings))
-        count = len(rows) * STEPS
-        number = np.repeat(np.arange(len(rows), dtype=np.int32), STEPS)
-        step = np.tile(np.arange(1, STEPS + 1, dtype=np.int32), len(rows))
-        values = rng.uniform(0.1, 1, count).astype(np.float32)
-        store.append(rows, {"trial": number, "step": step, "loss": values, "grad_norm": values})
+        step = np.arange(1, STEPS + 1, dtype=np.int32)
+        values = rng.uniform(0.1, 1, (len(rows), STEPS)).astype(np.float32)
+        store.add(
+            [
+                Finished(row, {"step": step, "loss": value, "grad_norm": value})
+                for row, value in zip(rows, values, strict=True)
+            ]
+        )
         store.close()
         start = time.perf_counter()
         table = pandas.DataFrame(rows)

@@ -29,11 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 from depthmup.train.assemble import Problem
 
+import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, Split, load
-from depthmup.settings import ModelSettings, OptimizerSettings, ParameterizationSettings
-from depthmup.train import TrialLoop
-from depthmup.train.recipe import Recipe
+from depthmup.models import ResidualMLP
+from depthmup.train import Task, TrialLoop, TrialsOverDevices
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2
 STEPS, BATCH, SEED, DATA_SEED = 100, 64, 0, 0
@@ -48,14 +48,12 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result
 
 
 def ours(batches: Batches) -> tuple[float, float, list[float]]:
-    """(seconds of the first sweep, which also builds and compiles; smallest seconds of 3 more sweeps; final losses)."""
-    model = ModelSettings("residual_mlp", WIDTH, DEPTH, {})
-    p = ParameterizationSettings("depth_mup", BASE_WIDTH, BASE_DEPTH, 1, None, 1.0, 1.0, None, "*")
-    sgd = [OptimizerSettings("sgd", lr, momentum=0.0, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0) for lr in RATES]
+    """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
+    p = dm.parameterization("depth_mup", base_width=BASE_WIDTH, base_depth=BASE_DEPTH)
     start = time.perf_counter()
-    problem = Problem(batches, Recipe(STEPS))
-    loop = TrialLoop(problem.trainer(model, "sgd"), batches, trials=len(RATES))
-    hypers = [problem.hyper(model, p, optimizer, SEED) for optimizer in sgd]
+    task = Task(ResidualMLP(WIDTH, DEPTH, batches.dataset.classes), batches.dataset.shape, "sgd")
+    loop = TrialLoop(task, batches, TrialsOverDevices(len(RATES)))
+    hypers = [task.hyper(p, rate, seed=SEED, steps=STEPS) for rate in RATES]
     losses = loop.run(hypers, STEPS)["loss"].tolist()
     cold = time.perf_counter() - start
     return cold, min(timed(lambda: loop.run(hypers, STEPS))[0] for _ in range(3)), losses

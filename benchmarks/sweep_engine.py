@@ -35,8 +35,10 @@ from depthmup import sweep
 from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
 from depthmup.sweep.engine import identity
+from depthmup.sweep.group import Runner, compiled_in
 from depthmup.sweep.plan import Group, grouped, trials
-from depthmup.sweep.store import Store
+from depthmup.sweep.store import Finished, Store
+from depthmup.train.build import batches_of, steps_of
 
 CORES = os.cpu_count() or 1
 RATES, SEEDS, ALONE = "optimizer.learning_rate = log(1e-4, 10, 40)", 3, 5
@@ -107,17 +109,17 @@ def torch_trainer(family: str) -> Callable[[float, int], None]:
     from torch.nn import functional
 
     s = settings(family)
-    problem, model = problem_of(s), s.model
-    dataset, side = problem.batches.dataset, problem.input_shape[0]
+    model, batches, steps = s.model, batches_of(s), steps_of(s)
+    dataset, side = batches.dataset, batches.dataset.shape[0]
     convolution = family == "residual_cnn"
 
     def tensors(split: Any) -> tuple[Any, Any]:
-        inputs = torch.from_numpy(np.array(problem.batches.prepare(jnp.asarray(split.inputs))))
+        inputs = torch.from_numpy(np.array(batches.prepare(jnp.asarray(split.inputs))))
         inputs = inputs.permute(0, 3, 1, 2).contiguous() if convolution else inputs.flatten(1)
         return inputs, torch.from_numpy(split.labels).long()
 
     splits = [tensors(split) for split in dataset[:3]]
-    order = torch.from_numpy(problem.batches.indices(0, problem.steps)).long()
+    order = torch.from_numpy(batches.indices(0, steps)).long()
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -142,7 +144,7 @@ def torch_trainer(family: str) -> Callable[[float, int], None]:
         torch.manual_seed(seed)
         net, (inputs, labels) = Net(), splits[0]
         optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, problem.steps)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         for index in order:
             loss = functional.cross_entropy(net(inputs[index]), labels[index])
             if not torch.isfinite(loss):
@@ -204,25 +206,25 @@ def storing(folder: Path) -> dict[str, str]:
     seconds["plan, with keys"] = time.perf_counter() - start
     groups = grouped(plan, lambda program: 125)
     runner = Runner()
-    template = runner.train(Group(groups[0].trials[:1], 1)).rows[0]
+    template = runner.train(Group(groups[0].trials[:1], 1))[0].row
     rng = np.random.default_rng(0)
-    store = Store(folder, identity(chosen))
+    store, step = Store(folder, identity(chosen)), np.arange(1, 101, dtype=np.int32)
     start = time.perf_counter()
     for group in groups:
-        rows = [
-            {**template, "key": t.key, "seed": t.settings.seed, "learning_rate": t.learning_rate} for t in group.trials
-        ]
-        curves = {name: rng.random(len(rows) * 100, np.float32) for name in ("loss", "grad_norm")}
-        number = np.repeat(np.arange(len(rows), dtype=np.int32), 100)
-        step = np.tile(np.arange(1, 101, dtype=np.int32), len(rows))
-        store.append(rows, {"trial": number, "step": step, **curves})
-    seconds[f"append, in {len(groups)} groups"] = time.perf_counter() - start
+        finished = []
+        for trial in group.trials:
+            row = {**template, "key": trial.key, "seed": trial.settings.seed, "learning_rate": trial.learning_rate}
+            curve = {name: rng.random(100, np.float32) for name in ("loss", "grad_norm")}
+            finished.append(Finished(row, {"step": step, **curve}))
+        store.add(finished)
+    seconds[f"add, in {len(groups)} groups"] = time.perf_counter() - start
+    seconds["export to results.jsonl"] = timed(store.export)
     store.close()
     seconds["open again"] = timed(lambda: Store(folder, identity(chosen)).close())
     seconds["sweep.load, as pandas"] = timed(lambda: sweep.load(folder))
     seconds["sweep.curves, as pandas"] = timed(lambda: sweep.curves(folder))
     assert len(sweep.load(folder)) == len(plan) == 10_000
-    size = {name: sum(f.stat().st_size for f in folder.glob(name)) / 1e6 for name in ("results.jsonl", "curves/*")}
+    size = {name: sum(f.stat().st_size for f in folder.glob(name)) / 1e6 for name in ("results.jsonl", "groups/*")}
     return {name: f"{value:6.2f} s" for name, value in seconds.items()} | {n: f"{v:6.1f} MB" for n, v in size.items()}
 
 

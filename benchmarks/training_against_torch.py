@@ -24,9 +24,9 @@ from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches
 from depthmup.data.dataset import Dataset, Split
+from depthmup.models import MODELS
 from depthmup.settings import from_config
-from depthmup.train import TrialLoop, flops
-from depthmup.train.recipe import Recipe
+from depthmup.train import BatchOverDevices, Task, TrialLoop, flops
 
 STEPS, ROUNDS = 50, 3
 
@@ -63,14 +63,15 @@ def ours(case: Case, steps: int) -> tuple[float, float]:
     config.model.update(case.model, dtype="bfloat16")
     config.optimizer.name, config.optimizer.learning_rate = "adamw", 1e-3
     settings = from_config(config)
-    problem = Problem(Batches(dataset, case.batch), Recipe(10**6))
-    trainer = problem.trainer(settings.model, "adamw")
-    loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", devices=jax.devices()[:1])
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
+    how = settings.model
+    model = MODELS[how.name](width=how.width, depth=how.depth, outputs=case.classes, **how.options)
+    task = Task(model, shape, "adamw")
+    hyper = task.hyper(settings.parameterization.build(), settings.optimizer.learning_rate)
+    loop = TrialLoop(task, Batches(dataset, case.batch), BatchOverDevices(jax.devices()[:1]))
     times: list[float] = []
     loop.run([hyper], (ROUNDS + 1) * steps, 10, lambda step, _: times.append(time.perf_counter()))
     seconds = (times[-1] - times[steps // 10 - 1]) / ROUNDS
-    return case.batch * steps / seconds, flops.of_step(trainer, hyper, shape, case.batch)
+    return case.batch * steps / seconds, flops.of_step(task, hyper, case.batch)
 
 
 def resnet(case: Case) -> Any:

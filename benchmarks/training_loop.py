@@ -8,7 +8,6 @@ Takes about four minutes on two idle cores.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import statistics
@@ -18,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,38 +31,44 @@ from depthmup.train.assemble import Problem, problem_of
 
 from configs import default
 from depthmup.settings import Settings, from_config
-from depthmup.train import TrialLoop
-from depthmup.train.checkpoint import Checkpoints, Every
+from depthmup.train import BatchOverDevices, Hyper, TrialLoop
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.log import RunLog
+from depthmup.train.run import train_loop
+from depthmup.train.stop import Stop
+from depthmup.train.task import FOREVER
 
 ROUNDS = 7
 TURNS = 21
-Setup = tuple[Settings, Problem, TrialLoop, Any]
 
 
-def setup(family: str, devices: int = 1, **model: Any) -> Setup:
+class Setup(NamedTuple):
+    settings: Settings
+    loop: TrialLoop
+    hyper: Hyper
+
+
+def setup(family: str, model: dict[str, Any], devices: int = 1, **options: Any) -> Setup:
+    """A lone run that has no end. model: options of the family. options: other keys of the config."""
     config = default.get_config(family)
     config.model.update(model)
     config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-10
+    config.update(options)
     settings = from_config(config)
-    problem = problem_of(settings)
-    problem = problem._replace(recipe=dataclasses.replace(problem.recipe, steps=10**6))
-    trainer = problem.trainer(settings.model, "adam")
-    loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", devices=jax.devices()[:devices])
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
-    return settings, problem, loop, hyper
+    loop = TrialLoop(task_of(settings), batches_of(settings), BatchOverDevices(jax.devices()[:devices]))
+    return Setup(settings, loop, hyper_of(settings)._replace(steps=FOREVER))
 
 
 def bare(made: Setup, steps: int) -> Callable[[], float]:
-    """A function that measures seconds per step of the jitted training step alone, on one batch on the device."""
-    settings, problem, _, hyper = made
-    trainer = problem.trainer(settings.model, "adam")
-    step, device = jax.jit(trainer.train_step, donate_argnums=0), jax.devices()[0]
-    hyper = jax.device_put(hyper.arrays(), device)
-    batch = jax.device_put(problem.examples(problem.batches.batch_size), device)
+    """Seconds per step of the jitted training step alone, called on one batch that lies on the device."""
+    task, batches = made.loop.task, made.loop.batches
+    step, device = jax.jit(task.step, donate_argnums=0), jax.devices()[0]
+    hyper = jax.device_put(made.hyper.arrays(), device)
+    batch = jax.device_put(examples(batches, batches.batch_size), device)
 
     def measure() -> float:
-        state = jax.jit(trainer.init)(hyper)
+        state = jax.jit(task.init)(hyper)
         state, _ = step(state, batch, hyper)
         jax.block_until_ready(state)
         start = time.perf_counter()
@@ -76,9 +81,8 @@ def bare(made: Setup, steps: int) -> Callable[[], float]:
 
 
 def looped(made: Setup, steps: int) -> Callable[[], float]:
-    """A function that measures seconds per step of the loop with its batches, and with metrics every ten steps to the
-    screen and to metrics.jsonl."""
-    _, problem, loop, hyper = made
+    """Seconds per step of the loop: batches, metrics every ten steps as lines and to metrics.jsonl."""
+    loop = made.loop
 
     def measure() -> float:
         times: list[float] = []
@@ -86,12 +90,12 @@ def looped(made: Setup, steps: int) -> Callable[[], float]:
             log = RunLog(
                 Path(folder),
                 steps=steps,
-                batch_size=problem.batches.batch_size,
-                steps_per_epoch=problem.batches.steps_per_epoch,
+                batch_size=loop.batches.batch_size,
+                steps_per_epoch=loop.batches.steps_per_epoch,
                 devices=1,
                 flops=0.0,
                 peak=None,
-                waited=lambda: loop.programs.waited,
+                waited=lambda: loop.waited,
             )
 
             def progress(step: int, metrics: Any) -> None:
@@ -99,7 +103,7 @@ def looped(made: Setup, steps: int) -> Callable[[], float]:
                 times.append(time.perf_counter())
 
             with contextlib.redirect_stdout(io.StringIO()):
-                loop.run([hyper], steps + 20, 10, progress)
+                loop.run([made.hyper], steps + 20, 10, progress)
                 log.close()
         return (times[-1] - times[1]) / steps
 
@@ -114,7 +118,7 @@ def overhead() -> None:
         "residual CNN, width 24, depth 3 (a step a program)": ("residual_cnn", dict(width=24, depth=3)),
     }
     for name, (family, model) in sizes.items():
-        made = setup(family, **model)
+        made = setup(family, model)
         ways = [bare(made, 200), looped(made, 200)]
         rounds = [[measure() for measure in ways] for _ in range(TURNS)]
         low = [1000 * min(times) for times in zip(*rounds, strict=True)]
@@ -129,19 +133,19 @@ def checkpoint() -> None:
         ("residual MLP, width 128, depth 8", "residual_mlp", dict(width=128, depth=8)),
         ("ViT-S, width 384, depth 12", "vit", dict(width=384, depth=12, heads=6, patch=4)),
     ):
-        _, _, loop, hyper = setup(family, **model)
-        state, _ = loop.programs.start([hyper])
+        _, loop, hyper = setup(family, model)
+        state, _ = loop.start([hyper])
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
         with tempfile.TemporaryDirectory() as folder:
-            kept = Checkpoints(Path(folder), {}, every=Every(steps=1), say=lambda text: None)
+            kept = Checkpoints(Path(folder), {}, say=lambda text: None)
             pauses, writes = [], []
             for step in range(ROUNDS):
                 start = time.perf_counter()
-                kept.save(step, loop.map.join(state))
+                kept.save(step, loop.placement.get(state))
                 pauses.append(time.perf_counter() - start)
                 kept.wait()
                 writes.append(time.perf_counter() - start)
-            like, start = loop.map.join(state), time.perf_counter()
+            like, start = loop.state_shapes([hyper]), time.perf_counter()
             assert kept.restore(like)
             restored = time.perf_counter() - start
             kept.close()
@@ -170,17 +174,25 @@ def resume() -> None:
 
 
 def memory() -> None:
-    _, _, loop, hyper = setup("residual_mlp", width=128, depth=4)
+    steps = 2000
+    settings, loop, hyper = setup(
+        "residual_mlp",
+        dict(width=128, depth=4),
+        epochs=steps / 22,  # steps of an epoch
+        log_every=10,
+        evaluate_every="100 steps",
+        checkpoint={"every": "50 steps"},
+    )
     megabytes: dict[int, float] = {}
 
     def progress(step: int, metrics: Any) -> None:
-        if step in (200, 1000, 2000):
+        if step in (200, 1000, steps):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             megabytes[step] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     with tempfile.TemporaryDirectory() as folder:
-        kept = Checkpoints(Path(folder), {}, every=Every(steps=50), say=lambda text: None)
-        loop.run([hyper], 2000, 10, progress, checkpoints=kept, evaluate_every=100)
+        kept = Checkpoints(Path(folder), {}, say=lambda text: None)
+        train_loop(settings, loop, hyper, progress, kept, Stop())
         kept.close()
     print("\nmemory, checkpoints every 50 steps: " + ", ".join(f"{v:.0f} MB at step {k}" for k, v in megabytes.items()))
 
@@ -188,10 +200,10 @@ def memory() -> None:
 def scaling() -> None:
     print(f"\nfake devices on {os.cpu_count()} cores (a smoke figure), residual MLP, width 512, depth 8, images/s:")
     for devices in (1, 2, 4, 8):
-        _, problem, loop, hyper = setup("residual_mlp", devices, width=512, depth=8)
+        _, loop, hyper = setup("residual_mlp", dict(width=512, depth=8), devices)
         times: list[float] = []
         loop.run([hyper], 220, 20, lambda *_: times.append(time.perf_counter()))  # noqa: B023 - called at once
-        rate = problem.batches.batch_size * 20 / np.median(np.diff(times))
+        rate = loop.batches.batch_size * 20 / np.median(np.diff(times))
         print(f"  {devices}: {rate:,.0f}", flush=True)
 
 

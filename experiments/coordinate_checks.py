@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
+from depthmup.train.check import check_optimizer
 from depthmup.train.workdir import write_atomically
-from depthmup.verbs import check_optimizer
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "checks.md"

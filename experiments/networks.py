@@ -1,7 +1,7 @@
 """Ensembles of small networks on small regression problems, to compare with the infinite-width limits.
 
-A network is the canonical one of docs/theory.md section 0, with its learning rates. The package's own step
-(`train.step`) trains it, and all seeds are one compiled program.
+The canonical network of docs/theory.md section 0, with its learning rates, trained by the package's own step
+(`train.Task`); all seeds in one compiled program.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from depthmup.train.parallel import trial_layout
 from depthmup.train.step import Hyper, TrainState, make_trainer
 
 import depthmup as dm
-from depthmup.models import MLP, Model, ResidualMLP, model_specs
-from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one
+from depthmup.models import MLP, Model, ResidualMLP
+from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one, unknown
 from depthmup.specs import is_spec
-from depthmup.theory import Problem
-from depthmup.train.parallel import trial_layout
-from depthmup.train.recipe import Recipe
+from depthmup.train import Hyper, Recipe, Task, TrainState
+from depthmup.train.devices import trial_layout
+from depthmup.train.task import FOREVER
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
-RECIPE = Recipe(2**30, loss="centered_mse")
-# How many weights the networks that are trained side by side may have in all. On a CPU they should fit into its cache:
-# of 1, 4, 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times
-# longer side by side than one by one. Elsewhere a gigabyte holds their weights, gradients and initial weights.
+RECIPE = Recipe(loss="centered_mse")
+# Weights of the networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4, 16 and 64
+# networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than one by
+# one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
@@ -84,6 +84,12 @@ def train(
     assert isinstance(activation, str)
     model = network(width, depth, targets.shape[1], activation, problem.readout, residual)
     model.check(x.shape)
+    p = dm.parameterization(parameterization, alpha=alpha, gamma0=gamma0, beta0=beta)
+    task = RegressionTask(model, x.shape[1:], "momentum" if momentum else "sgd", RECIPE)
+    numbers = task.hyper(p, eta0, momentum=momentum, weight_decay=weight_decay)
+    numbers = numbers._replace(factors=_factors(p, task.specs, trained))
+    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
+    hyper = hyper._replace(seed=np.uint32(0), steps=np.int32(FOREVER), warmup=np.int32(0))
     chunk = chunk or max(1, TOGETHER[trial_layout()] // (depth * width**2))
     predictions, observed = _ensemble(
         _hyper(problem, model, x.shape[1:], parameterization),
@@ -92,8 +98,7 @@ def train(
         jnp.asarray(x, dtype),
         targets,
         None if batches is None else _indices(batches, steps, len(x)),
-        model=model,
-        optimizer="momentum" if problem.momentum else "sgd",
+        task=task,
         steps=steps,
         observe=observe,
         chunk=chunk,
@@ -132,56 +137,12 @@ def inputs(Kx: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(len(Kx) * np.maximum(values, 0))
 
 
-def _check(problem: Problem) -> None:
-    """Raises ValueError for a problem that the limit has a solution of, but that `train` has no network for."""
-    for missing, needed in (
-        (problem.depth is None, "a finite depth"),
-        (problem.lazy, "gamma0 above 0"),
-        (np.ndim(problem.eta0) > 0, "one eta0 for all steps"),
-        (problem.branch_weights != 1, "branches of one weight"),
-        (problem.sample_weights is not None, "batches, and not sample_weights"),
-        (not isinstance(problem.activation, str), "an activation that has a name"),
-    ):
-        if missing:
-            raise ValueError(f"networks need {needed}")
+class RegressionTask(Task):
+    """A task whose parameters are float64 where that is switched on."""
 
-
-def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
-    """x, or inputs of the problem's kernel. Raises ValueError if x has another kernel."""
-    Kx = np.asarray(problem.Kx)
-    if x is None:
-        return inputs(Kx)
-    x = np.asarray(x)
-    if x.ndim != 2 or len(x) != len(Kx) or not np.allclose(x @ x.T / x.shape[1], Kx, rtol=0, atol=1e-6 * Kx.max()):
-        raise ValueError(f"x must be ({len(Kx)}, D) with x x^T / D = Kx, got shape {x.shape}")
-    return x
-
-
-def _hyper(problem: Problem, model: Model, input_shape: tuple[int, ...], parameterization: str) -> Hyper:
-    gamma0, beta = float(problem.gamma0), float(problem.beta)
-    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=gamma0, beta0=beta)
-    numbers = Hyper(
-        seed=0,
-        learning_rate=problem.eta0,
-        momentum=problem.momentum,
-        b1=0.0,
-        b2=0.0,
-        eps=0.0,
-        weight_decay=problem.weight_decay,
-        steps=0,
-        warmup=0,
-        label_noise=0.0,
-        forward=p.forward_factors(width=model.width, depth=model.depth),
-        factors=_factors(p, _specs(model, input_shape), problem.trained),
-    )
-    dtype = jnp.result_type(float)
-    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
-    return hyper._replace(seed=np.uint32(0), steps=np.int32(RECIPE.steps), warmup=np.int32(RECIPE.warmup))
-
-
-@functools.cache
-def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    return model_specs(model, input_shape)
+    def init_model(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        params, statistics = super().init_model(key)
+        return jax.tree.map(lambda w: w.astype(jnp.result_type(float)), params), statistics
 
 
 def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> LeafFactors:
@@ -215,7 +176,7 @@ def _indices(batches: Sequence[Sequence[int] | np.ndarray], steps: int, samples:
     return indices[: steps - 1]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer", "steps", "observe", "chunk"))
+@functools.partial(jax.jit, static_argnames=("task", "steps", "observe", "chunk"))
 def _ensemble(
     hyper: Hyper,
     seeds: jax.Array,
@@ -224,38 +185,26 @@ def _ensemble(
     y: jax.Array,
     batches: jax.Array | None,
     *,
-    model: Model,
-    optimizer: str,
+    task: Task,
     steps: int,
     observe: Observe | None,
     chunk: int,
 ) -> tuple[jax.Array, PyTree]:
     """(predictions (seeds, steps, P, outputs), observed (seeds, 2, ...)), averaged over the `signs` of the readout."""
 
-    def init_model(key: jax.Array) -> tuple[PyTree, PyTree]:
-        params = model.init(key, x, hyper.forward)["params"]
-        return jax.tree.map(lambda w: w.astype(x.dtype), params), {}
-
-    def apply(
-        params: PyTree, statistics: PyTree, inputs: jax.Array, forward: ForwardFactors, key: Any
-    ) -> tuple[jax.Array, PyTree]:
-        return model.apply({"params": params}, inputs, forward), statistics  # type: ignore[return-value]
-
-    trainer = make_trainer(init_model, apply, optimizer, RECIPE)
-
     def predict(state: TrainState) -> jax.Array:
-        return apply(state.params, {}, x, hyper.forward, None)[0]
+        return task.apply(state.params, {}, x, hyper.forward, None)[0]
 
     def step(state: TrainState, batch: jax.Array | None) -> tuple[TrainState, jax.Array]:
         samples = (x, y) if batch is None else (x[batch], y[batch])
-        after, _ = trainer.train_step(state, samples, hyper)
-        return (_coupled(state, after, hyper) if optimizer == "momentum" else after), predict(state)
+        after, _ = task.step(state, samples, hyper)
+        return (_coupled(state, after, hyper) if task.optimizer == "momentum" else after), predict(state)
 
     def one(run: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, PyTree]:
         seed, sign = run
         init: PyTree = hyper.factors.init
         init = {**init, "readout": jax.tree.map(lambda factor: sign * factor, init["readout"])}
-        first = trainer.init(hyper._replace(seed=seed, factors=hyper.factors._replace(init=init)))
+        first = task.init(hyper._replace(seed=seed, factors=hyper.factors._replace(init=init)))
         last, before = jax.lax.scan(step, first, batches, length=steps - 1)
         predictions = jnp.concatenate([before, predict(last)[None]])
         predictions -= predictions[0]

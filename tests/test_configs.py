@@ -13,7 +13,8 @@ from PIL import Image
 from depthmup import data
 from depthmup.data.images import TFDS
 from depthmup.settings import from_config
-from depthmup.train import TrialLoop
+from depthmup.train import TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -44,7 +45,7 @@ def fake_records(builder, split, **_):
 
 @pytest.fixture
 def mocked(monkeypatch):
-    monkeypatch.setattr("depthmup.data.pipeline.EVALUATION_BATCH", 16)
+    monkeypatch.setattr("depthmup.train.loop.EVALUATION_BATCH", 16)
     data.load.cache_clear()
     with tfds.testing.mock_data(as_data_source_fn=fake_records):
         yield
@@ -63,15 +64,13 @@ def test_two_steps(name, mocked):
     if config.data.name == "patches":
         config.epochs = 1e-3
     settings = from_config(config)
-    problem = problem_of(settings)
-    assert settings.epochs * problem.batches.steps_per_epoch <= problem.steps + 1
-    loop = TrialLoop(problem.trainer(settings.model, settings.optimizer.name), problem.batches, trials=1)
-    hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, settings.seed)
-    losses = []
-    metrics = loop.run([hyper], 2, progress=lambda _, metrics: losses.append(metrics["loss"]))
+    batches = batches_of(settings)
+    assert settings.epochs * batches.steps_per_epoch <= steps_of(settings) + 1
+    loop, losses = TrialLoop(task_of(settings), batches, TrialsOverDevices(1)), []
+    metrics = loop.run([hyper_of(settings)], 2, report=lambda _, metrics: losses.append(metrics["loss"]))
     assert np.isfinite(losses).all()
     classes = TFDS[settings.data.name].classes if settings.data.name in TFDS else 10
-    assert problem.batches.dataset.classes == classes
+    assert batches.dataset.classes == classes
     assert np.isfinite(metrics["test_loss"]).all()
     assert 0 <= metrics["test_accuracy"][0] <= 1
 

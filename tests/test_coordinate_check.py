@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup.verbs import probe_at
+from depthmup.train.build import task_of
+from depthmup.train.check import probe_at
 from tests import tiny
 
 WIDTHS, DEPTHS = (64, 128, 256), (8, 16, 32)
@@ -38,7 +39,7 @@ def check(name, norm, optimizer, fault=None, eps=1e-8):
         if fault is None:
             return plain
         factor, condition, wrong = fault
-        specs = s_specs(norm, width, depth)
+        specs = specs_at(norm, width, depth)
 
         def hyper(group, seed):
             h = plain.hyper(group, seed)
@@ -55,11 +56,9 @@ def check(name, norm, optimizer, fault=None, eps=1e-8):
 
 
 @functools.cache
-def s_specs(norm, width, depth):
-    from depthmup.train.assemble import problem_of
-
+def specs_at(norm, width, depth):
     s = settings("mup", norm, "sgd")
-    return problem_of(s).specs(dataclasses.replace(s.model, width=width, depth=depth))
+    return task_of(dataclasses.replace(s, model=dataclasses.replace(s.model, width=width, depth=depth))).specs
 
 
 def bad(report):

@@ -156,13 +156,10 @@ import numpy as np, tensorflow_datasets as tfds
 from depthmup import data
 from tests.test_configs import fake_records
 from tests import tiny
-from depthmup.train import TrialLoop
-from depthmup.train.assemble import problem_of
+from depthmup.train.build import hyper_of
+from depthmup.train.run import loop_of
 settings = tiny.settings(data__augment=dict(tiny.config()["data"]["augment"], flip=True, rotate=5.0))
-problem = problem_of(settings)
-hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
-loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=1)
-assert np.isfinite(loop.run([hyper], 1)["loss"]).all()
+assert np.isfinite(loop_of(settings).run([hyper_of(settings)], 1)["loss"]).all()
 with tfds.testing.mock_data(as_data_source_fn=fake_records):
     assert data.load("cifar10").train.examples == 18
     batches = data.Batches(data.load("imagenet2012", image_size=16), 4)

@@ -133,9 +133,10 @@ def test_explain_names_the_role_of_every_parameter(family):
 
     from configs import default
     from depthmup.settings import from_config
+    from depthmup.train.build import task_of
 
     settings = from_config(default.get_config(family))
-    specs = problem_of(settings).specs(settings.model)
+    specs = task_of(settings).specs
     table = dm.explain(settings.parameterization.build(), specs, "adam", learning_rate=1e-3)
     for s in leaves(specs):
         (row,) = [line for line in str(table).splitlines() if line.split()[0] == s.path]

@@ -10,7 +10,9 @@ from configs import default
 from depthmup.keys import declared
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
-from depthmup.train import TrialLoop
+from depthmup.train import TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.devices import trial_layout
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -25,32 +27,21 @@ SIZES = {
 }
 
 
-def settings(family, **model):
+def settings(family, optimizer="adam", **model):
     config = default.get_config(family)
     for key, value in {**SIZES[family], **model}.items():
         config.model[key] = value
-    config.optimizer.name, config.optimizer.learning_rate = "adam", 2.0**-7
+    config.optimizer.name, config.optimizer.learning_rate = optimizer, 2.0**-7
     config.parameterization.base_width, config.parameterization.base_depth = 16, 2
     config.schedule, config.data.batch_size = "constant", 32
     return from_config(config)
 
 
-def hyper_of(problem, s, seed=0):
-    return problem.hyper(s.model, s.parameterization, s.optimizer, seed)
-
-
-def loop_of(problem, s, trials, **options):
-    trainer = problem.trainer(s.model, s.optimizer.name)
-    return TrialLoop(trainer, problem.batches, trials=trials, **options)
-
-
 @pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16")])
 def test_twenty_steps_lower_the_loss(family, dtype):
-    s = settings(family, dtype=dtype)
-    problem, seen = problem_of(s), []
-    metrics = loop_of(problem, s, 1).run(
-        [hyper_of(problem, s)], 20, progress=lambda _, metrics: seen.append(metrics["loss"])
-    )
+    s, seen = settings(family, dtype=dtype), []
+    loop = TrialLoop(task_of(s), batches_of(s), TrialsOverDevices(1))
+    metrics = loop.run([hyper_of(s)], 20, report=lambda _, metrics: seen.append(metrics["loss"]))
     losses = np.concatenate(seen, axis=1)[0]
     assert losses.shape == (20,)
     assert metrics["loss"][0] < losses[0] - 0.05
@@ -60,18 +51,16 @@ def test_twenty_steps_lower_the_loss(family, dtype):
 def test_statistics_are_carried(x64):
     """After a step: 0.9 old + 0.1 of the batch's, as PyTorch's; evaluation uses them and leaves them."""
     s = settings("resnet")
-    problem = problem_of(s)
-    trainer, hyper = problem.trainer(s.model, "adam"), hyper_of(problem, s).arrays()
-    state = trainer.init(hyper)
-    batch = problem.examples(32)
-    after, _ = jax.jit(trainer.train_step)(state, batch, hyper)
+    task, hyper, batch = task_of(s), hyper_of(s).arrays(), examples(batches_of(s), 32)
+    state = jax.jit(task.init)(hyper)
+    after, _ = jax.jit(task.step)(state, batch, hyper)
     kernel = np.asarray(state.params["read_in"]["kernel"], np.float64)[:, :, 0]
     x = np.pad(np.asarray(batch[0], np.float64)[..., 0], ((0, 0), (1, 1), (1, 1)))
     first = sum(x[:, i : i + 8, j : j + 8, None] * kernel[i, j] for i in range(3) for j in range(3))
     old, new = (t.statistics["batch_stats"]["read_in_norm"] for t in (state, after))
     np.testing.assert_allclose(new["mean"], 0.9 * old["mean"] + 0.1 * first.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(new["var"], 0.9 * old["var"] + 0.1 * first.var((0, 1, 2)), rtol=1e-4)
-    evaluate = jax.jit(trainer.evaluate)
+    evaluate = jax.jit(task.evaluate)
     here = evaluate(after, batch, hyper)["loss"].compute()
     elsewhere = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"].compute()
     assert abs(here - elsewhere) > 1e-4
@@ -81,9 +70,8 @@ def test_layouts_on_a_cpu():
     """Trials run one after another, blocks are scanned (docs/design.md), and a config overrides the latter."""
     assert trial_layout() == "map"
     for family in MODELS:
-        s = settings(family)
-        assert problem_of(s).model(s.model).scan
-        assert not problem_of(s).model(settings(family, scan=False).model).scan
+        assert task_of(settings(family)).model.scan
+        assert not task_of(settings(family, scan=False)).model.scan
 
 
 @pytest.mark.parametrize(
@@ -99,7 +87,7 @@ def test_layouts_on_a_cpu():
 )
 def test_errors_before_anything_is_built(family, model, says):
     with pytest.raises(SettingsError, match=says):
-        problem_of(settings(family, **model))
+        task_of(settings(family, **model))
 
 
 @pytest.mark.parametrize(

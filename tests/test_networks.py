@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from depthmup.models import stationary_gain
-from depthmup.theory import Problem
-from depthmup.train.recipe import Recipe
-from experiments.networks import _ensemble, inputs, network, train
+from depthmup.train import Recipe
+from experiments.networks import inputs, network, train
+from tests.test_train import compilations
 
 N, L, D, P, T, SEEDS = 16, 4, 5, 3, 6, 3
 ETA0, GAMMA0, BETA = 0.4, 1.3, 0.8
@@ -181,10 +181,10 @@ def test_a_network_depends_on_its_seed_alone(x64):
 
 def test_one_program_for_all_values(x64):
     ensemble()
-    count = _ensemble._cache_size()
+    count = compilations()
     options = dict(eta0=0.1, gamma0=0.3, beta=1.1, first_seed=1001, weight_decay=0.3, trained=("branch",), alpha=1.0)
     ensemble(-Y[:, 1], **options)
-    assert _ensemble._cache_size() == count
+    assert compilations() == count
 
 
 def test_observed_parameters_are_those_of_the_network(x64):
@@ -283,7 +283,7 @@ def test_inputs_of_another_kernel():
 
 @pytest.mark.parametrize("loss", ["mse", "centered_mse"])
 def test_real_targets_of_the_losses(loss):
-    recipe, logits = Recipe(1, loss=loss), np.arange(6, dtype=np.float32).reshape(3, 2)
+    recipe, logits = Recipe(loss=loss), np.arange(6, dtype=np.float32).reshape(3, 2)
     y = Y.astype(np.float32)
     np.testing.assert_allclose(recipe.example_losses(logits, y, train=True), ((logits - y) ** 2).sum(-1) / 2, rtol=1e-6)
     whole = np.array([1, 0, 1])
@@ -304,4 +304,4 @@ def test_real_targets_of_the_losses(loss):
 )
 def test_labels_that_are_neither(loss, labels):
     with pytest.raises(ValueError, match=f"labels must be integers .* logits' shape .3, 2.: {loss} got {labels.dtype}"):
-        Recipe(1, loss=loss).example_losses(np.zeros((3, 2)), labels, train=True)
+        Recipe(loss=loss).example_losses(np.zeros((3, 2)), labels, train=True)

@@ -9,42 +9,40 @@ from depthmup.train.assemble import problem_of
 from depthmup.train.single import loop_of
 
 from depthmup.data import NONE
-from depthmup.train import TrialLoop
+from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, hyper_of, task_of
+from depthmup.train.run import loop_of
 from tests import tiny
-from tests.test_model_training import hyper_of, settings
+from tests.test_model_training import settings
 from tests.test_train import compilations
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 STEPS = 10
 SMALL = {"residual_cnn": dict(width=4, depth=1, dropout=0.0)}
-RECIPES = {
-    "plain": {},
-    "everything": dict(clip=0.5, accumulate=2, ema=0.9, label_smoothing=0.1, schedule="cosine", warmup=3),
-}
+EVERYTHING = Recipe(clip=0.5, accumulate=2, ema=0.9, label_smoothing=0.1, schedule="cosine")
+RECIPES = {"plain": (Recipe(), 0), "everything": (EVERYTHING, 3)}  # (recipe, steps of warm-up)
 
 
 def double(tree):
     return jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, tree)
 
 
-def problem_and_hyper(family, recipe, trials=1, **model):
-    s = settings(family, **model)
-    problem = problem_of(s)
-    augment = dataclasses.replace(NONE, flip=True, rotate=20.0)
-    batches = dataclasses.replace(problem.batches, augment=augment)
-    problem = problem._replace(batches=batches, recipe=dataclasses.replace(problem.recipe, **RECIPES[recipe]))
-    return problem, problem.trainer(s.model, "adam"), [hyper_of(problem, s, seed) for seed in range(trials)]
+def made(family, recipe="plain", **model):
+    """(task, batches that are augmented, hyper)"""
+    s = settings(family, **SMALL.get(family, {}), **model)
+    recipe, warmup = RECIPES[recipe]
+    batches = dataclasses.replace(batches_of(s), augment=dataclasses.replace(NONE, flip=True, rotate=20.0))
+    return task_of(s, recipe), batches, hyper_of(s)._replace(warmup=warmup)
 
 
-def trained(problem, trainer, hypers, devices, steps=STEPS, **options):
+def trained(task, batches, hypers, placement):
     """(state, metrics, evaluation) after some steps in float64."""
-    options = {"split": "batch", "devices": jax.devices()[:devices], **options}
-    loop = TrialLoop(trainer, problem.batches, trials=len(hypers), **options)
-    state, hyper = loop.programs.start(hypers)
-    state, parts = loop.programs.advance(double(state), hyper, 0, steps)
-    evaluation = loop.programs.evaluate(state, hyper, problem.batches.dataset.validation)
-    return loop.map.join(state), loop.programs.read(parts), evaluation
+    loop = TrialLoop(task, batches, placement)
+    state, hyper = loop.start(hypers)
+    (stretch,) = loop.stretches(double(state), hyper, 0, [STEPS])
+    metrics = stretch.read()
+    return placement.get(stretch.state), metrics, loop.evaluate(stretch.state, hyper, batches.dataset.validation)
 
 
 def assert_same(one, other, rtol=1e-10):
@@ -53,32 +51,31 @@ def assert_same(one, other, rtol=1e-10):
 
 
 @pytest.mark.parametrize(
-    ("family", "trials", "recipe", "norm"),
+    ("family", "recipe", "norm"),
     [
-        ("residual_mlp", 2, "everything", "none"),
-        ("residual_cnn", 1, "plain", "batch"),
-        ("residual_cnn", 1, "everything", "none"),
+        ("residual_mlp", "everything", "none"),
+        ("residual_cnn", "plain", "batch"),
+        ("residual_cnn", "everything", "none"),
     ],
 )
-def test_eight_devices_are_one(x64, family, trials, recipe, norm):
+def test_eight_devices_are_one(x64, family, recipe, norm):
     """Ten steps in float64, augmented."""
-    problem, trainer, hypers = problem_and_hyper(family, recipe, trials, norm=norm, **SMALL.get(family, {}))
-    one = trained(problem, trainer, hypers, 1)
+    task, batches, hyper = made(family, recipe, norm=norm)
+    one = trained(task, batches, [hyper], BatchOverDevices(jax.devices()[:1]))
     assert np.ptp(one[1]["loss"][0]) > 0.02
     for wrapper in ("pmap", "jit"):
-        state, metrics, evaluation = trained(problem, trainer, hypers, 8, wrapper=wrapper)
+        state, metrics, evaluation = trained(task, batches, [hyper], BatchOverDevices(wrapper=wrapper))
         assert_same(one[:2], (state, metrics))
         assert_same(one[2], evaluation, rtol=1e-6)
 
 
 def test_evaluation_over_three_devices():
     """Evaluation's batches are filled up to a multiple of the devices, and what fills them does not count."""
-    problem, trainer, hypers = problem_and_hyper("residual_mlp", "plain")
-    batches = dataclasses.replace(problem.batches, batch_size=30)
-    results = []
+    task, batches, hyper = made("residual_mlp")
+    batches, results = dataclasses.replace(batches, batch_size=30), []
     for devices in (1, 3):
-        loop = TrialLoop(trainer, batches, trials=1, split="batch", devices=jax.devices()[:devices])
-        results.append(loop.programs.metrics(*loop.programs.start(hypers)))
+        loop = TrialLoop(task, batches, BatchOverDevices(jax.devices()[:devices]))
+        results.append(loop.results(*loop.start([hyper])))
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-6, err_msg=name)
 
@@ -86,70 +83,63 @@ def test_evaluation_over_three_devices():
 @pytest.mark.parametrize("wrapper", ["pmap", "jit"])
 def test_gradients(x64, wrapper):
     """One step of SGD on eight devices, batch norm among the layers, is the gradient of the whole batch's loss."""
-    s = settings("residual_cnn", norm="batch", **SMALL["residual_cnn"])
-    problem = problem_of(s)
-    trainer, hyper = problem.trainer(s.model, "sgd"), hyper_of(problem, s)
-    loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", wrapper=wrapper)
-    states, hypers = loop.programs.start([hyper])
-    before = double(jax.tree.map(lambda leaf: np.asarray(leaf[0]), states))  # of the one trial
-    states, parts = loop.programs.advance(double(states), hypers, 0, 1)
-    after = jax.tree.map(lambda leaf: leaf[0], states)
-    model, split = problem.model(s.model), problem.batches.dataset.train
-    chosen = problem.batches.indices(0, 1)[0]
-    inputs, labels = problem.batches.prepare(split.inputs[chosen]), split.labels[chosen]
+    s = settings("residual_cnn", "sgd", norm="batch", **SMALL["residual_cnn"])
+    task, batches, hyper = task_of(s), batches_of(s), hyper_of(s)
+    loop = TrialLoop(task, batches, BatchOverDevices(wrapper=wrapper))
+    state, hypers = loop.start([hyper])
+    before = double(jax.tree.map(np.asarray, state))
+    (stretch,) = loop.stretches(double(state), hypers, 0, [1])
+    split, chosen = batches.dataset.train, batches.indices(0, 1)[0]
+    inputs, labels = batches.prepare(split.inputs[chosen]), split.labels[chosen]
 
     def loss(params):
         variables = {"params": params, **before.statistics}
-        logits, _ = model.apply(variables, inputs, hyper.arrays().forward, train=True, mutable=["batch_stats"])
-        return problem.recipe.example_losses(logits, labels, train=True).mean()
+        logits, _ = task.model.apply(variables, inputs, hyper.arrays().forward, train=True, mutable=["batch_stats"])
+        return task.recipe.example_losses(logits, labels, train=True).mean()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(before.params)
-    np.testing.assert_allclose(loop.programs.read(parts)["loss"][0, 0], value, rtol=1e-10)
+    np.testing.assert_allclose(stretch.read()["loss"][0, 0], value, rtol=1e-10)
     rates = jax.tree.map(lambda f: float(np.float32(f)) * float(np.float32(hyper.learning_rate)), hyper.factors.lr)
-    step = jax.tree.map(lambda old, new: old - np.asarray(new), before.params, after.params)
-    assert_same(step, jax.tree.map(lambda rate, g: rate * g, rates, grads), rtol=1e-8)
+    moved = jax.tree.map(lambda old, new: old - np.asarray(new), before.params, stretch.state.params)
+    assert_same(moved, jax.tree.map(lambda rate, g: rate * g, rates, grads), rtol=1e-8)
 
 
 def test_trials_over_devices_by_jit_are_those_by_pmap(x64):
-    problem, trainer, hypers = problem_and_hyper("residual_mlp", "plain", 3)
-    results = {
-        wrapper: trained(problem, trainer, hypers, 2, split="trials", wrapper=wrapper) for wrapper in ("pmap", "jit")
-    }
-    assert_same(results["pmap"], results["jit"])
+    task, batches, hyper = made("residual_mlp")
+    hypers = [hyper._replace(seed=seed) for seed in range(3)]
+    by_pmap, by_jit = (
+        trained(task, batches, hypers, TrialsOverDevices(3, jax.devices()[:2], wrapper)) for wrapper in ("pmap", "jit")
+    )
+    assert_same(by_pmap, by_jit)
 
 
 @pytest.mark.parametrize("wrapper", ["pmap", "jit"])
 @pytest.mark.parametrize("family", ["residual_mlp", "cnn"])
 def test_no_compilation_after_the_second_step(family, wrapper):
     """Nor for a shorter stretch, a second evaluation or another learning rate."""
-    problem, trainer, (hyper,) = problem_and_hyper(family, "plain")
-    loop = TrialLoop(trainer, problem.batches, trials=1, split="batch", wrapper=wrapper)
+    task, batches, hyper = made(family)
+    loop, counts = TrialLoop(task, batches, BatchOverDevices(wrapper=wrapper)), [compilations()]
 
-    def stretch(state, hyper, start, stop):
-        state, parts = loop.programs.advance(state, hyper, start, stop)
-        loop.programs.read(parts)
-        loop.programs.evaluate(state, hyper, problem.batches.dataset.validation)
-        return state
+    def train(hyper, ends):
+        state, hypers = loop.start([hyper])
+        for stretch in loop.stretches(state, hypers, 0, ends):
+            stretch.read()
+            loop.evaluate(stretch.state, hypers, batches.dataset.validation)
+            counts.append(compilations())
 
-    state, hypers = loop.programs.start([hyper])
-    state = stretch(state, hypers, 0, 2)
-    before = compilations()
-    assert before
-    state = stretch(state, hypers, 2, 9)
-    stretch(state, hypers, 9, 10)
-    state, hypers = loop.programs.start([hyper._replace(learning_rate=0.01)])
-    stretch(state, hypers, 0, 3)
-    assert compilations() == before
+    train(hyper, [2, 9, 10])
+    train(hyper._replace(learning_rate=0.01), [3])
+    assert counts[1] > counts[0]
+    assert set(counts[1:]) == {counts[1]}
 
 
 def test_a_batch_that_cannot_be_split():
-    problem, trainer, _ = problem_and_hyper("residual_mlp", "plain")
+    task, batches, _ = made("residual_mlp")
     with pytest.raises(ValueError, match="a batch of 32 cannot be split evenly over 5 devices"):
-        TrialLoop(trainer, problem.batches, trials=1, split="batch", devices=jax.devices()[:5])
-    s = tiny.settings(parallel__devices=2, accumulate=64)
+        TrialLoop(task, batches, BatchOverDevices(jax.devices()[:5]))
     with pytest.raises(
         ValueError, match="64 cannot be split evenly over 2 devices in 64 parts each: choose a multiple of"
     ):
-        loop_of(problem_of(s), s)
+        loop_of(tiny.settings(parallel__devices=2, accumulate=64))
     with pytest.raises(ValueError, match="unknown wrapper 'pjit'; did you mean"):
-        TrialLoop(trainer, problem.batches, trials=1, wrapper="pjit")
+        BatchOverDevices(wrapper="pjit")

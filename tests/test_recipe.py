@@ -1,26 +1,30 @@
 """Losses, schedules, clipping, accumulation, averaging and freezing, each against its formula written out."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from depthmup.train.assemble import problem_of
-from depthmup.train.step import NEVER, make_trainer
 
+from depthmup.train import Task
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.recipe import SCHEDULES, Recipe, chance
+from depthmup.train.task import NEVER
 from experiments.gradient_norm import norms
 from tests import tiny
-from tests.test_model_training import hyper_of, settings
+from tests.test_model_training import settings
 from tests.test_parallel import assert_same, double
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 STEPS = 40
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
-    recipe = Recipe(STEPS, name)
+    recipe = Recipe(name)
     values = np.array(
         [recipe.multiplier(jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
     )
@@ -34,135 +38,141 @@ def test_losses():
     logits, labels = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32), np.array([0, 3, 1, 1, 2])
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     onehot = np.eye(4)[labels]
-    smooth = Recipe(1, label_smoothing=0.2)
+    smooth = Recipe(label_smoothing=0.2)
     expected = -(log_p * (0.8 * onehot + 0.2 / 4)).sum(-1)
     np.testing.assert_allclose(smooth.example_losses(logits, labels, train=True), expected, rtol=1e-5)
     np.testing.assert_allclose(smooth.example_losses(logits, labels, train=False), -(log_p * onehot).sum(-1), rtol=1e-5)
     for name in ("mse", "centered_mse"):
-        values = Recipe(1, loss=name).example_losses(logits, labels, train=True)
+        values = Recipe(loss=name).example_losses(logits, labels, train=True)
         np.testing.assert_allclose(values, ((logits - onehot) ** 2).sum(-1) / 2, rtol=1e-5)
     zeros = np.zeros((5, 4), np.float32)
     for name in ("cross_entropy", "mse"):
-        at_chance = Recipe(1, loss=name).example_losses(zeros, labels, train=True)
+        at_chance = Recipe(loss=name).example_losses(zeros, labels, train=True)
         np.testing.assert_allclose(at_chance, chance(name, 4), rtol=1e-6)
 
 
 @pytest.fixture
 def setup(x64):
-    """A function: recipe -> (trainer, state in float64, batch, hyper), for the residual MLP with Adam."""
-    s = settings("residual_mlp")
-    problem = problem_of(s)
-    inputs, labels = problem.examples(32)
+    """A function: recipe -> (task, state in float64, batch, hyper), for the residual MLP."""
 
-    def of(optimizer="adam", **recipe):
-        recipe = dataclasses.replace(problem.recipe, **recipe)
-        of_recipe = problem._replace(recipe=recipe)
-        trainer, hyper = of_recipe.trainer(s.model, optimizer), hyper_of(of_recipe, s).arrays()
-        return trainer, double(trainer.init(hyper)), (double(inputs), labels), hyper
+    def of(optimizer="adam", warmup=0, steps=STEPS, **recipe):
+        s = settings("residual_mlp", optimizer)
+        task, (inputs, labels) = task_of(s, Recipe(**recipe)), examples(batches_of(s), 32)
+        hyper = hyper_of(s)._replace(warmup=warmup, steps=steps).arrays()
+        return task, double(jax.jit(task.init)(hyper)), (double(inputs), labels), hyper
 
     return of
 
 
-def steps(trainer, state, batch, hyper, count=1):
-    step = jax.jit(trainer.train_step)
+@functools.partial(jax.jit, static_argnums=0)  # equal tasks share a program
+def step(task, state, batch, hyper):
+    return task.step(state, batch, hyper)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluated(task, state, batch, hyper):
+    return task.evaluate(state, batch, hyper)["loss"].compute()
+
+
+def steps(task, state, batch, hyper, count=1):
     for _ in range(count):
-        state, metrics = step(state, batch, hyper)
+        state, metrics = step(task, state, batch, hyper)
     return state, metrics
+
+
+def change(after, before):
+    return jax.tree.map(lambda a, b: a - b, after.params, before.params)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_keep_the_factors(setup, schedule):
     """The update of every leaf at step 7 is that of a constant learning rate, times one number."""
     changes = []
-    for options in ({}, dict(schedule=schedule, warmup=10, steps=STEPS)):
-        trainer, state, batch, hyper = setup("sgd", **options)
-        after, _ = steps(trainer, state._replace(step=jnp.int32(7)), batch, hyper)
-        changes.append(jax.tree.map(lambda a, b: a - b, after.params, state.params))
+    for options in ({}, dict(schedule=schedule, warmup=10)):
+        task, state, batch, hyper = setup("sgd", **options)
+        after, _ = steps(task, state._replace(step=jnp.int32(7)), batch, hyper)
+        changes.append(change(after, state))
     constant, scheduled = changes
     assert_same(jax.tree.map(lambda u: 0.8 * u, constant), scheduled, rtol=1e-6)
 
 
 def test_accumulation_is_one_batch(setup):
     """k parts of a batch make the step of the whole, three times in a row."""
-    whole = setup(accumulate=1)
-    expected, metrics = steps(*whole, count=3)
+    task, *rest = setup()
+    expected = steps(task, *rest, count=3)
     for parts in (2, 8):
-        state, other = steps(setup(accumulate=parts)[0], *whole[1:], count=3)
-        assert_same((expected, metrics), (state, other))
+        assert_same(expected, steps(setup(accumulate=parts)[0], *rest, count=3))
 
 
 def test_clip(setup):
     """The gradient is shortened to the norm, before the optimizer, and the norm that is reported is that before."""
-    trainer, state, batch, hyper = setup("sgd")
-    after, metrics = steps(trainer, state, batch, hyper)
+    task, state, batch, hyper = setup("sgd")
+    after, metrics = steps(task, state, batch, hyper)
     norm = metrics["grad_norm"]
     clipped, other = steps(*setup("sgd", clip=float(norm) / 4))
-    change, quarter = (jax.tree.map(lambda a, b: a - b, x.params, state.params) for x in (after, clipped))
-    assert_same(jax.tree.map(lambda u: u / 4, change), quarter, rtol=1e-6)
+    assert_same(jax.tree.map(lambda u: u / 4, change(after, state)), change(clipped, state), rtol=1e-6)
     assert other["grad_norm"] == norm
     same, _ = steps(*setup("sgd", clip=float(norm) * 4))
     assert_same(same.params, after.params)
 
 
 def test_average_is_evaluated(setup):
-    trainer, state, batch, hyper = setup(ema=0.5)
+    task, state, batch, hyper = setup(ema=0.5)
     expected = state.params
     plain = setup()[0]
-    for step in range(12):
-        state, _ = steps(trainer, state, batch, hyper)
-        decay = min(0.5, (1 + step) / (10 + step))
+    for number in range(12):
+        state, _ = steps(task, state, batch, hyper)
+        decay = min(0.5, (1 + number) / (10 + number))
         expected = jax.tree.map(lambda a, w, d=decay: d * a + (1 - d) * w, expected, state.params)
     assert_same(state.average, expected, rtol=1e-6)
-    of_average = trainer.evaluate(state, batch, hyper)["loss"].compute()
-    assert of_average == plain.evaluate(state._replace(params=state.average), batch, hyper)["loss"].compute()
-    assert abs(of_average - plain.evaluate(state, batch, hyper)["loss"].compute()) > 1e-4
+    of_average = evaluated(task, state, batch, hyper)
+    assert of_average == evaluated(plain, state._replace(params=state.average), batch, hyper)
+    assert abs(of_average - evaluated(plain, state, batch, hyper)) > 1e-4
 
 
 def test_centered_loss(setup):
     """At the start the output counts as 0, and the loss's gradient is that of MSE on f - f_0."""
-    trainer, state, batch, hyper = setup("sgd", loss="centered_mse")
-    after, metrics = steps(trainer, state, batch, hyper)
+    task, state, batch, hyper = setup("sgd", loss="centered_mse")
+    after, metrics = steps(task, state, batch, hyper)
     np.testing.assert_allclose(metrics["loss"], 0.5, rtol=1e-12)
-    s = settings("residual_mlp")
-    model = problem_of(s).model(s.model)
 
     def f(params):
-        return model.apply({"params": params}, batch[0], hyper.forward)
+        return task.model.apply({"params": params}, batch[0], hyper.forward)
 
     def loss(params):
         return 0.5 * jnp.square(f(params) - f(state.params) - jax.nn.one_hot(batch[1], 10)).sum(-1).mean()
 
-    moved = jax.tree.map(lambda a, b: a - b, after.params, state.params)
     rate = jax.tree.map(lambda r: -float(r) * float(hyper.learning_rate), hyper.factors.lr)
-    assert_same(moved, jax.tree.map(lambda r, g: r * g, rate, jax.grad(loss)(state.params)), rtol=1e-8)
-    np.testing.assert_allclose(steps(trainer, after, batch, hyper)[1]["loss"], loss(after.params), rtol=1e-10)
-    evaluated = trainer.evaluate(after, batch, hyper)["loss"].compute()
-    np.testing.assert_allclose(evaluated, loss(after.params), rtol=1e-6)
+    expected = jax.tree.map(lambda r, g: r * g, rate, jax.jit(jax.grad(loss))(state.params))
+    assert_same(change(after, state), expected, rtol=1e-8)
+    np.testing.assert_allclose(steps(task, after, batch, hyper)[1]["loss"], loss(after.params), rtol=1e-10)
+    np.testing.assert_allclose(evaluated(task, after, batch, hyper), loss(after.params), rtol=1e-6)
     assert_same(after.initial, state.params)
+
+
+class InfiniteGradient(Task):
+    """A task whose loss is finite where its gradient is not."""
+
+    def apply(self, params, statistics, inputs, forward, key):
+        logits, statistics = super().apply(params, statistics, inputs, forward, key)
+        return logits + jnp.sqrt(jnp.sum(0 * logits)), statistics
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_trial_freezes(setup, what):
     """At the step whose loss or gradient is not finite nothing moves, then or later, but the count of steps."""
-    trainer, state, batch, hyper = setup()
-    state, _ = steps(trainer, state, batch, hyper)
+    task, state, batch, hyper = setup()
+    state, _ = steps(task, state, batch, hyper)
     bad = batch
     if what == "loss":
         bad = (batch[0].at[0, 0, 0].set(jnp.nan), batch[1])
     else:
-        s = settings("residual_mlp")
-        problem = problem_of(s)
-
-        def root(params, statistics, inputs, forward, key):  # its value is finite where its gradient is not
-            logits = problem.model(s.model).apply({"params": params}, inputs, forward)
-            return logits + jnp.sqrt(jnp.sum(0 * logits)), statistics
-
-        trainer = make_trainer(lambda key: (state.params, {}), root, "adam", problem.recipe)
-    frozen, metrics = steps(trainer, state, bad, hyper)
+        task = InfiniteGradient(task.model, task.input_shape, task.optimizer, task.recipe)
+    frozen, metrics = steps(task, state, bad, hyper)
     assert frozen.halted == 1
     assert bool(jnp.isfinite(metrics["loss"])) == (what == "gradient")
     assert_same(frozen._replace(halted=jnp.int32(NEVER), step=jnp.int32(1)), state, rtol=0)
-    later, metrics = steps(trainer, frozen, batch, hyper, count=2)
+    later, metrics = steps(task, frozen, batch, hyper, count=2)
     assert jnp.isnan(metrics["loss"])
     assert later.step == 4
     assert_same(later._replace(step=frozen.step), frozen, rtol=0)
@@ -170,9 +180,9 @@ def test_a_trial_freezes(setup, what):
 
 def test_update_rms(setup):
     """Of every group of parameters: what the step of SGD moved."""
-    trainer, state, batch, hyper = setup("sgd", log_updates=True)
-    after, metrics = steps(trainer, state, batch, hyper)
-    moved = jax.tree.map(lambda a, b: np.sqrt(np.mean((a - b) ** 2)), after.params, state.params)
+    task, state, batch, hyper = setup("sgd", log_updates=True)
+    after, metrics = steps(task, state, batch, hyper)
+    moved = jax.tree.map(lambda u: np.sqrt(np.mean(u**2)), change(after, state))
     names = {"read_in": "input", "blocks": "branch/hidden", "readout": "readout"}
     found = {name: value for name, value in metrics.items() if name.startswith("update_rms/")}
     assert set(found) == {f"update_rms/{name}" for name in names.values()}
@@ -203,12 +213,12 @@ def test_update_rms(setup):
 )
 def test_settings(overrides, says):
     with pytest.raises(ValueError, match=says):
-        problem_of(tiny.settings(**overrides))
+        task_of(tiny.settings(**overrides))
 
 
 def test_centered_loss_needs_one_function():
     with pytest.raises(ValueError, match="centered_mse needs a model without batch norm and dropout"):
-        problem_of(dataclasses.replace(settings("resnet"), loss="centered_mse"))
+        task_of(dataclasses.replace(settings("resnet"), loss="centered_mse"))
 
 
 def test_the_norm_that_clip_limits():

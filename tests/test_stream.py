@@ -14,12 +14,12 @@ import tensorflow_datasets as tfds
 from depthmup.train.assemble import Problem
 from PIL import Image
 
+import depthmup as dm
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.decode import centre_box, decode, random_box
 from depthmup.data.stream import CorruptRecord, Examples, stream
-from depthmup.train import TrialLoop
-from depthmup.train.recipe import Recipe
-from tests import tiny
+from depthmup.models import ResidualMLP
+from depthmup.train import Task, TrialLoop, TrialsOverDevices
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES, SIZE, BATCH, SEED = 90, 16, 8, 3
@@ -235,21 +235,25 @@ def test_training_uses_the_crop_of_the_config(records):
     np.testing.assert_allclose(prepared, images / 127.5 - 1.0, rtol=1e-5, atol=1e-6)
 
 
+TASK = Task(ResidualMLP(width=16, depth=2, outputs=10), (SIZE, SIZE, 3), "sgd")
+
+
+def hyper(seed):
+    return TASK.hyper(dm.parameterization("depth_mup", base_width=8), 0.1, seed=seed)
+
+
 def test_training_from_disk_is_training_in_memory(records):
     """The same images as PNG on disk and as pixels in memory, two trials on two devices, flips and colours on."""
     source = [{"image": encoded(i, shape=(SIZE, SIZE, 3)), "label": i % 10} for i in range(EXAMPLES)]
     disk = records._replace(source=source, order=np.arange(EXAMPLES))
     pixels = np.stack([decode(record["image"], SIZE) for record in source])
     memory = Split(pixels, np.arange(EXAMPLES, dtype=np.int32) % 10)
-    settings = tiny.settings(data__batch_size=BATCH)
     augment = dataclasses.replace(CROPS, crop=(1.0, 1.0), flip=True, brightness=0.3)
     results = []
     for split in (disk, memory):
-        problem = Problem(Batches(dataset_of(split), BATCH, SEED, augment), Recipe(13))
-        hypers = [problem.hyper(settings.model, settings.parameterization, settings.optimizer, seed) for seed in (0, 1)]
-        loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=2)
-        assert loop.programs.stepwise == (split is disk)
-        results.append(loop.run(hypers, 13, 5))
+        batches = Batches(dataset_of(split), BATCH, SEED, augment)
+        assert batches.dataset.in_memory == (split is memory)
+        results.append(TrialLoop(TASK, batches, TrialsOverDevices(2)).run([hyper(0), hyper(1)], 13, 5))
     for key, value in results[0].items():
         np.testing.assert_allclose(value, results[1][key], rtol=1e-5, err_msg=key)
     assert results[0]["loss"][0] != results[0]["loss"][1]
@@ -259,12 +263,9 @@ SHARDED = """
 import dataclasses, sys
 import jax
 import numpy as np
-from tests.test_stream import BATCH, CROPS, EXAMPLES, SEED, SIZE, encoded
-from tests import tiny
+from tests.test_stream import BATCH, CROPS, EXAMPLES, SEED, SIZE, TASK, encoded, hyper
 from depthmup.data import Batches, Dataset, Records
-from depthmup.train import TrialLoop
-from depthmup.train.assemble import Problem
-from depthmup.train.recipe import Recipe
+from depthmup.train import BatchOverDevices, TrialLoop
 
 processes, process, port = map(int, sys.argv[1:])
 jax.config.update("jax_num_cpu_devices", 2)
@@ -274,11 +275,8 @@ source = [{"image": encoded(i), "label": i % 10} for i in range(EXAMPLES)]
 split = Records(source, np.arange(EXAMPLES), 10, SIZE, "images")
 dataset = Dataset(split, split, split, np.float32(127), np.float32(60), (SIZE, SIZE, 3), tuple("0123456789"))
 augment = dataclasses.replace(CROPS, flip=True, brightness=0.3)
-problem = Problem(Batches(dataset, BATCH, SEED, augment), Recipe(13))
-settings = tiny.settings(data__batch_size=BATCH)
-hyper = problem.hyper(settings.model, settings.parameterization, settings.optimizer, 0)
-loop = TrialLoop(problem.trainer(settings.model, "sgd"), problem.batches, trials=1, split="batch")
-print("loss", loop.run([hyper], 13, 5)["loss"][0])
+loop = TrialLoop(TASK, Batches(dataset, BATCH, SEED, augment), BatchOverDevices())
+print("loss", loop.run([hyper(0)], 13, 5)["loss"][0])
 """
 
 

@@ -1,6 +1,7 @@
-"""A trial is the same alone, among others, on any number of devices and in any chunks; programs are shared."""
+"""A trial is the same alone, among others, on any number of devices and in any stretches; programs are shared."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -11,66 +12,86 @@ from depthmup.train.step import diverged
 
 from depthmup.data import NONE
 from depthmup.sweep.plan import trials
-from depthmup.train import TrialLoop
-from depthmup.train.recipe import Recipe
+from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.task import diverged
 from tests import tiny
 
 KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")
+STEPS = 11
 
 
 @pytest.fixture(scope="module")
-def sweep():
+def groups():
+    """{parameterization: its trials of one shape}: 22 each, two seeds of eleven learning rates."""
     settings = tiny.settings(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
-    problem, hypers = problem_of(settings), {}
+    result = {}
     for trial in trials(settings):
-        s = trial.settings
-        if s.model.depth == 4 and s.optimizer.name == "sgd":
-            hypers.setdefault(s.parameterization.name, []).append(hyper_of(problem, trial))
-            group = s
-    return problem, group, hypers
-
-
-def loop(sweep, trials, devices=None, layout=None):
-    problem, group, _ = sweep
-    trainer = problem.trainer(group.model, "sgd")
-    chosen = devices and jax.local_devices()[:devices]
-    return TrialLoop(trainer, problem.batches, trials=trials, devices=chosen, layout=layout)
+        if trial.settings.model.depth == 4 and trial.settings.optimizer.name == "sgd":
+            result.setdefault(trial.settings.parameterization.name, []).append(trial.settings)
+    return result
 
 
 @pytest.fixture(scope="module")
-def together(sweep):
-    """All 22 trials of depth_mup on four devices, in one chunk of 11 steps."""
-    return loop(sweep, 22).run(sweep[2]["depth_mup"], 11)
+def hypers(groups):
+    return {name: [hyper_of(settings) for settings in group] for name, group in groups.items()}
+
+
+@pytest.fixture(scope="module")
+def task(groups):
+    return task_of(groups["depth_mup"][0])
+
+
+@pytest.fixture(scope="module")
+def batches(groups):
+    return batches_of(groups["depth_mup"][0])
+
+
+@pytest.fixture(scope="module")
+def loop(task, batches):
+    """A function: trials, devices, layout -> their loop; the same for the same arguments."""
+
+    @functools.cache
+    def of(trials, devices=None, layout=None):
+        return TrialLoop(task, batches, TrialsOverDevices(trials, jax.local_devices()[:devices], layout=layout))
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def together(loop, hypers):
+    """All trials of depth_mup on all devices, in one stretch."""
+    return loop(22).run(hypers["depth_mup"], STEPS)
 
 
 @pytest.mark.parametrize("trial", [0, 9, 21])
-def test_a_trial_alone_is_the_same_bit_for_bit(sweep, together, trial):
+def test_a_trial_alone_is_the_same_bit_for_bit(loop, hypers, together, trial):
     """The last of them diverges."""
-    alone = loop(sweep, 1).run([sweep[2]["depth_mup"][trial]], 11)
+    alone = loop(1).run([hypers["depth_mup"][trial]], STEPS)
     for key in KEYS:
         np.testing.assert_array_equal(alone[key][0], together[key][trial], err_msg=key)
 
 
-def test_one_divergence_touches_no_other(sweep, together):
+def test_one_divergence_touches_no_other(loop, hypers, together):
     assert together["diverged"][-1]
     assert not together["diverged"][:10].any()
-    healthy = loop(sweep, 10).run(sweep[2]["depth_mup"][:10], 11)
+    healthy = loop(10).run(hypers["depth_mup"][:10], STEPS)
     for key in KEYS:
         np.testing.assert_array_equal(healthy[key], together[key][:10], err_msg=key)
 
 
-def test_one_device_equals_four_and_chunks_are_the_whole(sweep, together):
+def test_one_device_equals_all_and_stretches_are_the_whole(loop, hypers, together):
     seen = []
-    chunked = loop(sweep, 22, devices=1).run(
-        sweep[2]["depth_mup"], 11, 4, lambda step, metrics: seen.append((step, metrics["loss"]))
+    stretched = loop(22, devices=1).run(
+        hypers["depth_mup"], STEPS, 4, lambda step, metrics: seen.append((step, metrics["loss"].shape))
     )
-    assert [(step, losses.shape) for step, losses in seen] == [(4, (22, 4)), (8, (22, 4)), (11, (22, 3))]
+    assert seen == [(4, (22, 4)), (8, (22, 4)), (11, (22, 3))]
     for key in KEYS:
-        np.testing.assert_array_equal(chunked[key], together[key], err_msg=key)
+        np.testing.assert_array_equal(stretched[key], together[key], err_msg=key)
 
 
-def test_vmap_equals_map(sweep, together):
-    mapped = loop(sweep, 22, layout="vmap").run(sweep[2]["depth_mup"], 11)
+def test_vmap_equals_map(loop, hypers, together):
+    mapped = loop(22, layout="vmap").run(hypers["depth_mup"], STEPS)
     np.testing.assert_allclose(mapped["loss"][:8], together["loss"][:8], rtol=1e-4)
 
 
@@ -79,51 +100,48 @@ jax.monitoring.register_event_duration_secs_listener(lambda event, duration, **_
 
 
 def compilations():
+    """How many programs this process has compiled."""
     return sum("backend_compile" in event for event in COMPILED)
 
 
-def test_parameterizations_and_trials_share_a_program(sweep):
+def test_parameterizations_and_trials_share_a_program(task, batches, hypers):
     """No trace and no compilation after the first group: other parameterizations, learning rates, decays."""
-    problem, group, hypers = sweep
-    trainer = problem.trainer(group.model, "sgd")
     traces = []
 
-    def counted(state, batch, hyper):
-        traces.append(1)
-        return trainer.train_step(state, batch, hyper)
+    class Counted(Task):
+        def step(self, state, batch, hyper):
+            traces.append(1)
+            return super().step(state, batch, hyper)
 
-    shared = TrialLoop(trainer._replace(train_step=counted), problem.batches, trials=22)
-    shared.run(hypers["sp"], 11)
+    counted = Counted(task.model, task.input_shape, task.optimizer, task.recipe)
+    shared, before = TrialLoop(counted, batches, TrialsOverDevices(22)), compilations()
+    shared.run(hypers["sp"], STEPS)
     first, compiled = len(traces), compilations()
-    assert compiled > 0
+    assert compiled > before
     for name in ("mup", "depth_mup"):
-        shared.run(hypers[name], 11)
-    shared.run([h._replace(learning_rate=0.123, weight_decay=0.1) for h in hypers["mup"]], 11)
+        shared.run(hypers[name], STEPS)
+    shared.run([h._replace(learning_rate=0.123, weight_decay=0.1) for h in hypers["mup"]], STEPS)
     assert len(traces) == first
     assert compilations() == compiled
 
 
-def test_seeds_differ_and_repeat(sweep, together):
+def test_seeds_differ_and_repeat(loop, hypers, together):
     assert together["loss"][2] != together["loss"][3]  # one learning rate, two seeds
-    again = loop(sweep, 22).run(sweep[2]["depth_mup"], 11)
+    again = loop(22).run(hypers["depth_mup"], STEPS)
     np.testing.assert_array_equal(again["loss"], together["loss"])
 
 
-def test_linear_schedule_ends_at_zero(sweep):
+def test_linear_schedule_ends_at_zero(task, batches, hypers):
     """The last of n steps has a learning rate of 1/n of the first: the loss after it barely moves."""
-    problem, group, hypers = sweep
-    constant, linear = (
-        problem._replace(recipe=Recipe(2, schedule)).trainer(group.model, "sgd") for schedule in ("constant", "linear")
-    )
-    hyper = hypers["depth_mup"][0]._replace(steps=2).arrays()
-    batch = problem.examples(64)
+    hyper, batch = hypers["depth_mup"][0]._replace(steps=2).arrays(), examples(batches, 64)
     after = {}
-    for name, trainer in (("constant", constant), ("linear", linear)):
-        step = jax.jit(trainer.train_step)
-        one, _ = step(trainer.init(hyper), batch, hyper)
+    for schedule in ("constant", "linear"):
+        own = dataclasses.replace(task, recipe=Recipe(schedule))
+        step = jax.jit(own.step)
+        one, _ = step(own.init(hyper), batch, hyper)
         two, _ = step(one, batch, hyper)
         change = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), two.params, one.params)
-        after[name] = max(jax.tree.leaves(change))
+        after[schedule] = max(jax.tree.leaves(change))
     assert after["linear"] == pytest.approx(after["constant"] / 2, rel=1e-4)
 
 
@@ -133,59 +151,58 @@ def test_a_loss_that_ends_high_is_a_divergence():
     np.testing.assert_array_equal(diverged(losses, np.ones(4, np.float32)), [False, True, True, True])
 
 
-def test_evaluation_counts_every_example_once(sweep):
+def test_evaluation_counts_every_example_once(task, batches, hypers):
     """Whole splits in batches, not augmented, the last filled up: as one forward pass of each split, written out."""
-    problem, group, hypers = sweep
-    trainer, hyper = problem.trainer(group.model, "sgd"), hypers["depth_mup"][0].arrays()
-    batches = dataclasses.replace(problem.batches, augment=dataclasses.replace(NONE, rotate=90.0))
-    one = TrialLoop(trainer, batches, trials=1)
-    metrics = one.programs.metrics(*one.programs.start([hyper]))
-    params = trainer.init(hyper).params
+    hyper = hypers["depth_mup"][0].arrays()
+    rotated = dataclasses.replace(batches, augment=dataclasses.replace(NONE, rotate=90.0))
+    one = TrialLoop(task, rotated, TrialsOverDevices(1))
+    metrics = one.results(*one.start([hyper]))
+    params = task.init(hyper).params
     for prefix, split in (("", "train"), ("validation_", "validation"), ("test_", "test")):
-        inputs, labels = getattr(problem.batches.dataset, split)
-        logits = problem.model(group.model).apply({"params": params}, problem.batches.prepare(inputs), hyper.forward)
-        losses = problem.recipe.example_losses(logits, labels, train=False)
+        inputs, labels = getattr(batches.dataset, split)
+        logits = task.model.apply({"params": params}, batches.prepare(inputs), hyper.forward)
+        losses = task.recipe.example_losses(logits, labels, train=False)
         np.testing.assert_allclose(metrics[f"{prefix}loss"][0], losses.mean(), rtol=1e-5)
         assert metrics[f"{prefix}accuracy"][0] == np.float32(np.mean(np.argmax(logits, -1) == labels))
 
 
-def test_augmentation_is_one_draw_for_all_trials(sweep):
-    """In every layout, in any chunks; and it is on."""
-    problem, group, hypers = sweep
+def test_augmentation_is_one_draw_for_all_trials(task, batches, loop, hypers):
+    """In every layout, in any stretches; and it is on."""
     how = dataclasses.replace(NONE, flip=True, rotate=20.0)
-    batches, pair = dataclasses.replace(problem.batches, augment=how), [hypers["depth_mup"][0]] * 2
-    losses = {}
-    for layout, chunk in (("map", 6), ("vmap", 2)):
+    augmented, pair = dataclasses.replace(batches, augment=how), [hypers["depth_mup"][0]] * 2
+
+    def losses(own, every=6):
         seen = []
-        trainer, devices = problem.trainer(group.model, "sgd"), jax.local_devices()[:1]
-        run = TrialLoop(trainer, batches, trials=2, layout=layout, devices=devices).run
-        run(pair, 6, chunk, lambda _, metrics, seen=seen: seen.append(metrics["loss"]))
-        losses[layout] = np.concatenate(seen, axis=1)
-        np.testing.assert_allclose(losses[layout][0], losses[layout][1], rtol=1e-6)
-        np.testing.assert_allclose(losses[layout], losses["map"], rtol=1e-4)
-    seen = []
-    loop(sweep, 2, devices=1).run(pair, 6, progress=lambda _, metrics: seen.append(metrics["loss"]))
-    assert abs(seen[0] - losses["map"]).min() > 1e-4
+        own.run(pair, 6, every, lambda _, metrics: seen.append(metrics["loss"]))
+        return np.concatenate(seen, axis=1)
+
+    device = jax.local_devices()[:1]
+    mapped, vmapped = (
+        losses(TrialLoop(task, augmented, TrialsOverDevices(2, device, layout=layout)), every)
+        for layout, every in (("map", 6), ("vmap", 2))
+    )
+    for found in (mapped, vmapped):
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    np.testing.assert_allclose(vmapped, mapped, rtol=1e-4)
+    assert abs(losses(loop(2, devices=1)) - mapped).min() > 1e-4
 
 
-def test_a_frozen_trial_has_no_losses(sweep):
+def test_a_frozen_trial_has_no_losses(task, batches, hypers):
     """Not even where its weights, as they were before the step, would give one."""
-    problem, group, hypers = sweep
-    split = problem.batches.dataset.train
+    split = batches.dataset.train
     inputs = split.inputs.astype(np.float32)
-    inputs[problem.batches.indices(2, 3)[0, 5]] = np.nan
-    dataset = problem.batches.dataset._replace(train=split._replace(inputs=inputs))
-    batches = dataclasses.replace(problem.batches, dataset=dataset)
-    loop = TrialLoop(problem.trainer(group.model, "sgd"), batches, trials=2)
-    metrics = loop.run(hypers["depth_mup"][:2], 11)
+    inputs[batches.indices(2, 3)[0, 5]] = np.nan
+    dataset = batches.dataset._replace(train=split._replace(inputs=inputs))
+    damaged = TrialLoop(task, dataclasses.replace(batches, dataset=dataset), TrialsOverDevices(2))
+    metrics = damaged.run(hypers["depth_mup"][:2], STEPS)
     assert metrics["diverged"].all()
     for name in ("loss", "validation_loss", "test_loss"):
         assert np.isnan(metrics[name]).all()
 
 
-def test_wrong_number_of_trials(sweep):
+def test_wrong_number_of_trials(loop, hypers):
     with pytest.raises(ValueError, match="compiled for 2 trials, got 3"):
-        loop(sweep, 2).run(sweep[2]["sp"][:3], 11)
+        loop(2).run(hypers["sp"][:3], STEPS)
 
 
 def test_settings_are_frozen():

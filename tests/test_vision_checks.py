@@ -7,7 +7,7 @@ import pytest
 import depthmup as dm
 from configs import default
 from depthmup.settings import from_config
-from depthmup.verbs import probe_at
+from depthmup.train.check import probe_at
 
 # family: (optimizer, log2 learning rate, width, seeds, groups of parameters besides "all")
 FAMILIES = {

@@ -7,9 +7,10 @@ from depthmup.train.assemble import problem_of
 
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
-from depthmup.train import TrialLoop
+from depthmup.train import TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from tests.families import QUICK
-from tests.test_model_training import hyper_of, settings
+from tests.test_model_training import settings
 from tests.test_parallel import assert_same, double
 
 SMALL = {
@@ -24,13 +25,14 @@ SMALL = {
 STEPS = 3
 
 
-def trials_of(problem, s, optimizer):
+def trials_of(s):
     """Three trials that differ in everything that is traced."""
-    first = hyper_of(problem, s)._replace(learning_rate=0.01, weight_decay=0.1, steps=STEPS)
-    second = hyper_of(problem, s, 1)._replace(learning_rate=0.03, momentum=0.5, b1=0.8, eps=1e-6, warmup=2, steps=2)
-    third = hyper_of(problem, s, 2)._replace(learning_rate=0.002, steps=STEPS)
-    halved = third.forward._replace(branch=0.5 * third.forward.branch)
-    return [hyper.arrays() for hyper in (first, second, third._replace(forward=halved))]
+    hyper = hyper_of(s)
+    first = hyper._replace(learning_rate=0.01, weight_decay=0.1, steps=STEPS)
+    second = hyper._replace(seed=1, learning_rate=0.03, momentum=0.5, b1=0.8, eps=1e-6, warmup=2, steps=2)
+    halved = hyper.forward._replace(branch=0.5 * hyper.forward.branch)
+    third = hyper._replace(seed=2, learning_rate=0.002, steps=STEPS, forward=halved)
+    return [hyper.arrays() for hyper in (first, second, third)]
 
 
 # sgd is momentum without its trace, adamw is adam (docs/rules.md): with convolutions and attention one of each kind.
@@ -39,17 +41,16 @@ CASES = [(f, o) for f in MODELS for o in OPTIMIZERS if o in ("momentum", "adam")
 
 @pytest.mark.parametrize(("family", "optimizer"), CASES)
 def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
-    s = settings(family, **SMALL[family])
-    problem = problem_of(s)
-    trainer = problem.trainer(s.model, optimizer)
-    inputs, labels = problem.examples(8)
-    batch, hypers = (double(inputs), labels), double(trials_of(problem, s, optimizer))
-    start = jax.jit(trainer.init, compiler_options=QUICK)
+    s = settings(family, optimizer, **SMALL[family])
+    task = task_of(s)
+    inputs, labels = examples(batches_of(s), 8)
+    batch, hypers = (double(inputs), labels), double(trials_of(s))
+    start = jax.jit(task.init, compiler_options=QUICK)
     states = [double(start(hyper)) for hyper in hypers]
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-    mapped = jax.jit(jax.vmap(trainer.train_step, in_axes=(0, None, 0)), compiler_options=QUICK)
-    alone = jax.jit(trainer.train_step, compiler_options=QUICK)
+    mapped = jax.jit(jax.vmap(task.step, in_axes=(0, None, 0)), compiler_options=QUICK)
+    alone = jax.jit(task.step, compiler_options=QUICK)
     for _ in range(STEPS):
         together, losses = mapped(together, batch, stacked)
         each = [alone(state, batch, hyper) for state, hyper in zip(states, hypers, strict=True)]
@@ -64,11 +65,9 @@ def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
 
 @pytest.mark.parametrize("family", ["residual_mlp", "cnn"])
 def test_a_divergence_changes_no_bit_of_the_others(family):
-    s = settings(family, **SMALL[family])
-    problem = problem_of(s)
-    hypers = [hyper_of(problem, s, seed) for seed in range(4)]
-    trainer, results = problem.trainer(s.model, "sgd"), {}
-    loop = TrialLoop(trainer, problem.batches, trials=4, layout="vmap", devices=jax.devices()[:2])
+    s, results = settings(family, "sgd", **SMALL[family]), {}
+    hypers = [hyper_of(s)._replace(seed=seed) for seed in range(4)]
+    loop = TrialLoop(task_of(s), batches_of(s), TrialsOverDevices(4, jax.devices()[:2], layout="vmap"))
     for name, rate in (("healthy", 0.1), ("diverging", 1e30)):
         results[name] = loop.run([*hypers[:1], hypers[1]._replace(learning_rate=rate), *hypers[2:]], 6)
     assert results["diverging"]["diverged"].tolist() == [False, True, False, False]
@@ -79,15 +78,16 @@ def test_a_divergence_changes_no_bit_of_the_others(family):
 @pytest.mark.parametrize("family", MODELS)
 def test_the_number_of_trials_in_a_program_changes_no_bit(family):
     """On a CPU: a trial alone, among three on one device and on two, in stretches of any length; one ends early."""
-    s = settings(family, **SMALL[family])
-    problem = problem_of(s)
-    trainer = problem.trainer(s.model, "momentum")
-    hypers = [hyper_of(problem, s, seed)._replace(learning_rate=0.01) for seed in range(3)]
-    hypers[1] = hypers[1]._replace(learning_rate=1e30)
-    alone = TrialLoop(trainer, problem.batches, trials=1, layout="map").run(hypers[:1], 5)
+    s = settings(family, "momentum", **SMALL[family])
+    hypers = [hyper_of(s)._replace(seed=seed, learning_rate=rate) for seed, rate in enumerate((0.01, 1e30, 0.01))]
+
+    def run(hypers, devices, every):
+        placement = TrialsOverDevices(len(hypers), jax.devices()[:devices], layout="map")
+        return TrialLoop(task_of(s), batches_of(s), placement).run(hypers, 5, every)
+
+    alone = run(hypers[:1], 1, 5)
     for devices, every in ((1, 5), (2, 2)):
-        loop = TrialLoop(trainer, problem.batches, trials=3, layout="map", devices=jax.devices()[:devices])
-        together = loop.run(hypers, 5, every)
+        together = run(hypers, devices, every)
         assert together["diverged"].tolist() == [False, True, False]
         for name, values in alone.items():
             np.testing.assert_array_equal(together[name][:1], values, err_msg=name)
@@ -95,13 +95,12 @@ def test_the_number_of_trials_in_a_program_changes_no_bit(family):
 
 def test_convolutions_in_a_program_have_one_layout():
     """Also in the gradients, in the loop over trials and steps: what else XLA computes on a CPU is far slower there."""
-    s = settings("resnet", **SMALL["resnet"], scan=True)
-    problem = problem_of(s)
-    trainer, hyper = problem.trainer(s.model, "sgd"), hyper_of(problem, s).arrays()
-    state, (inputs, labels) = jax.eval_shape(trainer.init, hyper), problem.examples(8)
+    s = settings("resnet", "sgd", **SMALL["resnet"], scan=True)
+    task, hyper, batch = task_of(s), hyper_of(s).arrays(), examples(batches_of(s), 8)
+    state = jax.eval_shape(task.init, hyper)
 
     def steps(state, hyper):
-        return jax.lax.fori_loop(0, 3, lambda i, state: trainer.train_step(state, (inputs, labels), hyper)[0], state)
+        return jax.lax.fori_loop(0, 3, lambda i, state: task.step(state, batch, hyper)[0], state)
 
     text = jax.jit(steps).lower(state, hyper).as_text()
     layouts = {
