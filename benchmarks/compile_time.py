@@ -13,7 +13,6 @@ import multiprocessing
 import time
 
 import jax
-from depthmup.train.assemble import Problem
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu

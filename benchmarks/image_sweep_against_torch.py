@@ -21,8 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from depthmup.sweep.runner import Runner, hyper_of
-from depthmup.train.assemble import problem_of
 
 from benchmarks.sweep_against_torch import timed
 from configs import patches16_simple_resnet

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 import psutil
-from depthmup.train.assemble import Problem
 from PIL import Image
 
 from configs import papers

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 import pandas
-from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup.backend import prepare_cpu

@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from depthmup.train.assemble import Problem
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu

@@ -27,8 +27,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from depthmup.sweep.runner import Runner, compiled_in
-from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup import sweep

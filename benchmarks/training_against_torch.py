@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from depthmup.train.assemble import Problem
 
 from configs import default
 from depthmup.backend import prepare_cpu

@@ -27,7 +27,6 @@ from depthmup.backend import prepare_cpu
 if __name__ == "__main__":
     prepare_cpu(8)
 
-from depthmup.train.assemble import Problem, problem_of
 
 from configs import default
 from depthmup.settings import Settings, from_config

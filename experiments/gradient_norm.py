@@ -12,7 +12,6 @@ import functools
 
 import jax
 import numpy as np
-from depthmup.train.assemble import problem_of
 
 from configs import default
 from depthmup.backend import prepare_cpu

@@ -1,7 +1,7 @@
-"""Ensembles of small networks on small regression problems, to compare with the infinite-width limits.
+"""Ensembles of small networks on small regression problems: what the infinite-width limits are compared with.
 
-The canonical network of docs/theory.md section 0, with its learning rates, trained by the package's own step
-(`train.Task`); all seeds in one compiled program.
+A network is the canonical one of docs/theory.md section 0, with its learning rates. The package's own step
+(`train.Task`) trains it, and all seeds are one compiled program.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from depthmup.train.parallel import trial_layout
-from depthmup.train.step import Hyper, TrainState, make_trainer
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP
-from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one, unknown
+from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one
 from depthmup.specs import is_spec
+from depthmup.theory import Problem
 from depthmup.train import Hyper, Recipe, Task, TrainState
 from depthmup.train.devices import trial_layout
 from depthmup.train.task import FOREVER
@@ -30,9 +29,9 @@ Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
 RECIPE = Recipe(loss="centered_mse")
-# Weights of the networks that are trained side by side. On a CPU they should fit into its cache: of 1, 4, 16 and 64
-# networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times longer than one by
-# one. Elsewhere it is what a gigabyte holds of weights, gradients and initial weights.
+# How many weights the networks that are trained side by side may have in all. On a CPU they should fit into its cache:
+# of 1, 4, 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times
+# longer side by side than one by one. Elsewhere a gigabyte holds their weights, gradients and initial weights.
 TOGETHER = {"map": 2**19, "vmap": 2**26}
 
 
@@ -52,10 +51,9 @@ def train(
 ) -> Any:
     """Centred predictions F_t - F_0 of an ensemble, before each of `problem.steps` steps: (seeds, steps, *y.shape).
 
-    The loss is (1/2P) sum |F - F_0 - y|^2 over a batch of P samples. The learning rate is eta0 gamma0^2 N for all
-    weights of the canonical form (docs/theory.md sections 0 and 1). The weights are stored in the package's own form,
-    which gives the same function and trajectory. Numbers are float64 if JAX has it switched on. A network whose loss
-    becomes infinite or NaN stays as it was before that step.
+    Loss (1/2P) sum |F - F_0 - y|^2 over a batch of P samples, learning rate eta0 gamma0^2 N on all weights of the
+    canonical form (docs/theory.md sections 0 and 1). They are stored as the package stores them: the same function and
+    trajectory. Float64 where it is switched on. A network whose loss is not finite stays as it was before that step.
 
     Args:
       problem: what the limit is computed of, too; of a finite depth, with one eta0, gamma0 > 0, branches of one weight,
@@ -72,7 +70,7 @@ def train(
         result is (predictions, that pytree with leading axes (seeds, 2)). One function object is one program.
       chunk: networks trained side by side by `vmap`; by default as many as are fast.
 
-    Raises ValueError for unknown names, values out of range and shapes that do not fit.
+    Raises ValueError for what is unknown, out of range or does not fit.
     """
     dtype = jnp.result_type(float)
     _check(problem)
@@ -84,15 +82,10 @@ def train(
     assert isinstance(activation, str)
     model = network(width, depth, targets.shape[1], activation, problem.readout, residual)
     model.check(x.shape)
-    p = dm.parameterization(parameterization, alpha=alpha, gamma0=gamma0, beta0=beta)
-    task = RegressionTask(model, x.shape[1:], "momentum" if momentum else "sgd", RECIPE)
-    numbers = task.hyper(p, eta0, momentum=momentum, weight_decay=weight_decay)
-    numbers = numbers._replace(factors=_factors(p, task.specs, trained))
-    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
-    hyper = hyper._replace(seed=np.uint32(0), steps=np.int32(FOREVER), warmup=np.int32(0))
+    task = RegressionTask(model, x.shape[1:], "momentum" if problem.momentum else "sgd", RECIPE)
     chunk = chunk or max(1, TOGETHER[trial_layout()] // (depth * width**2))
     predictions, observed = _ensemble(
-        _hyper(problem, model, x.shape[1:], parameterization),
+        _hyper(problem, task, parameterization),
         np.arange(first_seed, first_seed + seeds, dtype=np.uint32),
         np.array([1, -1] if mirrored else [1], dtype),
         jnp.asarray(x, dtype),
@@ -110,10 +103,9 @@ def train(
 def network(
     width: int, depth: int, outputs: int = 1, activation: str = "tanh", readout: str = "phi", residual: bool = True
 ) -> Model:
-    """The module that `train` trains. Its blocks are unrolled, which is 1.6 times faster than scanned blocks but takes
-    longer to compile.
+    """The module that `train` trains, its blocks unrolled: 1.6 times faster than scanned, but slower to compile.
 
-    depth: number of residual branches; if not residual, number of hidden layers of `MLP`, including the read-in.
+    depth: number of residual branches, or without residual that of hidden layers of `MLP`, the read-in among them.
     Raises ValueError for a readout that the plain network does not have.
     """
     if residual:
@@ -124,7 +116,7 @@ def network(
 
 
 def inputs(Kx: np.ndarray) -> np.ndarray:
-    """Inputs x, (P, P), with x x^T / P = Kx.
+    """x (P, P) with x x^T / P = Kx.
 
     Raises ValueError if Kx is not symmetric and positive semidefinite.
     """
@@ -143,6 +135,41 @@ class RegressionTask(Task):
     def init_model(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         params, statistics = super().init_model(key)
         return jax.tree.map(lambda w: w.astype(jnp.result_type(float)), params), statistics
+
+
+def _check(problem: Problem) -> None:
+    """Raises ValueError for a problem that the limit has a solution of, but that `train` has no network for."""
+    for missing, needed in (
+        (problem.depth is None, "a finite depth"),
+        (problem.lazy, "gamma0 above 0"),
+        (np.ndim(problem.eta0) > 0, "one eta0 for all steps"),
+        (problem.branch_weights != 1, "branches of one weight"),
+        (problem.sample_weights is not None, "batches, and not sample_weights"),
+        (not isinstance(problem.activation, str), "an activation that has a name"),
+    ):
+        if missing:
+            raise ValueError(f"networks need {needed}")
+
+
+def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
+    """x, or inputs of the problem's kernel. Raises ValueError if x has another kernel."""
+    Kx = np.asarray(problem.Kx)
+    if x is None:
+        return inputs(Kx)
+    x = np.asarray(x)
+    if x.ndim != 2 or len(x) != len(Kx) or not np.allclose(x @ x.T / x.shape[1], Kx, rtol=0, atol=1e-6 * Kx.max()):
+        raise ValueError(f"x must be ({len(Kx)}, D) with x x^T / D = Kx, got shape {x.shape}")
+    return x
+
+
+def _hyper(problem: Problem, task: Task, parameterization: str) -> Hyper:
+    gamma0, beta = float(problem.gamma0), float(problem.beta)
+    p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=gamma0, beta0=beta)
+    numbers = task.hyper(p, problem.eta0, momentum=problem.momentum, weight_decay=problem.weight_decay)
+    numbers = numbers._replace(factors=_factors(p, task.specs, problem.trained))
+    dtype = jnp.result_type(float)
+    hyper = jax.tree.map(lambda number: np.asarray(number, dtype), numbers)  # `arrays` would round to float32
+    return hyper._replace(seed=np.uint32(0), steps=np.int32(FOREVER), warmup=np.int32(0))
 
 
 def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> LeafFactors:
@@ -166,7 +193,7 @@ def _factors(p: dm.Parameterization, specs: PyTree, trained: Sequence[str]) -> L
 
 
 def _indices(batches: Sequence[Sequence[int] | np.ndarray], steps: int, samples: int) -> np.ndarray:
-    """The sample indices of each update, (steps - 1, batch size); the last step only predicts."""
+    """(steps - 1, batch size): the last of the steps is not made."""
     sizes = sorted({len(batch) for batch in batches})
     if len(batches) not in (steps - 1, steps) or len(sizes) != 1:
         raise ValueError(f"batches must be {steps} of one size, one for each step, got {len(batches)} of sizes {sizes}")
@@ -190,7 +217,7 @@ def _ensemble(
     observe: Observe | None,
     chunk: int,
 ) -> tuple[jax.Array, PyTree]:
-    """(predictions (seeds, steps, P, outputs), observed (seeds, 2, ...)), averaged over the `signs` of the readout."""
+    """(predictions (seeds, steps, P, outputs), observed (seeds, 2, ...)), the mean over `signs` of the readout."""
 
     def predict(state: TrainState) -> jax.Array:
         return task.apply(state.params, {}, x, hyper.forward, None)[0]
@@ -219,10 +246,9 @@ def _ensemble(
 
 
 def _coupled(before: TrainState, after: TrainState, hyper: Hyper) -> TrainState:
-    """`after`, with the last step's weight decay also added to the momentum, as in docs/theory.md section 4.3; the
-    package keeps decay out of the momentum."""
+    """The decay of the last step also enters the momentum, as in docs/theory.md section 4.3; the package's does not."""
     trace = jax.tree.map(
-        lambda v, w, decay: v + hyper.weight_decay * decay * w,
+        lambda v, w, decay: v + hyper.optimizer["weight_decay"] * decay * w,
         optax.tree.get(after.opt_state, "trace"),
         before.params,
         hyper.factors.decay,

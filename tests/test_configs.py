@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from depthmup.train.assemble import problem_of
 from PIL import Image
 
 from depthmup import data

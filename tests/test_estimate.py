@@ -8,7 +8,6 @@ import types
 import jax
 import numpy as np
 import pytest
-from depthmup.sweep.runner import LOG_EVERY, Runner, compiled_in, hyper_of
 from depthmup.train.assemble import problem_of
 from rich.console import Console
 

@@ -129,7 +129,6 @@ def test_am_mup_scales_all_or_the_last_layers_of_branches():
 
 @pytest.mark.parametrize("family", MODELS)
 def test_explain_names_the_role_of_every_parameter(family):
-    from depthmup.train.assemble import problem_of
 
     from configs import default
     from depthmup.settings import from_config

@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from depthmup.train.assemble import problem_of
-from depthmup.train.parallel import trial_layout
 
 from configs import default
 from depthmup.keys import declared

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from depthmup.models import stationary_gain
+from depthmup.theory import Problem
 from depthmup.train import Recipe
 from experiments.networks import inputs, network, train
 from tests.test_train import compilations

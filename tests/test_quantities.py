@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pandas
 import pytest
-from depthmup.sweep.runner import Runner, hypers_of
 from depthmup.train.assemble import problem_of
 
 from depthmup import sweep

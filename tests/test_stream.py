@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from depthmup.train.assemble import Problem
 from PIL import Image
 
 import depthmup as dm

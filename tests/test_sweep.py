@@ -10,7 +10,6 @@ import signal
 import numpy as np
 import pandas
 import pytest
-from depthmup.sweep.runner import GroupCheckpoints, Runner
 
 from depthmup import fit, sweep
 from depthmup.report import page

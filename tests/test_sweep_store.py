@@ -6,7 +6,6 @@ import os
 
 import numpy as np
 import pytest
-from depthmup.sweep.runner import Runner
 
 from depthmup import sweep
 from depthmup.sweep.engine import identity, part, train

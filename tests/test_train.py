@@ -6,9 +6,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-from depthmup.sweep.runner import hyper_of
-from depthmup.train.assemble import problem_of
-from depthmup.train.step import diverged
 
 from depthmup.data import NONE
 from depthmup.sweep.plan import trials

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from depthmup.train.assemble import problem_of
 
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.activations import ACTIVATIONS
+from depthmup.keys import declared, key
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.parameterization import ForwardFactors, unknown
 

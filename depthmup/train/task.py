@@ -24,6 +24,7 @@ from depthmup.specs import group, is_spec
 from depthmup.train.recipe import Recipe
 
 if TYPE_CHECKING:
+    from jax.typing import ArrayLike
     from jaxtyping import Array, Bool, Float, Int, PyTree
 
     Scalar = Float[Array, ""]
@@ -101,13 +102,13 @@ class Task:
     def hyper(
         self,
         p: Parameterization,
-        learning_rate: float,
+        learning_rate: ArrayLike,
         *,
         seed: int = 0,
         steps: int = FOREVER,
         warmup: int = 0,
         label_noise: float = 0.0,
-        **optimizer: float,
+        **optimizer: ArrayLike,
     ) -> Hyper:
         """The hyperparameters of one trial under a parameterization.
 
