@@ -3,7 +3,7 @@
 import pytest
 
 from depthmup.settings import SettingsError, from_config
-from depthmup.train.assemble import problem_of
+from depthmup.train.build import task_of
 from tests import tiny
 
 
@@ -73,6 +73,6 @@ def test_integers_are_numbers():
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],
 )
-def test_problem_errors(overrides, says):
+def test_task_errors(overrides, says):
     with pytest.raises(ValueError, match=says):
-        problem_of(tiny.settings(**overrides))
+        task_of(tiny.settings(**overrides))
