@@ -137,7 +137,7 @@ def test_out_of_memory_says_what_to_set(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     monkeypatch.setattr("depthmup.train.loop.TrialLoop.start", full)
-    with pytest.raises(SettingsError, match="sgd sp width 8 depth 2: out of memory; set sweep.at_once below 6"):
+    with pytest.raises(SettingsError, match=r"sgd sp width 8 depth 2: out of memory; set sweep\.at_once below 6"):
         Runner().train(group)
 
 
