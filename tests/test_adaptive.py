@@ -140,20 +140,13 @@ def test_every_size_trains_the_smallest_ones_best():
 def test_real_curves(tmp_path):
     """Trained: the optima of the full grid, the rows of the full grid, fewer of them; the same after a stop."""
     grid = {"sweep__log2_learning_rates": {"sgd": (-6.0, 2.0)}, "sweep__per_octave": 1, "sweep__seeds": 2}
-    chosen = settings(**grid, sweep__depths=(2, 4, 8), sweep__widths=(), sweep__parameterizations=("sp", "depth_mup"))
-    whole = settings(
-        **grid,
-        sweep__depths=(2, 4, 8),
-        sweep__widths=(),
-        sweep__parameterizations=("sp", "depth_mup"),
-        sweep__adaptive=False,
-    )
+    grid |= {"sweep__depths": (2, 4, 8), "sweep__widths": (), "sweep__parameterizations": ("sp", "depth_mup")}
+    chosen, whole = settings(**grid), settings(**grid, sweep__adaptive=False)
     full = {row["key"]: row for row in train(whole, tmp_path / "full", progress=False)}
     rows = train(chosen, tmp_path / "adaptive", progress=False)
     assert all(full[row["key"]] == row for row in rows if row["key"] in full)
     assert len(rows) < 0.75 * len(full)
     assert optima(rows, chosen) == optima(full.values(), whole)
-    store = tmp_path / "adaptive" / "results.jsonl"
-    lines = store.read_text().splitlines(keepends=True)
-    store.write_text("".join(lines[: len(lines) // 2]))
+    for path in sorted((tmp_path / "adaptive" / "groups").iterdir())[::2]:
+        path.unlink()
     assert train(chosen, tmp_path / "adaptive", progress=False) == rows

@@ -1,11 +1,12 @@
 """Resumed is uninterrupted, bit for bit; what is corrupt is passed over, what is another run's refused."""
 
-import dataclasses
+import functools
 import json
 import os
 import shutil
 import signal
-from pathlib import Path
+import time
+import types
 
 import jax
 import numpy as np
@@ -13,147 +14,161 @@ import pytest
 from depthmup.train.assemble import problem_of
 from depthmup.train.saved import CheckpointError, load
 
-from depthmup.train import TrialLoop
-from depthmup.train.checkpoint import Checkpoints, Every
+from configs import default
+from depthmup.settings import from_config
+from depthmup.sweep.group import GroupCheckpoints, Runner
+from depthmup.sweep.plan import grouped, trials
+from depthmup.train import BatchOverDevices, TrialLoop
+from depthmup.train.build import batches_of, hyper_of, task_of
+from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
+from depthmup.train.run import train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
-from tests.test_model_training import hyper_of, settings
 
-STEPS, LOG_EVERY, PER_EPOCH = 60, 4, 44  # two epochs: the stop at step 52 is in the middle of the second
-
-
-class StopAt(Stop):
-    """A request that comes while the steps up to this one are reported."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def __call__(self, step, metrics):
-        if step >= self.step:
-            self.requested = signal.SIGTERM
+STEPS, PER_EPOCH = 30, 22  # the second stop, at step 26, is in the second epoch
 
 
-def problem_and_loop(optimizer, trials, family="residual_mlp", **options):
-    s = settings(family)
-    s = dataclasses.replace(s, optimizer=dataclasses.replace(s.optimizer, name=optimizer))
-    problem = problem_of(s)
-    problem = problem._replace(recipe=dataclasses.replace(problem.recipe, steps=STEPS, schedule="cosine", ema=0.9))
-    assert problem.batches.steps_per_epoch == PER_EPOCH
-    loop = TrialLoop(problem.trainer(s.model, optimizer), problem.batches, trials=trials, **options)
-    hypers = [hyper_of(problem, s, seed)._replace(learning_rate=0.01 * 4**seed) for seed in range(trials)]
-    return loop, hypers
+def settings(optimizer="momentum", **overrides):
+    """A run of STEPS steps: a report every 2, a checkpoint every 4, an evaluation every 8."""
+    every = {"log_every": 2, "checkpoint__every": "4 steps", "evaluate_every": "8 steps"}
+    chosen = {"optimizer__name": optimizer, "optimizer__learning_rate": 0.01, "schedule": "cosine", "ema": 0.9}
+    return tiny.settings(**{**every, **chosen, "epochs": STEPS / PER_EPOCH, **overrides})
 
 
-def checkpoints(path, identity=None, every=8, **options):
-    return Checkpoints(path, identity or {"model": {"width": 16}}, every=Every(steps=every), **options)
+@functools.cache
+def loop_of(optimizer="momentum", devices=1, wrapper="pmap"):
+    """The loop of a lone run, compiled once for all tests."""
+    s = settings(optimizer)
+    assert batches_of(s).steps_per_epoch == PER_EPOCH
+    return TrialLoop(task_of(s), batches_of(s), BatchOverDevices(jax.devices()[:devices], wrapper))
 
 
-def run(loop, hypers, path, stop=None, **options):
-    """(metrics at the end or None, [(step, metrics)], what was said)."""
-    seen, said = [], []
+def checkpoints(path, identity=None, **options):
+    return Checkpoints(path, identity or {"model": {"width": 16}}, **options)
 
-    def progress(step, metrics):
-        seen.append((step, {name: np.array(values) for name, values in metrics.items()}))
-        if stop:
-            stop(step, metrics)
 
-    options = {"say": said.append, **options}
-    kept = checkpoints(path, **options)
+def run(s, loop, path, stop_at=None, **options):
+    """(metrics at the end, None if it was stopped; reports {(step, name): values}; what was said).
+
+    stop_at: the step in whose report a stop is asked for.
+    """
+    seen, said, stop = {}, [], Stop()
+
+    def report(step, metrics):
+        seen.update({(step, name): np.array(values) for name, values in metrics.items()})
+        if stop_at and step >= stop_at:
+            stop.requested = signal.SIGTERM
+
+    kept = checkpoints(path, **{"say": said.append, **options})
     try:
-        metrics = loop.run(hypers, STEPS, LOG_EVERY, progress, evaluate_every=16, checkpoints=kept, stop=stop)
+        return train_loop(s, loop, hyper_of(s), report, kept, stop), seen, said
     except Stopped:
-        metrics = None
+        return None, seen, said
     finally:
         kept.close()
-    return metrics, seen, said
 
 
-def reports(seen):
-    """{(step, what): values}; a step done twice must be the same twice."""
-    result = {}
-    for step, metrics in seen:
-        for name, values in metrics.items():
-            if (step, name) in result:
-                np.testing.assert_array_equal(result[step, name], values)
-            result[step, name] = values
-    return result
+@pytest.mark.parametrize(("optimizer", "devices", "wrapper"), [("momentum", 4, "pmap"), ("adam", 2, "jit")])
+def test_resumed_is_uninterrupted(tmp_path, optimizer, devices, wrapper):
+    """Every metric of every step, and every array of the last checkpoint, with the same number of devices."""
+    s, loop = settings(optimizer), loop_of(optimizer, devices, wrapper)
+    metrics, whole, _ = run(s, loop, tmp_path / "whole")
+    parts = [run(s, loop, tmp_path / "cut", stop_at) for stop_at in (10, 24, None)]
+    assert [part[0] for part in parts] == [None, None, metrics]
+    assert [part[2] for part in parts] == [[], ["going on from step 12"], ["going on from step 26"]]
+    resumed = {}
+    for _, seen, _ in parts:
+        for key in resumed.keys() & seen:  # a step done twice is the same twice
+            np.testing.assert_array_equal(resumed[key], seen[key], err_msg=str(key))
+        resumed |= seen
+    assert resumed.keys() == whole.keys()
+    for key in whole:
+        np.testing.assert_array_equal(resumed[key], whole[key], err_msg=str(key))
+    states = [load(tmp_path / name) for name in ("whole", "cut")]
+    assert states[0][1]["step"] == states[1][1]["step"] == STEPS
+    for a, b in zip(jax.tree.leaves(states[0][0]), jax.tree.leaves(states[1][0]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def residual_cnn():
+    """Running statistics and dropout, beside the optimizer's state."""
+    config = default.get_config("residual_cnn")
+    config.model.update(width=8, depth=2, norm="batch", dropout=0.1)
+    config.parameterization.base_width, config.parameterization.base_depth = 8, 2
+    config.sweep.update(depths=(2,), widths=(), optimizers=("sgd",), seeds=1)
+    config.epochs, config.checkpoint.every = 0.5, "4 steps"
+    return from_config(config)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "trials", "family", "options"),
+    ("of_group", "count"),
     [
-        ("momentum", 1, "residual_mlp", dict(split="batch")),
-        ("adam", 1, "residual_mlp", dict(split="batch", wrapper="jit", devices=2)),
-        ("adam", 5, "residual_mlp", dict(devices=4)),
-        ("momentum", 3, "cnn", dict(devices=2)),
+        (lambda: tiny.settings(sweep__optimizers=("adam",), checkpoint__every="4 steps"), 10),  # two on a device
+        (residual_cnn, 3),
     ],
 )
-def test_resumed_is_uninterrupted(tmp_path, optimizer, trials, family, options):
-    """Every metric of every step, and every array of the last checkpoint, with the same number of devices."""
-    if isinstance(options.get("devices"), int):
-        options = {**options, "devices": jax.devices()[: options["devices"]]}
-    if options.get("split") == "batch":
-        options = {"devices": jax.devices()[:4], **options}
-    loop, hypers = problem_and_loop(optimizer, trials, family, **options)
-    whole, seen, _ = run(loop, hypers, tmp_path / "whole")
-    first = run(loop, hypers, tmp_path / "cut", StopAt(20))
-    second = run(loop, hypers, tmp_path / "cut", StopAt(52))
-    again, third, said = run(loop, hypers, tmp_path / "cut")
-    assert (first[0], second[0]) == (None, None)
-    resumed = [int(text.split()[-1]) for _, _, part in (first, second) for text in part] + [int(said[0].split()[-1])]
-    assert len(resumed) == 2
-    assert resumed[1] > PER_EPOCH
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], again[name], err_msg=name)
-    expected, found = reports(seen), reports(first[1] + second[1] + third)
-    assert expected.keys() == found.keys()
-    for key in expected:
-        np.testing.assert_array_equal(expected[key], found[key], err_msg=str(key))
-    states = [
-        checkpoints(tmp_path / name).restore(loop.map.join(loop.programs.start(hypers)[0])) for name in ("whole", "cut")
-    ]
-    assert states[0][0] == states[1][0] == 56
-    for a, b in zip(jax.tree.leaves(states[0][1]), jax.tree.leaves(states[1][1]), strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_a_resumed_group_is_uninterrupted(tmp_path, of_group, count):
+    """Rows, learning curves, to the last bit."""
+    group = grouped(trials(of_group()), lambda program: count)[0]
+    runner, stop, said = Runner(), Stop(), []
+
+    def ask(share):
+        if share > 0.3:  # from step 4 of 11 on: the stop is met after step 8
+            stop.requested = signal.SIGTERM
+
+    whole = runner.train(group)
+    kept = GroupCheckpoints(tmp_path, group, said.append)
+    with pytest.raises(Stopped, match="by SIGTERM at step 8: saved"):
+        runner.train(group, ask, kept, stop)
+    kept.close()
+    kept = GroupCheckpoints(tmp_path, group, said.append)
+    again = runner.train(group, checkpoints=kept)
+    kept.close()
+    assert said == ["going on from step 8"]
+    assert [finished.row for finished in again] == [finished.row for finished in whole]
+    for one, other in zip(again, whole, strict=True):
+        assert one.curve.keys() == other.curve.keys()
+        for name in one.curve:
+            np.testing.assert_array_equal(one.curve[name], other.curve[name])
 
 
 def test_another_number_of_devices(tmp_path):
     """What four devices saved, eight and one go on from; sums are then taken in another order."""
-    loop, hypers = problem_and_loop("adam", 1, split="batch", devices=jax.devices()[:4])
-    run(loop, hypers, tmp_path / "4", StopAt(20))
-    whole = loop.run(hypers, STEPS)["loss"]
+    s = settings()
+    run(s, loop_of(devices=4), tmp_path / "4", 10)
+    whole = run(s, loop_of(devices=4), tmp_path / "whole")[0]["loss"]
     for devices in (8, 1):
         shutil.copytree(tmp_path / "4", tmp_path / str(devices))
-        loop, hypers = problem_and_loop("adam", 1, split="batch", devices=jax.devices()[:devices])
-        metrics, _, said = run(loop, hypers, tmp_path / str(devices))
-        assert said == ["going on from step 24"]
+        metrics, _, said = run(s, loop_of(devices=devices), tmp_path / str(devices))
+        assert said == ["going on from step 12"]
         np.testing.assert_allclose(metrics["loss"], whole, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """(a loop, its hyperparameters, a workdir with the last three checkpoints of a run: 40, 48 and 56)."""
+    """(workdir with the last three checkpoints of a run, 24, 28 and 30; its metrics at the end)."""
     path = tmp_path_factory.mktemp("finished")
-    loop, hypers = problem_and_loop("adam", 2, devices=jax.devices()[:1])
-    run(loop, hypers, path, keep=3)
-    return loop, hypers, path
+    return path, run(settings(), loop_of(), path, keep=3, best=0)[0]
 
 
 @pytest.fixture
 def copy(finished, tmp_path):
-    shutil.copytree(finished[2], tmp_path / "copy")
+    shutil.copytree(finished[0], tmp_path / "copy")
     return tmp_path / "copy"
 
 
-def restore(finished, path, identity=None, like=None):
+def shapes(optimizer="momentum"):
+    return loop_of(optimizer).state_shapes([hyper_of(settings(optimizer))])
+
+
+def restore(path, identity=None, like=None):
     """((step, state) or None, what was said)."""
-    loop, hypers, _ = finished
     said = []
     kept = checkpoints(path, identity, say=said.append)
     try:
-        return kept.restore(loop.map.join(loop.programs.start(hypers)[0]) if like is None else like), said
+        found = kept.restore(like or shapes())
+        return found and found[:2], said
     finally:
         kept.close()
 
@@ -174,89 +189,88 @@ def damage(path, how):
     "ignore::pytest.PytestUnhandledThreadExceptionWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("how", ["cut", "changed", "emptied", "removed"])
-def test_a_corrupt_checkpoint_is_never_used(finished, copy, how):
+def test_a_corrupt_checkpoint_is_never_used(copy, how):
     """Whatever befalls any one file of the newest: either it reads as it was written, or the one before is taken."""
-    (_, expected), _ = restore(finished, copy)
+    (_, expected), _ = restore(copy)
     backup = copy.parent / "backup"
     shutil.copytree(copy, backup)
     fell_back = 0
-    for name in [f.relative_to(copy) for f in (copy / "checkpoints" / "56").rglob("*") if f.is_file()]:
+    for name in [f.relative_to(copy) for f in (copy / "checkpoints" / "30").rglob("*") if f.is_file()]:
         if not (copy / name).stat().st_size:
             continue
         damage(copy / name, how)
-        (step, state), said = restore(finished, copy)
-        if step == 56:
+        (step, state), said = restore(copy)
+        if step == 30:
             for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_array_equal(a, b)
         else:
-            assert step == 48
-            assert "checkpoint 56 cannot be used, moved to" in said[0]
-            assert said[1] == "going on from step 48"
+            assert step == 28
+            assert "checkpoint 30 cannot be used, moved to" in said[0]
+            assert said[1] == "going on from step 28"
             fell_back += 1
         shutil.rmtree(copy)
         shutil.copytree(backup, copy)
     assert fell_back >= 3
 
 
-def test_what_was_changed_in_its_json_is_not_believed(finished, copy):
+def test_what_was_changed_in_its_json_is_not_believed(copy):
     """A checkpoint that has become one of another config, without being less readable, is no reason to refuse."""
-    meta = copy / "checkpoints" / "56" / "meta" / "metadata"
+    meta = copy / "checkpoints" / "30" / "meta" / "metadata"
     text = meta.read_text()
     assert '"width": 16' in text
     meta.write_text(text.replace('"width": 16', '"width": 61'))
-    found, said = restore(finished, copy)
-    assert found[0] == 48
+    found, said = restore(copy)
+    assert found[0] == 28
     assert "its JSON is not what was written" in said[0]
 
 
-def test_half_a_checkpoint_is_removed(finished, copy):
+def test_half_a_checkpoint_is_removed(copy):
     half = copy / "checkpoints" / "60.orbax-checkpoint-tmp" / "state"
     half.mkdir(parents=True)
-    assert restore(finished, copy)[0][0] == 56
+    assert restore(copy)[0][0] == 30
     assert not half.parent.exists()
 
 
 def test_a_run_goes_on_past_corrupt_checkpoints(finished, copy):
     """It falls back to the newest whole one, and ends as if nothing had been."""
-    loop, hypers, _ = finished
-    for step in (48, 56):
-        biggest = max(
-            (copy / "checkpoints" / str(step)).rglob("*"), key=lambda f: f.stat().st_size if f.is_file() else 0
-        )
-        damage(biggest, "changed")
-    metrics, seen, said = run(loop, hypers, copy)
-    assert seen[0][0] == 44
+    for step in ("28", "30"):
+        files = [file for file in (copy / "checkpoints" / step).rglob("*") if file.is_file()]
+        damage(max(files, key=lambda file: file.stat().st_size), "changed")
+    metrics, seen, said = run(settings(), loop_of(), copy)
+    assert min(step for step, _ in seen) == 26
     assert [text.split(",")[0] for text in said] == [
-        "checkpoint 56 cannot be used",
-        "checkpoint 48 cannot be used",
-        "going on from step 40",
+        "checkpoint 30 cannot be used",
+        "checkpoint 28 cannot be used",
+        "going on from step 24",
     ]
-    assert sorted(p.name for p in (copy / "unusable_checkpoints").iterdir()) == ["48", "56"]
-    np.testing.assert_array_equal(metrics["loss"], loop.run(hypers, STEPS)["loss"])
+    assert sorted(path.name for path in (copy / "unusable_checkpoints").iterdir()) == ["28", "30"]
+    assert metrics == finished[1]
 
 
-def test_another_run_is_refused(finished, copy):
+def test_another_run_is_refused(copy):
     with pytest.raises(
         WorkdirError, match=r"checkpoint of another run: model.width was 16, now it is 32. Give another"
     ):
-        restore(finished, copy, {"model": {"width": 32}})
-    loop, hypers = problem_and_loop("momentum", 2, devices=jax.devices()[:1])
+        restore(copy, {"model": {"width": 32}})
     with pytest.raises(WorkdirError, match=r"another model: opt_state/\S+ was (not there|float32)"):
-        restore(finished, copy, like=loop.map.join(loop.programs.start(hypers)[0]))
-    state = finished[0].map.join(finished[0].programs.start(finished[1])[0])
-    wider = state._replace(params=jax.tree.map(lambda w: np.concatenate([w, w], -1), state.params))
+        restore(copy, like=shapes("adam"))
+
+    def other(params):
+        state = shapes()
+        return state._replace(params=jax.tree.map(params, state.params))
+
+    wider = other(lambda leaf: jax.ShapeDtypeStruct((*leaf.shape[:-1], 2 * leaf.shape[-1]), leaf.dtype))
     with pytest.raises(
-        WorkdirError, match=r"params/blocks/dense/kernel was float32 \(2, 2, 16, 16\), now it is float32"
+        WorkdirError, match=r"params/blocks/dense/kernel was float32 \(1, 2, 16, 16\), now it is float32"
     ):
-        restore(finished, copy, like=wider)
-    half = state._replace(params=jax.tree.map(lambda w: w.astype(np.float16), state.params))
+        restore(copy, like=wider)
     with pytest.raises(WorkdirError, match="now it is float16"):
-        restore(finished, copy, like=half)
-    assert sorted(os.listdir(copy / "checkpoints")) == ["40", "48", "56"]
+        restore(copy, like=other(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float16)))
+    assert sorted(os.listdir(copy / "checkpoints")) == ["24", "28", "30"]
 
 
 def test_the_best_and_the_last_are_kept(tmp_path):
-    kept = checkpoints(tmp_path, every=1, keep=2, best=1)
+    kept = checkpoints(tmp_path, keep=2, best=1)
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
         assert loss is None or kept.improves(loss) == (step < 3)
         kept.save(step, {"w": np.full((1, 3), step, np.float32)}, {"validation_loss": loss} if loss else None)
@@ -291,46 +305,58 @@ def test_saved_state_does_not_change_with_the_next_step(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     """Each failure is said; with room again the next one is written."""
     said = []
-    (tmp_path / "checkpoints").write_text("in the way")
-    kept = checkpoints(tmp_path / "x", say=said.append)
-    kept.path = tmp_path / "checkpoints" / "below"
-    kept.save(1, {"w": np.zeros((1,))})
-    assert "checkpoint 1 could not be written; there is none yet, and training goes on. NotADirectoryError" in said[0]
-    (tmp_path / "checkpoints").unlink()
-    kept.save(2, {"w": np.zeros((1,))})
-    kept.wait()
-    assert kept.steps() == [2]
-    kept.close()
-
-
-def test_a_stop_without_checkpoints_says_so(finished):
-    loop, hypers, _ = finished
-    stop = StopAt(4)
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM at step \d+: these steps are not saved"):
-        loop.run(hypers, STEPS, LOG_EVERY, stop, stop=stop)
-
-
-def test_minutes(tmp_path):
-    kept = Checkpoints(tmp_path, {}, every=Every(seconds=60.0))
-    assert not kept.overdue()
-    kept._saved_at -= 60
-    assert kept.overdue()
+    (tmp_path / "run").write_text("in the way")
+    kept = checkpoints(tmp_path / "run", say=said.append)
+    for step in (1, 2):
+        kept.save(step, {"w": np.zeros((1,))})
+        assert said[-1].startswith(
+            f"checkpoint {step} could not be written; there is none yet, and training goes on. NotADirectoryError"
+        )
+    (tmp_path / "run").unlink()
     kept.save(3, {"w": np.zeros((1,))})
+    assert kept.has(3)
+    assert kept.steps() == [3]
+    assert len(said) == 2
+    kept.close()
+
+
+def test_a_stop_without_checkpoints_says_so():
+    s, stop = settings(), Stop()
+    stop.requested = signal.SIGTERM
+    with pytest.raises(Stopped, match="stopped by SIGTERM at step 2: these steps are not saved"):
+        train_loop(s, loop_of(), hyper_of(s), lambda step, metrics: None, None, stop)
+
+
+def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
+    """One is due so many seconds after the last, whenever that was; a run writes it at its next report."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("depthmup.train.checkpoint.time", clock)
+    kept = checkpoints(tmp_path / "one", seconds=60.0)
+    for seconds, due in ((59.0, False), (1.0, True)):
+        now[0] += seconds
+        assert kept.overdue() == due
+    kept.save(3, {"w": np.zeros((1,))})
+    now[0] += 59.0
     assert not kept.overdue()
     kept.close()
+    run(settings(checkpoint__every="1 minutes", evaluate_every="never"), loop_of(), tmp_path / "never", seconds=60.0)
+    assert os.listdir(tmp_path / "never" / "checkpoints") == ["30"]
+    run(settings(checkpoint__every="1 minutes"), loop_of(), tmp_path / "always", 10, seconds=0.0, best=0)
+    assert sorted(os.listdir(tmp_path / "always" / "checkpoints")) == ["10", "12"]
 
 
 def test_meta_says_what_it_is(finished):
-    meta = load(finished[2])[1]
-    assert meta["step"] == 56
+    meta = load(finished[0])[1]
+    assert meta["step"] == 30
     assert meta["identity"] == {"model": {"width": 16}}
     assert {"jax", "flax", "optax", "orbax-checkpoint"} <= set(meta["versions"])
-    assert meta["arrays"]["params/read_in/kernel"]["shape"] == [2, 64, 16]
+    assert meta["arrays"]["params/read_in/kernel"]["shape"] == [1, 64, 16]
     assert json.dumps(meta)
-    assert not list(Path(finished[2]).glob("checkpoints/*tmp*"))
+    assert not list(finished[0].glob("checkpoints/*tmp*"))
 
 
-def test_sweep_settings_reach_the_checkpoints(tmp_path):
+def test_intervals():
     assert tiny.settings(checkpoint__every="5 steps").checkpoint.every.steps(22) == 5
     assert tiny.settings(checkpoint__every="0.5 epochs").checkpoint.every.steps(22) == 11
     assert tiny.settings(checkpoint__every="2 minutes").checkpoint.every.seconds == 120

@@ -1,6 +1,5 @@
 """What a sweep is said to cost, and how many trials it runs together."""
 
-import dataclasses
 import io
 import re
 import types
@@ -11,20 +10,18 @@ import pytest
 from depthmup.train.assemble import problem_of
 from rich.console import Console
 
+from configs import default
 from depthmup import verbs
-from depthmup.settings import SettingsError
+from depthmup.settings import SettingsError, from_config
 from depthmup.sweep import cost, engine, estimate, progress, train
 from depthmup.sweep.estimate import AT_ONCE, STRETCH, Estimator, Expected, at_once, duration, memory
+from depthmup.sweep.group import LOG_EVERY, Runner, compiled_in
 from depthmup.sweep.plan import grouped, trials
 from depthmup.sweep.progress import CompileClock, Progress, TimeLeft, about
 from depthmup.sweep.store import Store
 from depthmup.train import flops
+from depthmup.train.build import hyper_of, task_of
 from tests import tiny
-from tests.test_model_training import settings
-from tests.test_train import compilations
-
-HITS = []
-jax.monitoring.register_event_listener(lambda event, **_: HITS.append(event) if "cache_hits" in event else None)
 
 
 def test_cost_is_said():
@@ -52,27 +49,30 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
 
 def test_programs_are_kept(tmp_path):
     """In the folder, from which another process (here: without what is in memory) gets them, wherever it lies then."""
-    assert not jax.config.jax_compilation_cache_dir
-    for folder in ("first", "second"):
-        before, compiled = len(HITS), compilations()
-        with compiled_in(tmp_path / folder):
-            jax.jit(lambda x: jax.numpy.sin(x) * 3.21)(1.0)
-        if folder == "first":
-            assert len(HITS) == before
-            assert compilations() > compiled
-            (tmp_path / "first").rename(tmp_path / "second")
-            jax.clear_caches()
-    assert len(HITS) == before + 1
-    assert not jax.config.jax_compilation_cache_dir
+    events, chosen = [], jax.config.jax_compilation_cache_dir
+    hear = lambda event, **_: events.append(event.rpartition("/")[2])  # noqa: E731
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.monitoring.register_event_listener(hear)
+    try:
+        for folder, expected in (("first", "cache_misses"), ("second", "cache_hits")):
+            events.clear()
+            with compiled_in(tmp_path / folder):
+                jax.jit(lambda x: jax.numpy.sin(x) * 3.21)(1.0)
+            assert [event for event in events if event in ("cache_hits", "cache_misses")] == [expected]
+            assert jax.config.jax_compilation_cache_dir is None
+            if folder == "first":
+                (tmp_path / "first").rename(tmp_path / "second")
+                jax.clear_caches()
+    finally:
+        jax.monitoring.unregister_event_listener(hear)
+        jax.config.update("jax_compilation_cache_dir", chosen)
 
 
 def test_operations(monkeypatch):
     """Those of a step, for all steps and the evaluation (a third of a step's, forwards only), over all trials."""
     chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=())
     plan = trials(chosen)
-    problem = problem_of(chosen)
-    trainer = problem.trainer(plan[0].settings.model, "sgd")
-    step = flops.of_step(trainer, hyper_of(problem, plan[0]), problem.input_shape, 64)
+    step = flops.of_step(task_of(plan[0].settings), hyper_of(plan[0].settings), 64)
     groups, estimator = grouped(plan, lambda program: 20), Estimator()
     found = estimator.total(groups)
     assert found.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
@@ -118,28 +118,27 @@ def test_duration(seconds, text):
 
 def test_as_many_at_once_as_fit(monkeypatch):
     trial = trials(tiny.settings())[0]
-    problem = problem_of(trial.settings)
-    trainer = problem.trainer(trial.settings.model, "sgd")
+    task, hyper = task_of(trial.settings), hyper_of(trial.settings)
     assert at_once(trial) == AT_ONCE
     assert at_once(trials(tiny.settings(sweep__at_once=7))[0]) == 7
-    each = memory(trainer, problem, hyper_of(problem, trial), "map")
-    state = jax.eval_shape(trainer.init, hyper_of(problem, trial).arrays())
+    each = memory(task, hyper, 64, "map")
+    state = jax.eval_shape(task.init, hyper.arrays())
     assert each == 3 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    devices = len(jax.local_devices())
-    monkeypatch.setattr(estimate, "_free", lambda device: 2.5 * each * devices / estimate.SHARE)
-    assert at_once(trial) == 2 * devices
-    monkeypatch.setattr(estimate, "_free", lambda device: 0.0)
-    assert at_once(trial) == 1
+    for free, fit in ((2.5 * each, 2), (0.0, 1)):
+        statistics = {"bytes_limit": 3 * free * 1.001 / estimate.SHARE, "bytes_in_use": 0}
+        device = types.SimpleNamespace(memory_stats=lambda statistics=statistics: statistics)
+        monkeypatch.setattr(jax, "local_devices", lambda device=device: [device] * 3)
+        assert at_once(trial) == max(1, 3 * fit * bool(free))
 
 
 def test_out_of_memory_says_what_to_set(monkeypatch):
     group = grouped(trials(tiny.settings()), lambda program: 6)[0]
 
-    def full(*_, **__):
+    def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    monkeypatch.setattr("depthmup.train.loop.TrialLoop.run", full)
-    with pytest.raises(SettingsError, match="sgd sp width 8 depth 2: out of memory; set sweep"):
+    monkeypatch.setattr("depthmup.train.loop.TrialLoop.start", full)
+    with pytest.raises(SettingsError, match=r"sgd sp width 8 depth 2: out of memory; set sweep\.at_once below 6"):
         Runner().train(group)
 
 
@@ -147,10 +146,9 @@ def test_what_a_mapped_step_works_with_is_measured():
     """It grows with the batch; the state does not."""
     bytes_of = {}
     for batch_size in (64, 256):
-        trial = trials(tiny.settings(data__batch_size=batch_size))[0]
-        problem = problem_of(trial.settings)
-        trainer, hyper = problem.trainer(trial.settings.model, "sgd"), hyper_of(problem, trial)
-        bytes_of[batch_size] = memory(trainer, problem, hyper, "vmap") - memory(trainer, problem, hyper, "map")
+        own = trials(tiny.settings(data__batch_size=batch_size))[0].settings
+        task, hyper = task_of(own), hyper_of(own)
+        bytes_of[batch_size] = memory(task, hyper, batch_size, "vmap") - memory(task, hyper, batch_size, "map")
     activations = np.dtype(np.float32).itemsize * 8 * (256 - 64)  # one layer's, at width 8
     assert bytes_of[256] - bytes_of[64] > activations
     assert bytes_of[64] > 0
@@ -158,12 +156,11 @@ def test_what_a_mapped_step_works_with_is_measured():
 
 def test_dear_trials_run_a_few_at_a_time(monkeypatch):
     """On a CPU: between two reports nobody can stop a sweep, so that a stretch has a bounded number of operations."""
-    s = dataclasses.replace(settings("cnn"), sweep=tiny.settings().sweep)
-    s = dataclasses.replace(s, sweep=dataclasses.replace(s.sweep, depths=(2,), widths=()))
-    trial = trials(s)[0]
-    problem = problem_of(trial.settings)
-    trainer = problem.trainer(trial.settings.model, trial.settings.optimizer.name)
-    step = flops.of_step(trainer, hyper_of(problem, trial), problem.input_shape, 32)
+    config = default.get_config("cnn")
+    config.model.width, config.sweep.depths, config.sweep.widths = 8, (2,), ()
+    trial = trials(from_config(config))[0]
+    own = trial.settings
+    step = flops.of_step(task_of(own), hyper_of(own), own.data.batch_size)
     for count in (1, 3):
         monkeypatch.setattr(estimate, "STRETCH", (count + 0.5) * LOG_EVERY * step)
         assert at_once(trial, devices=1) == count
@@ -368,20 +365,25 @@ def test_a_sweep_ends_with_what_it_trained(tmp_path, capsys):
 
 def test_a_sweep_hears_of_what_others_trained(tmp_path, monkeypatch, capsys):
     """While it trains its first group another process trains the second. A silent one says nothing at its end."""
-    settings, waiting = small(), []
-    groups, real = grouped(trials(settings), lambda program: 4), Runner.train
+    settings, left = small(), []
+    groups, train_group = grouped(trials(settings), lambda program: 4), Runner.train
+    only = Progress.only
 
-    def trained(runner, group, say, *rest):
-        if not waiting:
+    def trained(runner, group, *rest):
+        if len(left) == 1:
             other = Store(tmp_path, engine.identity(settings))
-            other.append(*real(Runner(), groups[1]))
+            other.add(train_group(Runner(), groups[1]))
             other.close()
-        waiting.append(say.func.__self__._time.waiting())
-        return real(runner, group, say, *rest)
+        return train_group(runner, group, *rest)
+
+    def heard(self, names):
+        left.append(len(names))
+        only(self, names)
 
     monkeypatch.setattr(Runner, "train", trained)
+    monkeypatch.setattr(Progress, "only", heard)
     assert len(train(settings, tmp_path, progress=False)) == 12
-    assert waiting == [2, 0]
+    assert left == [3, 1, 0]
     assert capsys.readouterr().out == ""
 
 
@@ -409,6 +411,6 @@ def test_progress(now):
     assert "-1.0 0.350" in text  # the mean over seeds
     assert "-2.0 0.200" in text
     assert text.endswith("trained 3 trials in 21 s, of which 0 s compiling\n")
-    silent = Progress([], silent=True, console=Console(file=io.StringIO(), quiet=True))
-    silent.say("nothing")
-    assert silent._console.file.getvalue() == ""
+    unheard = Console(file=io.StringIO(), quiet=True)
+    Progress([], silent=True, console=unheard).say("nothing")
+    assert unheard.file.getvalue() == ""

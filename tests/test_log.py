@@ -1,5 +1,6 @@
 """Rows of metrics, files that are whole or not there, and the count of operations."""
 
+import io
 import json
 import os
 import signal
@@ -12,9 +13,9 @@ from flax import linen as nn
 
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.train import flops
-from depthmup.train.log import RunLog
+from depthmup.train.log import MetricsFile, RunLog
 from depthmup.train.stop import Stop
-from depthmup.train.workdir import Lines, Workdir, WorkdirError, first_difference, write_atomically
+from depthmup.train.workdir import Workdir, WorkdirError, first_difference, write_atomically
 
 
 @pytest.fixture
@@ -77,40 +78,52 @@ def test_rows_that_come_again(log, tmp_path):
     assert [row["step"] for row in rows(tmp_path)] == [10, 20, 30, 40]
 
 
+class Disk:
+    """Stands in for `open`: files that take seven bytes at once, and where the disk is full no more than five."""
+
+    full = False
+
+    def open(self, path, mode, buffering):
+        disk = self
+
+        class File(io.FileIO):
+            def write(self, content):
+                if disk.full:
+                    super().write(content[:5])
+                    raise OSError(28, "No space left on device")
+                return super().write(content[:7])
+
+        return File(path, mode)
+
+
 def test_a_row_that_cannot_be_written(log, tmp_path, monkeypatch, capsys):
     """It is said to be lost; nothing of it is in the file, and the next one is."""
+    disk = Disk()
+    monkeypatch.setattr("depthmup.train.log.open", disk.open, raising=False)
     one = log()
-    one(10, window(2.0))
-    limited = one._lines._file
-
-    class Full:
-        def write(self, content):
-            limited.write(content[:5])
-            raise OSError(28, "No space left on device")
-
-        def __getattr__(self, name):
-            return getattr(limited, name)
-
-    one._lines._file = Full()
-    one(20, window(2.0))
-    one._lines._file = limited
-    one(30, window(2.0))
+    for step, disk.full in ((10, False), (20, True), (30, False)):
+        one(step, window(2.0))
     one.close()
     assert [row["step"] for row in rows(tmp_path)] == [10, 30]
     assert "the row of step 20 is lost: [Errno 28] No space left on device" in capsys.readouterr().out
 
 
-def test_lines(tmp_path):
-    path = tmp_path / "lines"
-    path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(WorkdirError, match="line 2 is not JSON: delete it"):
-        Lines(path, "delete it")
-    path.write_text('{"a": 1}\n{"a"')
-    lines = Lines(path, "")
-    assert lines.cut
-    lines.append([{"a": float("inf")}])
-    lines.close()
-    assert path.read_text() == '{"a": 1}\n{"a": null}\n'
+def test_a_file_of_metrics(tmp_path):
+    """A cut-off last line is removed; another line that is no row is an error, and stays."""
+    path = tmp_path / "metrics.jsonl"
+    for line in ("nonsense", '{"loss": 1}', "[1]"):
+        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+        with pytest.raises(WorkdirError, match="line 2 is not JSON of a step: delete that line"):
+            MetricsFile(path)
+        assert line in path.read_text()
+    for tail in ('{"step": 2', "\0\0\0\0"):
+        path.write_text('{"step": 1}\n' + tail)
+        file = MetricsFile(path)
+        file.append({"step": 2, "loss": float("inf")})
+        file.keep(lambda row: row["step"] > 1)
+        file.append({"step": 3})
+        file.close()
+        assert path.read_text() == '{"step": 2, "loss": null}\n{"step": 3}\n'
 
 
 def test_write_atomically_leaves_the_old(tmp_path, monkeypatch):

@@ -14,14 +14,17 @@ from depthmup.train.assemble import problem_of
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
-from depthmup.report import page
-from depthmup.report.calibration import FILE, calibrations, key
-from depthmup.report.curves import judge
-from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import SettingsError, from_config, put
+from depthmup.settings import SettingsError, from_config
+from depthmup.sweep import report, verdicts
+from depthmup.sweep.axes import put
+from depthmup.sweep.calibration import FILE, calibrations, key
+from depthmup.sweep.group import Runner, hypers_of
+from depthmup.sweep.histories import Histories
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import grouped, trials
-from depthmup.train.loop import TrialLoop
+from depthmup.train import TrialLoop, TrialsOverDevices
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.loop import Measurement
 from depthmup.train.quantities import measurement
 from depthmup.train.stop import Stopped
 from tests import tiny
@@ -80,20 +83,18 @@ def test_the_start_is_what_calibrate_says(measured):
 
 
 def test_updates_are_those_of_the_next_step():
-    """Against a true step of the trainer with a tiny learning rate; velocity and moments are in it."""
+    """Against a true step of the task with a tiny learning rate; velocity and moments are in it."""
     for name in ("momentum", "adamw"):
         s = tiny.settings(optimizer__name=name, optimizer__weight_decay=0.1, schedule="constant")
-        problem = problem_of(s)
-        trainer = problem.trainer(s.model, name)
-        hyper = problem.hyper(s.model, s.parameterization, s.optimizer, 0)._replace(learning_rate=2.0**-8).arrays()
-        batch = problem.examples(32)
-        state, step = jax.jit(trainer.init)(hyper), jax.jit(trainer.train_step)
+        task, batch = task_of(s), examples(batches_of(s), 32)
+        hyper = hyper_of(s)._replace(learning_rate=2.0**-8).arrays()
+        state, step = jax.jit(task.init)(hyper), jax.jit(task.step)
         for _ in range(3):
             state, _ = step(state, batch, hyper)
-        profile = jax.jit(measurement(trainer, name, ["updates"]))(state, hyper, batch)["updates"]
+        profile = jax.jit(measurement(task, ["updates"]))(state, hyper, batch)["updates"]
         small = hyper._replace(learning_rate=np.float32(2.0**-14))
         after, _ = step(state, batch, small)
-        pairs = [trainer.states(of.params, state, batch, hyper) for of in (after, state)]
+        pairs = [task.stream(of.params, state, batch, hyper) for of in (after, state)]
         true = [float(np.mean(np.square((a - b) * 2.0**14))) for a, b in zip(*pairs, strict=True)]
         np.testing.assert_allclose(profile, true, rtol=0.05)
 
@@ -105,7 +106,6 @@ def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
         dataclasses.replace(settings, checkpoint=tiny.settings(checkpoint__every="4 steps").checkpoint),
         [],
     )
-    monkeypatch.setattr("depthmup.sweep.runner.LOG_EVERY", 4)
     original = History.measure
 
     def stop_after_the_second(self, step, quantities):
@@ -117,7 +117,7 @@ def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(History, "measure", stop_after_the_second)
     with pytest.raises(Stopped):
         sweep.train(settings, tmp_path, progress=False)
-    assert list((tmp_path / "unfinished").glob("*/history-8.npz"))
+    assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
     sweep.train(settings, tmp_path, progress=False)
     order = ["key", "quantity", "step", "layer"]
     again, whole = (t.sort_values(order, ignore_index=True) for t in (sweep.measured(tmp_path), table))
@@ -132,10 +132,11 @@ def test_a_history_leaves_out_what_is_after_the_end_of_a_trial():
     history.measure(0, {"updates": np.ones((2, 3))})
     history.measure(5, {"updates": np.array([[5.0] * 3, [np.inf] * 3])})
     history.measure(10, {"updates": np.array([[1.0, 2.0, 3.0], [np.nan] * 3, [9.0] * 3])})
-    found = history.measurements([10, 5], 2)
-    assert found["trial"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
-    assert found["value"].tolist() == [1, 1, 1, 1, 1, 1, 1, 2, 3]
-    assert found["step"].tolist() == [0] * 6 + [10] * 3
+    first, second = history.measurements(0, 10, 2), history.measurements(1, 5, 2)
+    assert first["value"].tolist() == [1, 1, 1, 1, 2, 3]
+    assert first["step"].tolist() == [0] * 3 + [10] * 3
+    assert second["value"].tolist() == [1, 1, 1]
+    assert second["layer"].tolist() == [0, 1, 2]
 
 
 def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
@@ -152,37 +153,32 @@ def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
 
 
 def test_in_every_layout():
-    """Four trials on two devices, as one after another; what was compiled without a measurement has none."""
+    """Four trials on two devices: mapped, as one after another."""
     settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness"))
-    own = grouped(trials(settings), lambda program: 4)[0]
-    problem = problem_of(settings)
-    hypers = hypers_of(problem, own)
+    group = grouped(trials(settings), lambda program: 4)[0]
+    hypers = hypers_of(group)
     hypers[2] = hypers[2]._replace(learning_rate=1e9)  # diverges
-    trainer = problem.trainer(own.settings.model, "sgd")
-    quantities = measurement(trainer, "sgd", settings.sweep.measure), problem.examples(32)
-    found = {}
+    task, batches, found = task_of(group.settings), batches_of(settings), {}
+    quantities = Measurement(measurement(task, settings.sweep.measure), examples(batches, 32))
     for name in ("map", "vmap"):
-        loop = TrialLoop(trainer, problem.batches, trials=4, layout=name, measurement=quantities)
-        loop.run(
-            hypers,
-            4,
-            measure_at=[0, 4],
-            measured=lambda step, values, name=name: found.setdefault((name, step), values),
-        )
+        placement = TrialsOverDevices(4, jax.devices()[:2], layout=name)
+        loop = TrialLoop(task, batches, placement, quantities)
+        state, hyper = loop.start(hypers)
+        found[name, 0] = loop.measure(state, hyper)
+        for stretch in loop.stretches(state, hyper, 0, [4]):
+            found[name, 4] = loop.measure(stretch.state, hyper)
     for step in (0, 4):
         for quantity, values in found["map", step].items():
             np.testing.assert_allclose(found["vmap", step][quantity], values, rtol=2e-3)
             assert np.isnan(values).any(axis=1).tolist() == [False, False, step > 0, False]
-    with pytest.raises(ValueError, match="cannot be split over the devices by batch"):
-        TrialLoop(trainer, problem.batches, trials=1, split="batch", measurement=quantities)
 
 
 def test_a_kept_program_knows_what_it_measures():
     settings = tiny.settings(**GRID)
     runner = Runner()
-    first = runner.loop(grouped(trials(settings), lambda program: 2)[0])[1]
-    again = runner.loop(grouped(trials(settings), lambda program: 2)[0])[1]
-    other = runner.loop(grouped(trials(tiny.settings(**GRID, sweep__measure=("updates",))), lambda program: 2)[0])[1]
+    first = runner.loop(grouped(trials(settings), lambda program: 2)[0])
+    again = runner.loop(grouped(trials(settings), lambda program: 2)[0])
+    other = runner.loop(grouped(trials(tiny.settings(**GRID, sweep__measure=("updates",))), lambda program: 2)[0])
     assert first is again is not other
 
 
@@ -208,7 +204,7 @@ def test_pictures_over_training(measured, tmp_path):
 
 def test_losses_of_a_history():
     history = History(1, 20)
-    history.add(0, {name: np.arange(20, dtype=np.float32)[None] for name in ("loss", "grad_norm")})
+    history.add(20, {name: np.arange(20, dtype=np.float32)[None] for name in ("loss", "grad_norm")})
     assert history.losses(0, 20) == {"last_loss": 18.5, "mean_loss": 9.5}
     assert history.losses(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
 

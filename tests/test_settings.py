@@ -4,21 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import default
-from depthmup.config_file import default_config, page
-from depthmup.models import MODELS
-from depthmup.settings import (
-    NOT_AT_THE_START,
-    TRACED,
-    CheckSettings,
-    OptimizerSettings,
-    Settings,
-    SettingsError,
-    defaults,
-    flat,
-    from_config,
-    keys,
-)
+from depthmup.settings import SettingsError, from_config
 from depthmup.train.build import task_of
 from tests import tiny
 
@@ -146,6 +132,6 @@ def test_integers_are_numbers():
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],
 )
-def test_problem_errors(overrides, says):
+def test_task_errors(overrides, says):
     with pytest.raises(ValueError, match=says):
         task_of(tiny.settings(**overrides))

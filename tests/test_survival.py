@@ -7,9 +7,13 @@ import socket
 
 import numpy as np
 import pytest
-from depthmup.train.saved import load
 
+from depthmup.train.checkpoint import load
+from depthmup.train.run import train
+from tests import tiny
 from tests.torture import EVERY, finish, kill_until_done, outcome, start, wait_for
+
+slow = pytest.mark.slow  # each starts processes
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +25,16 @@ def alone(tmp_path_factory):
     return outcome(workdir), output
 
 
-def test_three_kills(alone, tmp_path):
+@slow
+def test_kills(alone, tmp_path):
     seed = random.randrange(10**6)
-    happened = kill_until_done(tmp_path, 3, random.Random(seed))
+    happened = kill_until_done(tmp_path, 2, random.Random(seed))
     assert outcome(tmp_path) == alone[0], f"seed {seed}: {happened}"
     assert all(kill.step - kill.went_on < 3 * EVERY for kill in happened), f"seed {seed}: {happened}"
     assert not list((tmp_path / "checkpoints").glob("*tmp*"))
 
 
+@slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves(alone, tmp_path, number, status):
     """At the next report: the state is saved, the way to go on is said, and that goes on."""
@@ -51,6 +57,7 @@ def test_a_signal_saves(alone, tmp_path, number, status):
         assert "parameterization.name was 'depth_mup', now it is 'mup'. Give another --workdir" in output
 
 
+@slow
 def test_a_full_disk(alone, tmp_path):
     """No file may exceed 9 KB: every checkpoint fails, each is said in a line, and nothing is left half written; rows
     of metrics are lost from some step on. With room again the same command starts from what is whole."""
@@ -67,12 +74,19 @@ def test_a_full_disk(alone, tmp_path):
     assert outcome(tmp_path) == alone[0]
 
 
-def test_a_divergence_names_the_last_good_checkpoint(tmp_path):
-    code, output = finish(start(tmp_path, "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e30"))
-    assert code == 1
-    assert "diverged: at step 1 the loss is" in output
-    assert "there is no checkpoint; lower the learning rate" in output
-    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"] == {"diverged": True, "diverged_at_step": 1}
+def test_a_divergence_names_the_last_good_checkpoint(tmp_path, capsys):
+    often = {"log_every": 1, "checkpoint__every": "1 steps"}
+    for name, rate, says, step in (
+        ("at once", 1e30, "there is no checkpoint; lower the learning rate", 1),
+        ("later", 1e4, "the last good checkpoint is that of step 2; lower the learning rate", 2),
+    ):
+        settings = tiny.settings(optimizer__name="sgd", optimizer__learning_rate=rate, **often)
+        metrics = train(settings, tmp_path / name)
+        output = capsys.readouterr().out
+        assert metrics == {"diverged": True, "diverged_at_step": step}, output
+        assert f"diverged: at step {step} the loss is" in output
+        assert says in output
+        assert json.loads((tmp_path / name / "metrics.json").read_text())["metrics"] == metrics
 
 
 def free_port():
@@ -97,6 +111,7 @@ def assert_alike(workdir, alone):
     np.testing.assert_allclose(metrics["validation_loss"], expected["validation_loss"], rtol=0.1)
 
 
+@slow
 def test_two_processes_are_one(alone, tmp_path):
     """Each reads its part of a batch, the first writes. A stop asked of the second stops both, and they go on."""
     processes = run_two(tmp_path)
@@ -113,6 +128,7 @@ def test_two_processes_are_one(alone, tmp_path):
     assert_alike(tmp_path, alone)
 
 
+@slow
 def test_two_processes_by_jit(alone, tmp_path):
     results = [finish(process) for process in run_two(tmp_path, "--config.parallel.wrapper=jit")]
     assert [code for code, _ in results] == [0, 0], results

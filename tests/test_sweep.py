@@ -1,10 +1,11 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
-import contextlib
 import dataclasses
 import html
+import itertools
 import json
 import math
+import shutil
 import signal
 
 import numpy as np
@@ -16,10 +17,11 @@ from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
 from depthmup.sweep.engine import identity, train
+from depthmup.sweep.group import GroupCheckpoints, Runner
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials
-from depthmup.sweep.store import Store
-from depthmup.train.stop import Stop, Stopped
+from depthmup.sweep.store import Finished, Store
+from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
 
@@ -37,6 +39,32 @@ def finished(tmp_path_factory):
 
 def lines(workdir):
     return (workdir / "results.jsonl").read_text().splitlines()
+
+
+def copy(workdir, to):
+    """What a sweep goes on from."""
+    shutil.copy(workdir / "settings.json", to)
+    shutil.copytree(workdir / "groups", to / "groups")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The groups that are trained, as they come."""
+    groups, train_group = [], Runner.train
+
+    def recorded(self, group, *rest):
+        groups.append(group)
+        return train_group(self, group, *rest)
+
+    monkeypatch.setattr(Runner, "train", recorded)
+    return groups
+
+
+def assert_same_curves(workdir, other, keys):
+    """The learning curves of the trials with these keys, to the last bit."""
+    tables = [sweep.curves(folder).sort_values(["key", "step"]) for folder in (workdir, other)]
+    one, two = (table[table.key.isin(keys)].reset_index(drop=True) for table in tables)
+    pandas.testing.assert_frame_equal(one, two)
 
 
 def test_plan():
@@ -57,7 +85,7 @@ def test_plan():
 def test_the_wrapper_is_the_configs():
     for wrapper in ("pmap", "jit"):
         group = grouped(trials(tiny.settings()), lambda program: 2)[0]
-        assert Runner(wrapper).loop(group)[1].map.wrapper == wrapper
+        assert Runner(wrapper).loop(group).placement.wrapper == wrapper
 
 
 def test_every_row_has_every_setting(finished):
@@ -107,8 +135,7 @@ def test_load(finished):
 def test_from_python_is_main(finished, tmp_path):
     """The config, as main.py has it; in a workdir that has the rows."""
     workdir, rows = finished
-    for name in ("settings.json", "results.jsonl"):
-        (tmp_path / name).write_bytes((workdir / name).read_bytes())
+    copy(workdir, tmp_path)
     result = sweep.run(tiny.config(), tmp_path, "here", progress=False)
     assert result.rows == rows
     assert "log2 of the best learning rate at depth" in result.verdicts
@@ -122,21 +149,28 @@ def test_parameterizations_are_one_network_at_the_base(finished):
     assert by_name["sp"] == by_name["mup"] == by_name["depth_mup"]
 
 
-def test_a_finished_sweep_does_nothing_again(finished, monkeypatch):
+def test_a_finished_sweep_does_nothing_again(finished, trained):
     workdir, rows = finished
-    before = lines(workdir)
-    monkeypatch.setattr(Runner, "train", lambda *_: pytest.fail("trained again"))
+    before = {path: path.read_bytes() for path in (workdir / "groups").iterdir()}
     assert run(tiny.settings(), workdir) == rows
-    assert lines(workdir) == before
+    assert trained == []
+    assert {path: path.read_bytes() for path in (workdir / "groups").iterdir()} == before
 
 
-def test_missing_rows_come_back_bit_for_bit(finished, tmp_path):
-    """Rows missing from the middle of groups, and a last one that a kill cut off."""
+def test_missing_rows_come_back_bit_for_bit(finished, tmp_path, trained):
+    """A group is gone, the file of another is cut off, and some trials are missing from the middle of a third."""
     workdir, rows = finished
-    (tmp_path / "settings.json").write_bytes((workdir / "settings.json").read_bytes())
-    kept = [line for i, line in enumerate(lines(workdir)) if i not in (3, 4, 20, 70)]
-    (tmp_path / "results.jsonl").write_text("\n".join(kept) + '\n{"optimizer": "sg')
+    copy(workdir, tmp_path)
+    gone, cut, partial = sorted((tmp_path / "groups").iterdir())[:3]
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-100])
+    own = pandas.read_parquet(partial).key.tolist()
+    partial.unlink()
+    store = Store(tmp_path, identity(tiny.settings()))
+    store.add([Finished(row) for row in rows if row["key"] in own[:3] + own[5:]])
+    store.close()
     assert run(tiny.settings(), tmp_path) == rows
+    assert sorted(len(group.trials) for group in trained) == [2, 36, 36]
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
 
 
@@ -144,60 +178,39 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
     """From the checkpoint of the trials that it was at; nothing of it is left at the end."""
     workdir, rows = finished
     settings = tiny.settings(checkpoint__every="4 steps", sweep__optimizers=("adam",), sweep__widths=())
-    kept = [(row, line) for row, line in zip(rows, lines(workdir), strict=True)
-            if (row["optimizer"], row["width"]) == ("adam", 16)]  # fmt: skip
-    rows, expected = [row for row, _ in kept], [line for _, line in kept]
+    expected = [row for row in rows if (row["optimizer"], row["width"]) == ("adam", 16)]
+    save, number = GroupCheckpoints.save, itertools.count(1)
 
-    class Later(Stop):
-        asked = 0
-
-        @property
-        def requested(self):
-            self.asked += 1
-            return signal.SIGTERM if self.asked > 6 else None  # four times a group
-
-        @requested.setter
-        def requested(self, value):
-            pass
+    def save_and_stop(self, *arguments, **options):
+        save(self, *arguments, **options)
+        if next(number) == 3:  # each group saves after its steps 4 and 8: this is the second group's step 4
+            signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("depthmup.sweep.engine.Stop", Later)
-        with pytest.raises(Stopped):
+        patch.setattr(GroupCheckpoints, "save", save_and_stop)
+        with pytest.raises(Stopped, match="by SIGTERM at step 8: saved, the same command goes on from there"):
             run(settings, tmp_path)
-    assert 0 < len(lines(tmp_path)) < len(rows)
+    assert len(lines(tmp_path)) == len(expected) / 2
     assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
-    assert list((tmp_path / "unfinished").glob("*/history-8.npz"))
-    assert train(settings, tmp_path) == rows
+    assert train(settings, tmp_path) == expected
     assert "going on from step 8" in capsys.readouterr().out
-    assert sorted(lines(tmp_path)) == sorted(expected)
     assert not (tmp_path / "unfinished").exists()
-    order = ["key", "step"]
-    keys = {row["key"] for row in rows}
-    ours, whole = (sweep.curves(d).sort_values(order, ignore_index=True) for d in (tmp_path, workdir))
-    pandas.testing.assert_frame_equal(ours, whole[whole.key.isin(keys)].reset_index(drop=True))
+    assert_same_curves(tmp_path, workdir, [row["key"] for row in expected])
 
 
 def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
     """Where a group is done before the first report."""
     workdir, _ = finished
-    with monkeypatch.context() as patch:
-        patch.setattr("depthmup.sweep.engine.Stop", lambda: contextlib.nullcontext(Asked()))
-        with pytest.raises(
-            Stopped, match="by SIGINT after sgd sp mup depth_mup width 8 depth 2: the same command goes on"
-        ):
-            run(tiny.settings(), tmp_path)
+    train_group = Runner.train
+
+    def stop_and_train(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return train_group(*arguments)
+
+    monkeypatch.setattr(Runner, "train", stop_and_train)
+    with pytest.raises(Stopped, match="by SIGINT after sgd sp mup depth_mup width 8 depth 2: the same command goes on"):
+        run(tiny.settings(), tmp_path)
     assert lines(tmp_path) == lines(workdir)[:36]
-
-
-class Asked:
-    """While the first group is trained."""
-
-    def __init__(self):
-        self._answers = iter([None])
-
-    @property
-    def requested(self):
-        return next(self._answers, signal.SIGINT)
 
 
 def test_another_config_is_refused(finished):
@@ -214,22 +227,16 @@ def test_another_config_is_refused(finished):
     assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
 
 
-def test_a_sweep_can_be_extended(finished, tmp_path, monkeypatch):
+def test_a_sweep_can_be_extended(finished, tmp_path, trained):
     """More seeds and another depth: what is there stays, and only the rest is trained."""
     workdir, rows = finished
-    for name in ("settings.json", "results.jsonl"):
-        (tmp_path / name).write_bytes((workdir / name).read_bytes())
-    trained = []
-    whole = Runner.train
-    with monkeypatch.context() as patch:
-        patch.setattr(Runner, "train", lambda self, group, *rest: trained.append(group) or whole(self, group, *rest))
-        more = run(
-            tiny.settings(sweep__seeds=3, sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",)), tmp_path
-        )
+    copy(workdir, tmp_path)
+    own = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))
+    more = run(tiny.settings(sweep__seeds=3, **own), tmp_path)
     assert len(more) == 3 * 6 * 3
     assert [(len(group.trials), group.size) for group in trained] == [(18, 54)]
     assert {t.settings.seed for t in trained[0].trials} == {2}
-    assert lines(tmp_path)[: len(rows)] == lines(workdir)
+    assert set(lines(workdir)) < set(lines(tmp_path))
     old = {row["key"]: row for row in rows}
     assert sum(row["key"] in old and old[row["key"]] == row for row in more) == 36
 
@@ -350,35 +357,33 @@ def test_settings_of_one_parameterization_are_not_given_to_others():
     }
 
 
-def test_a_checkpoint_of_another_size_is_no_obstacle(tmp_path):
-    """The same trials in groups of another size, or of another program: they start anew."""
-    group = grouped(trials(tiny.settings()), lambda program: 6)[0]
-    said = []
-    for step, size in ((4, 6), (8, 4)):  # the curve of a checkpoint stays as long as the checkpoint
-        kept = GroupCheckpoints(tmp_path, Group(group.trials, size), 22, said.append)
-        kept.of = History(6, 11)
-        assert kept.restore({"w": np.zeros(size)}) is None
-        folder = kept.path.parent
-        folder.mkdir(parents=True)
-        (folder / "history-1.npz").touch()
-        (folder / "history-2.npz").touch()
-        (kept.path / "2").mkdir(parents=True)  # as if it were still there, since this one is not whole yet
-        kept.save(step, {"w": np.zeros(size)})
-        assert {path.name for path in folder.glob("history-*")} == {"history-2.npz", f"history-{step}.npz"}
-        (folder / "history-2.npz").unlink()
-        kept.wait()
-        assert kept.restore({"w": np.zeros(size)})[0] == step
+def test_a_checkpoint_of_a_group(tmp_path):
+    """It brings back the learning curves so far. Groups of another size do not see it, those of another program start
+    anew."""
+    group, said = grouped(trials(tiny.settings()), lambda program: 6)[0], []
+    history = History(6, 11)
+    history.add(4, {name: np.random.default_rng(0).random((6, 4)) for name in ("loss", "grad_norm")})
+    history.measure(2, {"kernels": np.ones((6, 3))})
+
+    def resume(group, like):
+        """(step and state, history) that the group goes on from."""
+        kept, own = GroupCheckpoints(tmp_path, group, said.append), History(6, 11)
+        found = kept.resume(like, own)
         kept.close()
-    assert sorted(path.name for path in tmp_path.glob("*/history-*")) == ["history-4.npz", "history-8.npz"]
-    (tmp_path / f"{group.name}-4" / "history-8.npz").write_bytes(b"")  # else its first losses would be missing for good
-    kept = GroupCheckpoints(tmp_path, Group(group.trials, 4), 22, said.append)
-    kept.of = History(6, 11)
-    assert kept.restore({"w": np.zeros(4)}) is None
-    assert "a group of trials starts anew" in said.pop()
-    kept = GroupCheckpoints(tmp_path, Group(group.trials, 6), 22, said.append)
-    kept.of = History(6, 11)
-    assert kept.restore({"v": np.zeros(6)}) is None
-    assert "a group of trials starts anew" in said[-1]
+        return found, own
+
+    kept = GroupCheckpoints(tmp_path, group, said.append)
+    assert kept.resume({"w": np.zeros(6)}, History(6, 11)) is None
+    kept.save(4, {"w": np.ones(6)}, more=history.arrays(4))
+    kept.close()
+    assert resume(Group(group.trials, 4), {"w": np.zeros(4)})[0] is None
+    assert said == []
+    (step, state), own = resume(group, {"w": np.zeros(6)})
+    assert (step, state["w"].tolist()) == (4, [1.0] * 6)
+    np.testing.assert_array_equal(own.values, history.values)
+    np.testing.assert_array_equal(own.measured[2]["kernels"], history.measured[2]["kernels"])
+    assert resume(group, {"v": np.zeros(6)})[0] is None
+    assert "a group of trials starts anew: " in said[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -387,16 +392,15 @@ def test_a_learning_curve_is_its_trials_own():
     alone, among = History(1, 2500), History(2, 5000)
     values = np.arange(2500, dtype=np.float32)
     metrics = {"loss": values[None], "grad_norm": values[None] + 1}
-    alone.add(0, metrics)
-    among.add(0, {name: np.concatenate([v, v]) for name, v in metrics.items()})
-    one, both = alone.curves([2500]), among.curves([2500, 5000])
-    first = both["trial"] == 0
+    alone.add(2500, metrics)
+    among.add(2500, {name: np.concatenate([v, v]) for name, v in metrics.items()})
+    one, first, second = alone.curve(0, 2500), among.curve(0, 2500), among.curve(1, 5000)
     for name in ("step", "loss", "grad_norm"):
-        np.testing.assert_array_equal(both[name][first], one[name])
+        np.testing.assert_array_equal(first[name], one[name])
     assert one["step"][:2].tolist() == [3, 6]
     assert one["step"][-1] == 2500
     assert one["loss"][:2].tolist() == [1.0, 4.0]
-    assert both["step"][~first][-1] == 2500
+    assert second["step"][-1] == 2500
 
 
 def test_losses_that_are_swept_have_their_own_chance():
@@ -422,15 +426,6 @@ def test_alpha_is_not_given_to_those_without_one():
         "mup": None,
         "depth_mup": 1.0,
     }
-
-
-def test_results_without_settings_are_refused(tmp_path):
-    (tmp_path / "results.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(WorkdirError, match=r"results.jsonl but no settings.json"):
-        Store(tmp_path, identity(tiny.settings()))
-    (tmp_path / "settings.json").write_text('{"a": ')
-    with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
-        Store(tmp_path, identity(tiny.settings()))
 
 
 @pytest.mark.parametrize(

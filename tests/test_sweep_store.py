@@ -1,153 +1,200 @@
-"""A store holds each trial once: cut, of another schema, of several processes, in parts."""
+"""A store holds each trial once: of files that cannot be read, of another schema, of several processes, in parts."""
 
-import fcntl
+import contextlib
 import json
-import os
+import shutil
 
 import numpy as np
 import pytest
 
 from depthmup import sweep
 from depthmup.sweep.engine import identity, part, train
+from depthmup.sweep.group import Runner
 from depthmup.sweep.plan import SCHEMA, grouped, trials
-from depthmup.sweep.store import Claims, Store
-from depthmup.train.workdir import Lines, WorkdirError
+from depthmup.sweep.store import Claims, Finished, Store
+from depthmup.train.workdir import WorkdirError
 from tests import tiny
 
 ONE = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))  # one program, 36 trials
 
 
-def curves(count=1):
-    """Of so many rows, a point each."""
-    ones = np.ones(count, np.float32)
-    return {
-        "trial": np.arange(count, dtype=np.int32),
-        "step": np.ones(count, np.int32),
-        "loss": ones,
-        "grad_norm": ones,
-    }
+def finished(*keys, steps=2, **values):
+    """Trials with these keys, each with a learning curve and measurements."""
+    step = np.arange(1, steps + 1, dtype=np.int32)
+    curve = {"step": step, "loss": 1 / step.astype(np.float32), "grad_norm": np.ones(steps, np.float32)}
+    measured = {"step": [0, 2], "quantity": ["updates", "kernels"], "layer": [1, 0], "value": np.float32([0.1, 3])}
+    return [Finished({"key": key, "schema": SCHEMA, "loss": 1.0, **values}, curve, measured) for key in keys]
+
+
+def files(workdir):
+    return sorted((workdir / "groups").iterdir())
 
 
 @pytest.fixture
-def opened(tmp_path):
-    """A function that opens the store at tmp_path; all are closed."""
-    stores = []
-
-    def open_store(**options):
-        stores.append(Store(tmp_path, identity(tiny.settings(**ONE)), **options))
-        return stores[-1]
-
-    yield open_store
-    for store in stores:
-        store.close()
+def opened():
+    """A function that opens the store of a workdir; all are closed."""
+    with contextlib.ExitStack() as stack:
+        yield lambda workdir: stack.enter_context(contextlib.closing(Store(workdir, identity(tiny.settings(**ONE)))))
 
 
-def row(key, **values):
-    return {"key": key, "schema": SCHEMA, "loss": 1.0, **values}
+@pytest.mark.parametrize("damage", [lambda content: content[:100], lambda content: b"", lambda content: b"nonsense"])
+def test_a_file_that_cannot_be_read(opened, tmp_path, damage):
+    """It is said once, its trials run again, and another process that saw it too gets what they became."""
+    first = opened(tmp_path)
+    first.add(finished("a", "b"))
+    first.add(finished("c"))
+    rows, broken = dict(first.rows), files(tmp_path)[0]
+    broken.write_bytes(damage(broken.read_bytes()))
+    second, third = opened(tmp_path), opened(tmp_path)
+    for store in (second, third):
+        store.refresh()
+        (message,) = store.messages()
+        assert message.startswith(f"{broken} cannot be read, and its trials run again: ")
+    missing = sorted(rows.keys() - second.rows.keys())
+    assert missing in (["a", "b"], ["c"])
+    second.add(finished(*missing))
+    third.refresh()
+    assert second.rows == third.rows == opened(tmp_path).rows == rows
+    assert second.messages() == third.messages() == []
+    assert len(files(tmp_path)) == 2
 
 
-def test_a_cut_tail_is_said(opened, tmp_path):
-    opened().close()
-    path = tmp_path / "results.jsonl"
-    whole = json.dumps(row("a")) + "\n"
-    for tail in ('{"key": "b', "\0\0\0\0", '{"key": "b\n'):
-        path.write_text(whole + tail)
-        store = opened()
-        assert store.messages() == [f"{path}: the last row was cut off and is removed; its trial runs again"]
-        assert list(store.rows) == ["a"]
-        assert path.read_text() == whole
-        store.close()
-    path.write_text(whole + "nonsense\n" + whole)
-    with pytest.raises(WorkdirError, match="line 2 is not JSON: delete that line to run its trial again"):
-        opened()
+def test_a_changed_byte_is_not_believed(opened, tmp_path):
+    """Whichever it is of the values: they are what was written, or the file cannot be read."""
+    store = opened(tmp_path)
+    store.add(finished(*"abcdefgh"))
+    (path,) = files(tmp_path)
+    content, unreadable = path.read_bytes(), 0
+    names = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # where Parquet says what the columns are
+    for i in range(4, names, 19):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :])
+        found = opened(tmp_path).rows
+        assert found in ({}, store.rows)
+        unreadable += not found
+    assert unreadable > 10
 
 
-def test_reading_cuts_nothing(opened, tmp_path, capsys):
-    opened().close()
-    content = json.dumps(row("a")) + '\n{"key": "b'
-    (tmp_path / "results.jsonl").write_text(content)
-    assert sweep.load(tmp_path).key.tolist() == ["a"]
-    assert "the last row is cut off and left out" in capsys.readouterr().out
-    assert (tmp_path / "results.jsonl").read_text() == content
+def test_a_full_disk_leaves_whole_files(opened, tmp_path, monkeypatch):
+    """What cannot be written is not there at all; with room again the next is."""
+    store = opened(tmp_path)
+    store.add(finished("a"))
+    before = files(tmp_path)
+
+    def full(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:50])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.add(finished("b"))
+    assert list(store.rows) == ["a"]
+    assert files(tmp_path) == before
+    store.add(finished("b"))
+    assert list(opened(tmp_path).rows) == ["a", "b"]
 
 
 def test_two_writers(opened, tmp_path):
-    """Each sees what the other adds; a line that the other was killed in is cut before the next is added."""
-    first, second = opened(), opened()
-    first.append([row("a")], curves())
-    second.append([row("b", loss=float("nan"))], curves())
-    assert list(second.rows) == ["a", "b"]
-    first.refresh()
-    assert list(first.rows) == ["a", "b"]
-    with open(tmp_path / "results.jsonl", "a") as file:
-        file.write('{"key": "c"')
-    first.append([row("d")], curves())
-    assert "cut off" in first.messages()[0]
-    second.refresh()
-    assert list(second.rows) == ["a", "b", "d"]
-    assert [json.loads(line)["loss"] for line in (tmp_path / "results.jsonl").read_text().splitlines()] == [
-        1.0,
-        None,
-        1.0,
-    ]
+    """Each sees what the other adds; a loss that is not finite is none, in the export too."""
+    first, second = opened(tmp_path), opened(tmp_path)
+    first.add(finished("a"))
+    second.add(finished("b", loss=float("nan")))
+    assert list(second.rows) == ["b"]
+    for store in (first, second):
+        store.refresh()
+        assert sorted(store.rows) == ["a", "b"]
+    first.export()
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert lines == list(first.rows.values())
+    assert [line["loss"] for line in lines] == [1.0, None]
 
 
-def test_a_full_disk_leaves_whole_rows(tmp_path):
-    lines = Lines(tmp_path / "lines", "")
-    lines.append([{"a": 1}])
+def test_tables(opened, tmp_path, capsys):
+    """What is in all files that can be read; a trial that two files have, because parts were joined, counts once."""
+    store = opened(tmp_path)
+    store.add(finished("a", "b"))
+    store.add(finished("b", "c", steps=3))
+    store.add([Finished(row, {}, {}) for row, _, _ in finished("d")])  # diverged at once: no point, no measurement
+    (tmp_path / "groups" / "broken.parquet").write_bytes(b"PAR1")
+    keys = sorted(sweep.load(tmp_path).key)
+    assert keys == ["a", "b", "c", "d"]
+    assert "broken.parquet cannot be read and is left out" in capsys.readouterr().out
+    curves, measured = sweep.curves(tmp_path), sweep.measured(tmp_path)
+    counts = curves.groupby("key").size().to_dict()
+    assert counts in ({"a": 2, "b": 2, "c": 3}, {"a": 2, "b": 3, "c": 3})
+    assert curves[curves.key == "a"].to_dict("list") == {
+        "key": ["a", "a"],
+        "step": [1, 2],
+        "loss": [1.0, 0.5],
+        "grad_norm": [1.0, 1.0],
+    }
+    assert measured[measured.key == "c"].to_dict("list") == {
+        "key": ["c", "c"],
+        "step": [0, 2],
+        "quantity": ["updates", "kernels"],
+        "layer": [1, 0],
+        "value": [np.float32(0.1), 3.0],
+    }
+    assert len(measured) == 6
 
-    class Limited:
-        def __getattr__(self, name):
-            return getattr(lines_file, name)
 
-        def write(self, content):
-            lines_file.write(content[:3])
-            raise OSError(28, "No space left on device")
-
-    lines_file, lines._file = lines._file, Limited()
-    with pytest.raises(OSError, match="No space left"):
-        lines.append([{"a": 2}])
-    lines._file = lines_file
-    lines.append([{"a": 3}])
-    lines.close()
-    assert (tmp_path / "lines").read_text() == '{"a": 1}\n{"a": 3}\n'
+def test_rows_that_were_copied_alone(tmp_path):
+    """They can be read, but nothing is trained beside them, since nobody knows what they belong to."""
+    exported = tmp_path / "results.jsonl"
+    exported.write_text('{"key": "a", "loss": 1.0}\n{"loss": 2.0}\n')
+    assert sweep.load(tmp_path).loss.tolist() == [1.0, 2.0]
+    for about in (sweep.curves, sweep.measured):
+        with pytest.raises(WorkdirError, match="holds no"):
+            about(tmp_path)
+    with pytest.raises(WorkdirError, match=r"results.jsonl but no settings.json"):
+        Store(tmp_path, identity(tiny.settings()))
+    exported.write_text('{"key": "a"}\nnonsense\n')
+    with pytest.raises(WorkdirError, match="line 2 is not a JSON object: delete that line"):
+        sweep.load(tmp_path)
 
 
 def test_another_schema_is_refused(opened, tmp_path):
-    opened().close()
-    path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps(row("a", schema=SCHEMA + 1)) + "\n")
-    with pytest.raises(WorkdirError, match=f"has rows of schema {SCHEMA + 1}, this version writes {SCHEMA}"):
-        opened()
-    path.write_text("")
+    """As every workdir of an earlier version."""
+    opened(tmp_path).close()
     saved = json.loads((tmp_path / "settings.json").read_text())
-    (tmp_path / "settings.json").write_text(json.dumps({**saved, "schema": 0}))
-    with pytest.raises(WorkdirError, match=f"schema was 0, now it is {SCHEMA}"):
-        opened()
+    (tmp_path / "settings.json").write_text(json.dumps({**saved, "schema": 3}))
+    with pytest.raises(WorkdirError, match=f"schema was 3, now it is {SCHEMA}. Give another --workdir"):
+        opened(tmp_path)
+
+
+def test_groups_without_settings_are_refused(tmp_path):
+    (tmp_path / "groups").mkdir()
+    with pytest.raises(WorkdirError, match=r"groups but no settings.json"):
+        Store(tmp_path, identity(tiny.settings()))
+    (tmp_path / "settings.json").write_text('{"a": ')
+    with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
+        Store(tmp_path, identity(tiny.settings()))
 
 
 def test_claims(opened, tmp_path):
     """What one process is at no other takes, whatever its groups are, until it is done or gone."""
     plan = trials(tiny.settings(**ONE))
     groups, others = (grouped(plan, lambda program, size=size: size) for size in (10, 16))
-    first_store, second_store = opened(), opened()
-    first = Claims(first_store, tmp_path)
-    second = Claims(second_store, tmp_path)
+    first_store, second_store = opened(tmp_path), opened(tmp_path)
+    first, second = Claims(first_store, tmp_path), Claims(second_store, tmp_path)
     _, mine = first.take(groups)
     assert mine.trials == tuple(plan[:10])
     planned, theirs = second.take(others)
     assert (planned.trials, theirs.trials) == (tuple(plan[:16]), tuple(plan[10:16]))
     assert first.take(groups)[1].trials == tuple(plan[16:20])
-    first_store.append([row(trial.key) for trial in plan[:10]], curves(10))
+    first_store.add(finished(*(trial.key for trial in plan[:10])))
     first.release(mine)
+    assert second.take(groups)[1].trials == tuple(plan[20:30])  # neither what is done nor what is claimed
     assert not first.alone()
-    fcntl.flock(first._file, fcntl.LOCK_UN)  # as if it were killed
-    _, theirs = second.take(others)
-    assert theirs.trials == tuple(plan[16:32])
+    # A killed process leaves its files behind, but no lock on them.
+    for path in (tmp_path / "claims").glob("*.json"):
+        shutil.copy(path, path.with_stem(f"killed-{path.stem}"))
+    first.close()
+    assert second.take(others)[1].trials == (*plan[16:20], *plan[30:32])
     assert second.alone()
-    for claims in (first, second):
-        claims.close()
-    assert [path.suffix for path in (tmp_path / "claims").iterdir() if path.suffix] == []
+    second.close()
+    assert not list((tmp_path / "claims").glob("*.json"))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
@@ -163,34 +210,19 @@ def test_parts_are_the_plan(count):
     assert part(plan, 0, 1) == plan
 
 
-def test_rows_of_other_parts_are_seen_as_they_come(opened):
-    """So that what a part that is still running has done is not done again."""
-    whole, other = opened(), opened(shard=(0, 2))
-    other.append([row("a")], curves())
-    whole.refresh()
-    assert list(whole.rows) == ["a"]
-    other.append([row("b")], curves())
-    whole.refresh()
-    assert list(whole.rows) == ["a", "b"]
-    assert whole.messages() == []
-    with open(other.path, "a") as file:
-        file.write('{"key": "c')
-    third = opened()
-    assert list(third.rows) == ["a", "b"]
-    assert "the last row is cut off and not used; its trial runs again" in third.messages()[0]
-
-
 def test_parts_and_their_merge(tmp_path, monkeypatch):
-    """Each part writes a file of its own; without a shard all are taken in, and nothing is trained again."""
-    settings = tiny.settings(**ONE)
+    """Each part in a workdir of its own. Without a shard all files that were copied together are taken in, and nothing
+    is trained again."""
+    settings = tiny.settings(**ONE, sweep__seeds=1)
     whole = train(settings, tmp_path / "whole", progress=False)
-    parts = [train(settings, tmp_path / "parts", shard=(i, 2), progress=False) for i in range(2)]
-    assert [len(rows) for rows in parts] == [18, 36]  # the second sees the first's, too
-    names = {path.name for path in (tmp_path / "parts").glob("*.jsonl")}
-    assert names == {"results-0-of-2.jsonl", "results-1-of-2.jsonl"}
+    parts = [train(settings, tmp_path / str(i), shard=(i, 2), progress=False) for i in range(2)]
+    assert [len(rows) for rows in parts] == [9, 9]
+    for path in files(tmp_path / "1"):
+        shutil.copy(path, tmp_path / "0" / "groups")
     monkeypatch.setattr(Runner, "train", lambda *_: pytest.fail("trained again"))
-    assert train(settings, tmp_path / "parts", progress=False) == whole
-    assert len(sweep.load(tmp_path / "parts")) == 36
-    page = sweep.run(settings, tmp_path / "parts", shard=(1, 2), progress=False).page
-    assert page is None
-    assert os.path.getsize(tmp_path / "parts" / "results.jsonl") == 0
+    result = sweep.run(settings, tmp_path / "0", shard=(1, 2), progress=False)  # a part sees the others' rows
+    assert (len(result.rows), result.page) == (18, None)
+    assert train(settings, tmp_path / "0", progress=False) == whole
+    assert len(sweep.load(tmp_path / "0")) == 18
+    exported = (tmp_path / "0" / "results.jsonl").read_text().splitlines()
+    assert sorted(exported) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())

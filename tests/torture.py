@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from pyarrow import parquet
+
 from depthmup import sweep
 
 ROOT = Path(__file__).parent.parent
@@ -126,21 +128,20 @@ def sweep_outcome(workdir):
 def kill_sweep_until_done(workdir, kills, rng):
     """Start a sweep, kill -9 it at random moments up to `kills` times, then let it end: what happened.
 
-    What was there at a kill is there after it.
+    The files of finished groups that were there at a kill are there after it, whole and unchanged.
     """
-    happened, kept = [], []
-    store = workdir / "results.jsonl"
+    happened, kept = [], {}
     for number in range(kills + 1):
         process = start(workdir, job=SWEEP)
         wait_for(process, " trials")  # the estimate, or the end
         done = ended(process, LIMIT if number == kills else rng.uniform(0, LONGEST))
-        content = store.read_bytes()
-        lines = content[: content.rfind(b"\n") + 1].splitlines()
-        assert lines[: len(kept)] == kept
-        kept = lines
+        groups = {path: path.read_bytes() for path in workdir.glob("groups/*.parquet")}
+        assert kept.items() <= groups.items()
+        kept = groups
         if done:
             return happened
-        happened.append(SweepKill(len(kept), bool(list(workdir.glob("unfinished/*/checkpoints/*")))))
+        rows = sum(parquet.read_metadata(path).num_rows for path in groups)
+        happened.append(SweepKill(rows, bool(list(workdir.glob("unfinished/*/checkpoints/*")))))
     raise AssertionError("not reached: the last sweep is not killed")
 
 

@@ -50,8 +50,10 @@ class Store:
 
     def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
         """settings: `engine.identity`."""
-        self.rows, self._path, self._seen = dict[str, Row](), workdir, set[Path]()
-        self._workdir = Workdir(workdir, settings, GROUPS, shared=True, differs=_difference)
+        self.rows, self._path = dict[str, Row](), workdir
+        self._seen, self._unreadable = set[Path](), set[Path]()
+        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows that were copied alone are not written over
+        self._workdir = Workdir(workdir, settings, results, shared=True, differs=_difference)
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
         self.refresh()
@@ -64,13 +66,17 @@ class Store:
         self._take(path, [finished.row for finished in group])
 
     def refresh(self) -> None:
-        """Take in what other processes have added."""
+        """Take in what other processes have added.
+
+        A file that cannot be read is tried again each time, for another process may have written it again.
+        """
         for path in sorted(set((self._path / GROUPS).glob("*.parquet")) - self._seen):
             try:
                 self._take(path, _read_rows(path))
-            except (OSError, ValueError) as error:
-                self._seen.add(path)
-                self._messages.append(f"{path} cannot be read, and its trials run again: {error}")
+            except Exception as error:  # whatever the reader raises for bytes that are not right
+                if path not in self._unreadable:
+                    self._messages.append(f"{path} cannot be read, and its trials run again: {error}")
+                self._unreadable.add(path)
 
     def messages(self) -> list[str]:
         """What there is to say since the last time."""
@@ -85,9 +91,9 @@ class Store:
         self._workdir.close()
 
     def _take(self, path: Path, rows: Iterable[Row]) -> None:
-        self._seen.add(path)
         for row in rows:
             self.rows.setdefault(row["key"], row)
+        self._seen.add(path)
 
 
 class Claims:
@@ -235,7 +241,7 @@ def _readable(read: Any, path: Path, *arguments: Any) -> Any:
     """What `read` gives; None, with a message, if the file cannot be read."""
     try:
         return read(path, *arguments)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as in `Store.refresh`
         print(f"{path} cannot be read and is left out: {error}")
         return None
 
@@ -244,13 +250,14 @@ def _read_rows(path: Path) -> list[Row]:
     from pyarrow import parquet
 
     names = [name for name in parquet.read_schema(path).names if "/" not in name]
-    return parquet.read_table(path, columns=names).to_pylist()
+    return parquet.read_table(path, columns=names, page_checksum_verification=True).to_pylist()
 
 
 def _read_lists(path: Path, about: str) -> pyarrow.Table:
     from pyarrow import parquet
 
-    return parquet.read_table(path, columns=["key", *(f"{about}/{name}" for name in LISTS[about])])
+    names = ["key", *(f"{about}/{name}" for name in LISTS[about])]
+    return parquet.read_table(path, columns=names, page_checksum_verification=True)
 
 
 def _write(path: Path, group: Sequence[Finished]) -> None:
@@ -264,7 +271,7 @@ def _write(path: Path, group: Sequence[Finished]) -> None:
             lists = [getattr(finished, about).get(name, []) for finished in group]
             table = table.append_column(f"{about}/{name}", pa.array([list(values) for values in lists], kind))
     content = io.BytesIO()
-    parquet.write_table(table, content, compression="zstd")
+    parquet.write_table(table, content, compression="zstd", write_page_checksum=True)
     write_atomically(path, content.getvalue(), sync=True)
 
 
