@@ -7,7 +7,6 @@ import types
 import jax
 import numpy as np
 import pytest
-from depthmup.train.assemble import problem_of
 from rich.console import Console
 
 from configs import default

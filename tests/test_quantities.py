@@ -9,17 +9,14 @@ import jax
 import numpy as np
 import pandas
 import pytest
-from depthmup.train.assemble import problem_of
+from depthmup.sweep.calibration import FILE, calibrations, key
 
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
-from depthmup.sweep import report, verdicts
 from depthmup.sweep.axes import put
-from depthmup.sweep.calibration import FILE, calibrations, key
 from depthmup.sweep.group import Runner, hypers_of
-from depthmup.sweep.histories import Histories
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import grouped, trials
 from depthmup.train import TrialLoop, TrialsOverDevices
