@@ -11,7 +11,6 @@ import types
 import jax
 import numpy as np
 import pytest
-from depthmup.train.saved import CheckpointError, load
 
 from configs import default
 from depthmup.settings import from_config

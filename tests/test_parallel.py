@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from depthmup.train.single import loop_of
 
 from depthmup.data import NONE
 from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevices

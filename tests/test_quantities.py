@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import pandas
 import pytest
-from depthmup.sweep.calibration import FILE, calibrations, key
 
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.models import MODELS
-from depthmup.settings import SettingsError, from_config
-from depthmup.sweep.axes import put
+from depthmup.report import page
+from depthmup.report.calibration import FILE, calibrations, key
+from depthmup.report.curves import judge
+from depthmup.report.learning_curves import LearningCurves
+from depthmup.settings import SettingsError, from_config, put
 from depthmup.sweep.group import Runner, hypers_of
 from depthmup.sweep.history import History
 from depthmup.sweep.plan import grouped, trials
@@ -194,7 +196,7 @@ def test_pictures_over_training(measured, tmp_path):
     second = carried["key"].iloc[1]
     one = table[(table["key"] == second) & (table["quantity"] == "updates") & (table["step"] == steps[-1])]
     np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
-    with open(next((workdir / "curves").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
+    with open(next((workdir / "groups").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
         file.truncate(100)
     assert page.write(curves, trials, settings, workdir, "").exists()
 

@@ -4,7 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from depthmup.settings import SettingsError, from_config
+from configs import default
+from depthmup.config_file import default_config, page
+from depthmup.models import MODELS
+from depthmup.settings import (
+    NOT_AT_THE_START,
+    TRACED,
+    CheckSettings,
+    OptimizerSettings,
+    Settings,
+    SettingsError,
+    defaults,
+    flat,
+    from_config,
+    keys,
+)
 from depthmup.train.build import task_of
 from tests import tiny
 
