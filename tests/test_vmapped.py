@@ -27,8 +27,9 @@ STEPS = 3
 def trials_of(s):
     """Three trials that differ in everything that is traced."""
     hyper = hyper_of(s)
-    first = hyper._replace(learning_rate=0.01, weight_decay=0.1, steps=STEPS)
-    second = hyper._replace(seed=1, learning_rate=0.03, momentum=0.5, b1=0.8, eps=1e-6, warmup=2, steps=2)
+    first = hyper._replace(learning_rate=0.01, optimizer={**hyper.optimizer, "weight_decay": 0.1}, steps=STEPS)
+    numbers = {**hyper.optimizer, "momentum": 0.5, "b1": 0.8, "eps": 1e-6}
+    second = hyper._replace(seed=1, learning_rate=0.03, optimizer=numbers, warmup=2, steps=2)
     halved = hyper.forward._replace(branch=0.5 * hyper.forward.branch)
     third = hyper._replace(seed=2, learning_rate=0.002, steps=STEPS, forward=halved)
     return [hyper.arrays() for hyper in (first, second, third)]
