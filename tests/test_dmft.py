@@ -100,7 +100,9 @@ def test_it_is_said_when_descent_diverges():
     ntk = lazy_kernels(KX, 3, "erf").ntk
     bound = 2 * 1.5 * 3 / np.linalg.eigvalsh(ntk)[-1]
     assert np.abs(dmft(KX, Y, activation="erf", eta0=0.95 * bound, **options).predictions[-1]).max() < 3
-    with pytest.warns(UserWarning, match=rf"eta0 = {1.1 * bound:.4g} is above {bound:.4g}, 2 \(1 \+ momentum\) over") as said:
+    with pytest.warns(
+        UserWarning, match=rf"eta0 = {1.1 * bound:.4g} is above {bound:.4g}, 2 \(1 \+ momentum\) over"
+    ) as said:
         grown = dmft(KX, Y, activation="erf", eta0=1.1 * bound, **options)
     assert said[0].filename == __file__
     assert np.abs(grown.predictions[-1]).max() > 10
