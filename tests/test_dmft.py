@@ -11,7 +11,7 @@ import pytest
 from depthmup.measure import network_kernels
 from depthmup.theory import Problem, dmft, lazy_kernels, lazy_predictor, linear_dmft, minibatches, one_step_linear
 from depthmup.theory.checks import GROUPS
-from depthmup.theory.problem import weight_evolution
+from depthmup.theory.equations import weight_evolution
 from experiments.networks import inputs, network, train
 
 KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
@@ -100,8 +100,11 @@ def test_it_is_said_when_descent_diverges():
     ntk = lazy_kernels(KX, 3, "erf").ntk
     bound = 2 * 1.5 * 3 / np.linalg.eigvalsh(ntk)[-1]
     assert np.abs(dmft(KX, Y, activation="erf", eta0=0.95 * bound, **options).predictions[-1]).max() < 3
-    with pytest.warns(UserWarning, match=rf"eta0 = {1.1 * bound:.4g} is above {bound:.4g}, 2 \(1 \+ momentum\) over"):
+    with pytest.warns(
+        UserWarning, match=rf"eta0 = {1.1 * bound:.4g} is above {bound:.4g}, 2 \(1 \+ momentum\) over"
+    ) as said:
         grown = dmft(KX, Y, activation="erf", eta0=1.1 * bound, **options)
+    assert said[0].filename == __file__
     assert np.abs(grown.predictions[-1]).max() > 10
     bound = 2 / (np.linalg.eigvalsh(KX[:2, :2])[-1] * ((1 + 1 / 3) ** 2 + 2 * (1 + 1 / 3) ** 3) / 2)
     with pytest.warns(UserWarning, match=rf"is above {bound:.4g}"):

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.equations import Dynamics, Equations, solve_at_depth
 from depthmup.theory.moments import moments
-from depthmup.theory.problem import Dynamics, Equations, Problem, solve_at_depth
+from depthmup.theory.problem import Problem
 
 
 def lazy_dynamics(problem: Problem, equations: Equations, depths: Sequence[int], memory_limit: float) -> Dynamics:

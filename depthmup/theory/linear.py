@@ -10,17 +10,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.equations import Dynamics, Equations, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy_training import lazy_dynamics
 from depthmup.theory.precision import float64
-from depthmup.theory.problem import (
-    Dynamics,
-    Equations,
-    Problem,
-    as_problem,
-    equations_of,
-    solve_at_depth,
-    warn_of_divergence,
-)
+from depthmup.theory.problem import Problem, as_problem
 
 DEPTHS = (8, 16, 32)  # that infinite depth is extrapolated from
 

@@ -11,18 +11,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.theory.checks import GROUPS, check_memory, whole
+from depthmup.theory.equations import Dynamics, Equations, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy import lazy_kernels
 from depthmup.theory.lazy_training import lazy_dynamics
 from depthmup.theory.precision import concrete, float64
-from depthmup.theory.problem import (
-    Dynamics,
-    Equations,
-    Problem,
-    as_problem,
-    equations_of,
-    solve_at_depth,
-    warn_of_divergence,
-)
+from depthmup.theory.problem import Problem, as_problem
 from depthmup.theory.sampled import normal_draws, sweep
 
 DEPTHS = (2, 4, 8)  # that infinite depth is extrapolated from

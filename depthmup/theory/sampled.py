@@ -11,8 +11,8 @@ import numpy as np
 from jax.lax.linalg import triangular_solve
 
 from depthmup.theory.checks import GROUPS
+from depthmup.theory.equations import Dynamics, Equations
 from depthmup.theory.moments import TINY, derivative_of, function_of
-from depthmup.theory.problem import Dynamics, Equations
 
 if TYPE_CHECKING:
     from jaxtyping import Float
