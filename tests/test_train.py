@@ -131,11 +131,10 @@ def test_seeds_differ_and_repeat(loop, hypers, together):
 def test_linear_schedule_ends_at_zero(task, batches, hypers):
     """The last of n steps has a learning rate of 1/n of the first: the loss after it barely moves."""
     hyper, batch = hypers["depth_mup"][0]._replace(steps=2).arrays(), examples(batches, 64)
-    after = {}
+    start, after = jax.jit(task.init)(hyper), {}
     for schedule in ("constant", "linear"):
-        own = dataclasses.replace(task, recipe=Recipe(schedule))
-        step = jax.jit(own.step)
-        one, _ = step(own.init(hyper), batch, hyper)
+        step = jax.jit(dataclasses.replace(task, recipe=Recipe(schedule)).step)
+        one, _ = step(start, batch, hyper)
         two, _ = step(one, batch, hyper)
         change = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), two.params, one.params)
         after[schedule] = max(jax.tree.leaves(change))
@@ -154,10 +153,10 @@ def test_evaluation_counts_every_example_once(task, batches, hypers):
     rotated = dataclasses.replace(batches, augment=dataclasses.replace(NONE, rotate=90.0))
     one = TrialLoop(task, rotated, TrialsOverDevices(1))
     metrics = one.results(*one.start([hyper]))
-    params = task.init(hyper).params
+    params, apply = jax.jit(task.init)(hyper).params, jax.jit(task.model.apply)
     for prefix, split in (("", "train"), ("validation_", "validation"), ("test_", "test")):
         inputs, labels = getattr(batches.dataset, split)
-        logits = task.model.apply({"params": params}, batches.prepare(inputs), hyper.forward)
+        logits = apply({"params": params}, batches.prepare(inputs), hyper.forward)
         losses = task.recipe.example_losses(logits, labels, train=False)
         np.testing.assert_allclose(metrics[f"{prefix}loss"][0], losses.mean(), rtol=1e-5)
         assert metrics[f"{prefix}accuracy"][0] == np.float32(np.mean(np.argmax(logits, -1) == labels))
