@@ -15,8 +15,6 @@ from depthmup.settings import from_config
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))
 SMALLEST = {

@@ -11,8 +11,6 @@ from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
 from depthmup.train.parallel import trial_layout
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SIZES = {
     "mlp": dict(width=16, depth=2),
     "residual_mlp": dict(width=16, depth=2),

@@ -8,7 +8,6 @@ from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
-from tests.families import QUICK
 from tests.test_model_training import hyper_of, settings
 from tests.test_parallel import assert_same, double
 
@@ -44,12 +43,12 @@ def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
     trainer = problem.trainer(s.model, optimizer)
     inputs, labels = problem.examples(8)
     batch, hypers = (double(inputs), labels), double(trials_of(problem, s, optimizer))
-    start = jax.jit(trainer.init, compiler_options=QUICK)
+    start = jax.jit(trainer.init)
     states = [double(start(hyper)) for hyper in hypers]
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-    mapped = jax.jit(jax.vmap(trainer.train_step, in_axes=(0, None, 0)), compiler_options=QUICK)
-    alone = jax.jit(trainer.train_step, compiler_options=QUICK)
+    mapped = jax.jit(jax.vmap(trainer.train_step, in_axes=(0, None, 0)))
+    alone = jax.jit(trainer.train_step)
     for _ in range(STEPS):
         together, losses = mapped(together, batch, stacked)
         each = [alone(state, batch, hyper) for state, hyper in zip(states, hypers, strict=True)]
