@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs parity torture test lint lock clean
+.PHONY: transfer checks configs parity torture test test-slow lint lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -25,9 +25,13 @@ parity: .venv/ready
 torture: .venv/ready
 	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
 
-# Lint, types and tests.
+# Lint, types and tests: 7 minutes on 2 cores.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The tests that are slow by nature: a cluster, several processes, kills, long coordinate checks, the documents' Python.
+test-slow: .venv/ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -35,12 +35,9 @@ CASES = {
 }
 
 
-QUICK = {"xla_backend_optimization_level": 0}  # compiling is the cost in these tests
-
-
 def init(module, x):
     """All variables, by one program."""
-    return jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), jnp.asarray(x[:1]), FACTORS)
+    return jax.jit(module.init)(jax.random.key(0), jnp.asarray(x[:1]), FACTORS)
 
 
 @functools.cache
@@ -51,7 +48,7 @@ def applied(module, train=False, mutable=()):
         rngs = {} if key is None else {"dropout": key}
         return module.apply(held, x, factors, train=train, mutable=list(mutable) or False, rngs=rngs)
 
-    return jax.jit(run, compiler_options=QUICK)
+    return jax.jit(run)
 
 
 def model(case, **attributes):

@@ -101,8 +101,7 @@ def program(name):
         grads, (logits, new) = jax.grad(loss, has_aux=True)(variables["params"], others, factors, x, y)
         return logits, grads, new.get("batch_stats", {}) if train else {}
 
-    # Compiling is nearly all of the time; without optimizing it takes a quarter of it.
-    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(run)
 
 
 def ours(name, **factors):

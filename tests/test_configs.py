@@ -15,8 +15,6 @@ from depthmup.settings import from_config
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))
 SMALLEST = {

@@ -17,7 +17,11 @@ from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
 from tests import tiny
 
-WIDTHS, DEPTHS = (64, 128, 256), (8, 16, 32)
+# These trainings run for longer than they compile.
+pytestmark = pytest.mark.usefixtures("optimized")
+
+LONG = dict(widths=(64, 128, 256), depths=(8, 16, 32), width=128, depth=4, steps=(1, 10))
+SHORT = dict(widths=(32, 128), depths=(4, 16), width=128, depth=4, steps=(1, 3))
 
 
 @functools.cache
@@ -30,7 +34,7 @@ def settings(name, norm, optimizer, eps=1e-8):
     )
 
 
-def check(name, norm, optimizer, fault=None, eps=1e-8):
+def check(name, norm, optimizer, fault=None, eps=1e-8, sizes=SHORT):
     """`fault`: (factor, condition on a spec, width and depth -> what the factor is multiplied by)."""
     s = settings(name, norm, optimizer, eps)
 
@@ -52,7 +56,7 @@ def check(name, norm, optimizer, fault=None, eps=1e-8):
 
         return plain._replace(hyper=hyper)
 
-    return dm.coordinate_check(probe, widths=WIDTHS, depths=DEPTHS, width=128, depth=4, seeds=12, title=name)
+    return dm.coordinate_check(probe, **sizes, seeds=12, title=name)
 
 
 @functools.cache
@@ -65,24 +69,48 @@ def bad(report):
     return {(s.axis, s.group) for s in report.slopes if s.judged and not s.ok}
 
 
+def assert_ok(name, norm, optimizer, sizes):
+    report = check(name, norm, optimizer, sizes=sizes)
+    assert report.ok, str(report)
+    judged = {(s.axis, s.group, s.step) for s in report.slopes if s.judged}
+    groups = {"input", "branch/hidden", "branch/vector bias", "vector bias", "readout", "scalar", "all"}
+    groups |= {"branch/vector scale"} if norm == "layer" else set()
+    expected = {(axis, group, step) for axis in ("width", "depth") for group in groups for step in sizes["steps"]}
+    assert judged == expected
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_ok(optimizer):
+    assert_ok("depth_mup", "layer", optimizer, SHORT)
+
+
+def test_sp_is_not_ok_in_width_and_depth():
+    report = check("sp", "layer", "adam")
+    assert {("width", "all"), ("depth", "all"), ("width", "readout")} <= bad(report), str(report)
+
+
+def test_mup_is_not_ok_in_depth():
+    found = bad(check("mup", "layer", "adam"))
+    assert {("depth", "all"), ("depth", "branch/hidden")} <= found
+    assert {axis for axis, _ in found} == {"depth"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("norm", ["none", "layer"])
-class TestResidualMLP:
+class TestLong:
+    """Ten steps of wider and deeper networks, with and without norm."""
+
     @pytest.mark.parametrize("name", ["depth_mup", "depth_ode"])
     def test_ok(self, name, norm, optimizer):
-        report = check(name, norm, optimizer)
-        assert report.ok, str(report)
-        judged = {(s.axis, s.group, s.step) for s in report.slopes if s.judged}
-        groups = {"input", "branch/hidden", "branch/vector bias", "vector bias", "readout", "scalar", "all"}
-        groups |= {"branch/vector scale"} if norm == "layer" else set()
-        assert judged == {(axis, group, step) for axis in ("width", "depth") for group in groups for step in (1, 10)}
+        assert_ok(name, norm, optimizer, LONG)
 
     def test_sp_is_not_ok_in_width_and_depth(self, norm, optimizer):
-        report = check("sp", norm, optimizer)
+        report = check("sp", norm, optimizer, sizes=LONG)
         assert {("width", "all"), ("depth", "all"), ("width", "readout")} <= bad(report), str(report)
 
     def test_mup_is_not_ok_in_depth(self, norm, optimizer):
-        assert {("depth", "all"), ("depth", "branch/hidden")} <= bad(check("mup", norm, optimizer))
+        assert {("depth", "all"), ("depth", "branch/hidden")} <= bad(check("mup", norm, optimizer, sizes=LONG))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -104,14 +132,15 @@ class TestPlantedFaults:
         assert found <= {("width", "readout"), ("width", "all")}
 
 
+@pytest.mark.slow
 def test_planted_eps():
     """With a large eps: ok with the eps factors, not ok without, in width and depth (docs/rules.md section 0)."""
-    report = check("depth_mup", "none", "adam", eps=1e-2)
+    report = check("depth_mup", "none", "adam", eps=1e-2, sizes=LONG)
     hidden = [s for s in report.slopes if s.group == "branch/hidden" and s.judged]
     assert max(abs(s.slope) for s in hidden) < 0.1, str(report)
     no_factor = ("eps", lambda s: s.role == "hidden", lambda w, d: w * d**0.5)
     assert {("width", "branch/hidden"), ("depth", "branch/hidden")} <= bad(
-        check("depth_mup", "none", "adam", no_factor, eps=1e-2)
+        check("depth_mup", "none", "adam", no_factor, eps=1e-2, sizes=LONG)
     )
 
 

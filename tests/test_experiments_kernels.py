@@ -7,8 +7,6 @@ import pytest
 
 from experiments import convolutional_kernels, fluctuations, ntk_depth, one_step_kernels
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.fixture(autouse=True)
 def picture(tmp_path, monkeypatch):

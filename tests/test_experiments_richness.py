@@ -12,8 +12,6 @@ from depthmup.theory import Dynamics, dmft, lazy_kernels, linear_dmft
 from experiments import alpha_family, ntp_against_mup, richness
 from experiments.networks import train
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):

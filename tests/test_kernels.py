@@ -23,13 +23,12 @@ from depthmup.models import CNN, MLP, ResidualMLP, ViT, model_specs, unstack_blo
 from depthmup.specs import group, is_spec
 from depthmup.theory.lazy import lazy_kernels
 from tests import families
-from tests.families import FACTORS, IMAGE, QUICK, init
+from tests.families import FACTORS, IMAGE, init
 
 N, L, D, P, C = 12, 3, 4, 5, 2
 GAMMA0, BETA0 = 0.7, 1.3
 FORMS = ("mup", "fan_in", "canonical", "absorbed")
 MODEL = ResidualMLP(N, L, outputs=C, activation="tanh")
-quick = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def groups_of(specs):
@@ -89,7 +88,7 @@ def kernels_of(scan):
         forward = model.forward(f)
         return network_fields(forward, weights, x, **options), network_kernels(forward, weights, x, **options)
 
-    return quick(measure)
+    return jax.jit(measure)
 
 
 @functools.cache
@@ -111,7 +110,7 @@ def ntk_both_ways():
             empirical_ntk(function, weights, x, rates=squared, groups=groups, dense=linen_dense(MODEL, f)),
         )
 
-    return quick(measure)
+    return jax.jit(measure)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,7 +138,7 @@ def test_kernels_of_a_plain_function(x64):
             states.append(h if shifts is None else h + shifts[layer])
         return jnp.tanh(states[-1]) @ weights[2].T / (GAMMA0 * N), states
 
-    measured = quick(lambda w: network_kernels(forward, w, x, phi=jnp.tanh, gamma0=GAMMA0))(weights)
+    measured = jax.jit(lambda w: network_kernels(forward, w, x, phi=jnp.tanh, gamma0=GAMMA0))(weights)
     for ours, hand in zip(measured, kernels_by_hand(x, weights), strict=True):
         np.testing.assert_allclose(ours, hand, rtol=1e-12, atol=1e-13)
 
@@ -164,7 +163,7 @@ def test_the_ntk_is_made_of_the_kernels(x64):
     params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), init(model, x)["params"])
     names = groups_of(model_specs(model, (D,)))
 
-    @quick
+    @jax.jit
     def measure(w):
         forward = model.forward(FACTORS._replace(output=1 / N))
         kernels = network_kernels(forward, w, x, phi=model.phi)
@@ -221,7 +220,7 @@ def test_dense_layers_need_no_gradients(case, x64):
     dense = linen_dense(model, *arguments)
     assert len(jax.eval_shape(dense, params, x[0])) == layers
 
-    @quick
+    @jax.jit
     def both(w):
         def f(w, x):
             return model.apply({"params": w}, x, *arguments)
@@ -253,7 +252,7 @@ def two_layer_problem():
 
 def test_blocks_change_nothing(x64):
     params, x, other = two_layer_problem()
-    found = quick(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(params)
+    found = jax.jit(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(params)
     for shape, (parts, whole) in zip(((14, 14), (14, 8)), found, strict=True):
         assert whole.shape == shape
         np.testing.assert_allclose(parts, whole, rtol=1e-12)
@@ -262,7 +261,7 @@ def test_blocks_change_nothing(x64):
 def test_groups_that_are_asked_for(x64):
     params, x, _ = two_layer_problem()
     groups = {"a": "first", "b": "second"}
-    both, one, whole = quick(
+    both, one, whole = jax.jit(
         lambda w: (ntk(w, x, groups=groups), ntk(w, x, groups=groups, only=["second"]), ntk(w, x))
     )(params)
     assert list(one) == ["second"]
@@ -272,9 +271,9 @@ def test_groups_that_are_asked_for(x64):
 
 def test_one_output_without_an_axis(x64):
     params, x, _ = two_layer_problem()
-    first, both = quick(lambda w: (empirical_ntk(lambda w, x: two_layers(w, x)[:, 0], w, x)["all"], ntk(w, x)["all"]))(
-        params
-    )
+    first, both = jax.jit(
+        lambda w: (empirical_ntk(lambda w, x: two_layers(w, x)[:, 0], w, x)["all"], ntk(w, x)["all"])
+    )(params)
     np.testing.assert_allclose(first, both[::2, ::2], rtol=1e-12)
 
 
@@ -296,7 +295,7 @@ def test_lazy_limit_over_seeds():
         )
         return {**kernels._asdict(), **ntk}
 
-    found = quick(jax.vmap(of_seed))(np.arange(seeds, dtype=np.uint32))
+    found = jax.jit(jax.vmap(of_seed))(np.arange(seeds, dtype=np.uint32))
     limit = lazy_kernels(x @ x.T / D, depth=depth)
     expected = {"H": limit.H, "Phi": limit.Phi, "G": limit.G, "branch/hidden": limit.ntk_branch}
     expected |= {"readout": limit.ntk_readout, "input": D * limit.ntk_readin}
@@ -394,7 +393,7 @@ def test_every_state_of_every_family_can_be_shifted(case):
     _, states = jax.eval_shape(lambda: forward(variables["params"], x, None))
     flat, tree = jax.tree.flatten(states)
     assert len(flat) >= module.depth
-    run = quick(lambda moved: forward(variables["params"], x, jax.tree.unflatten(tree, moved))[0])
+    run = jax.jit(lambda moved: forward(variables["params"], x, jax.tree.unflatten(tree, moved))[0])
     zeros = [np.zeros(h.shape, h.dtype) for h in flat]
     for i, h in enumerate(flat):
         some = np.random.default_rng(1).normal(size=h.shape).astype(h.dtype)

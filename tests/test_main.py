@@ -1,13 +1,19 @@
-"""main.py as a user runs it."""
+"""main.py as a user runs it: one process from its start to its end, the rest by calls in this one."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from absl import flags
 
+import main
 from depthmup.explain import COLUMNS
+
+# ml_collections reads config files by a way that Python calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--config.model.width=16", "--config.epochs=0.2"]
@@ -20,13 +26,39 @@ CHECK = [
 ]
 
 
-def main(*arguments):
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def process(*arguments):
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """The same call without a new process: flags are defined, parsed and forgotten."""
+    monkeypatch.chdir(ROOT)
+
+    def run(*arguments):
+        before = set(flags.FLAGS)
+        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+        try:
+            with pytest.raises(SystemExit) as left:
+                main.main(main.parse(sys.argv))
+        finally:
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+        return Done(left.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 def test_train_is_the_default(tmp_path):
     options = ["--config.log_every=1", "--config.log_updates=True", "--profile"]
-    done = main("--config=configs/digits.py", *SMALL, f"--workdir={tmp_path}", *options)
+    done = process("--config=configs/digits.py", *SMALL, f"--workdir={tmp_path}", *options)
     assert done.returncode == 0, done.stderr
     assert "step 4/4: loss" in done.stdout
     assert "| blocks/dense/kernel | (2, 16, 16) | float32 | 512   |" in done.stdout
@@ -42,14 +74,14 @@ def test_train_is_the_default(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_divergence_is_said():
-    done = main("train", *SMALL, "--config.optimizer.learning_rate=1e6")
+def test_a_divergence_is_said(call):
+    done = call("train", *SMALL, "--config.optimizer.learning_rate=1e6")
     assert done.returncode == 1
     assert "diverged" in done.stdout
 
 
-def test_explain():
-    done = main("explain", *SMALL, "--config.optimizer.name=adam")
+def test_explain(call):
+    done = call("explain", *SMALL, "--config.optimizer.name=adam")
     assert done.returncode == 0, done.stderr
     header, columns, *rows = done.stdout.splitlines()
     assert "depth_mup at width 16 (base 32), depth 2 (base 2), adam: branch factor 1, output factor 2" in header
@@ -61,9 +93,9 @@ def test_explain():
     ]
 
 
-def test_calibrate():
+def test_calibrate(call):
     """The numbers are those of the functions it stands on; a rule for every line."""
-    done = main("calibrate", *SMALL, "--config.model.depth=8", "--config.sweep.seeds=2", "--average=sum")
+    done = call("calibrate", *SMALL, "--config.model.depth=8", "--config.sweep.seeds=2", "--average=sum")
     assert done.returncode == 0, done.stderr
     text = done.stdout
     assert "residual_mlp, width 16, sgd, depth_mup; 2 seeds" in text
@@ -80,11 +112,11 @@ def test_calibrate():
     assert set(rates) == {"constant", "L^-1", "L^-3/2", "PathSum", "calibrated", "relative"}
 
 
-def test_check_exit_status(tmp_path):
-    good = main("check", *CHECK, "--config.check.seeds=16", "--config.check.tolerance=0.3", f"--workdir={tmp_path}")
+def test_check_exit_status(tmp_path, call):
+    good = call("check", *CHECK, "--config.check.seeds=16", "--config.check.tolerance=0.3", f"--workdir={tmp_path}")
     assert good.returncode == 0, good.stdout + good.stderr
     assert (tmp_path / "coordinate_check_adam.png").read_bytes().startswith(b"\x89PNG")
-    bad = main("check", *CHECK, "--config.parameterization.name=sp")
+    bad = call("check", *CHECK, "--config.parameterization.name=sp")
     assert bad.returncode == 1
     assert "NOT OK" in bad.stdout
 
@@ -111,8 +143,18 @@ def test_check_exit_status(tmp_path):
         (["train", "--processes=2"], "--coordinator, --processes and --process are for --distributed"),
     ],
 )
-def test_errors_are_one_line(arguments, says):
-    done = main(*arguments)
+def test_errors_are_one_line(arguments, says, call):
+    done = call(*arguments)
+    assert_one_line(done, says)
+
+
+@pytest.mark.parametrize("arguments", [["--config.model.depht=3"], ["swep"]])
+def test_errors_are_one_line_of_a_process(arguments):
+    """A mistake in a flag and a mistake that main finds."""
+    assert_one_line(process(*arguments), arguments[0].split(".")[-1].split("=")[0])
+
+
+def assert_one_line(done, says):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")

@@ -12,8 +12,6 @@ from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.devices import trial_layout
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SIZES = {
     "mlp": dict(width=16, depth=2),
     "residual_mlp": dict(width=16, depth=2),

@@ -25,7 +25,7 @@ from depthmup.models import (
     unstack_blocks,
 )
 from depthmup.models.layers import conv, fan_in_init
-from tests.families import CASES, FACTORS, QUICK, applied, init, inputs, model, variables
+from tests.families import CASES, FACTORS, applied, init, inputs, model, variables
 
 COLLECTIONS = ["batch_stats", "stream", "features"]
 
@@ -41,7 +41,7 @@ def test_scan_equals_unrolled(case, x64):
     assert jax.tree.map(lambda w: w.shape, stacked) == shapes
     jax.tree.map(np.testing.assert_array_equal, {name: unstack_blocks(tree) for name, tree in stacked.items()}, flat)
 
-    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+    @functools.partial(jax.jit, static_argnums=0)
     def run(module, held):
         def loss(params):
             rngs = {"dropout": jax.random.key(0)}

@@ -14,8 +14,6 @@ from tests import tiny
 from tests.test_model_training import settings
 from tests.test_train import compilations
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 STEPS = 10
 SMALL = {"residual_cnn": dict(width=4, depth=1, dropout=0.0)}
 EVERYTHING = Recipe(clip=0.5, accumulate=2, ema=0.9, label_smoothing=0.1, schedule="cosine")

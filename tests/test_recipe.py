@@ -17,8 +17,6 @@ from tests import tiny
 from tests.test_model_training import settings
 from tests.test_parallel import assert_same, double
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 STEPS = 40
 
 

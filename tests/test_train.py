@@ -117,9 +117,8 @@ def test_parameterizations_and_trials_share_a_program(task, batches, hypers):
     assert compiled > before
     for name in ("mup", "depth_mup"):
         shared.run(hypers[name], STEPS)
-    shared.run(
-        [h._replace(learning_rate=0.123, optimizer={**h.optimizer, "weight_decay": 0.1}) for h in hypers["mup"]], STEPS
-    )
+    decayed = [h._replace(learning_rate=0.123, optimizer={**h.optimizer, "weight_decay": 0.1}) for h in hypers["mup"]]
+    shared.run(decayed, STEPS)
     assert len(traces) == first
     assert compilations() == compiled
 

@@ -9,6 +9,9 @@ from configs import default
 from depthmup.settings import from_config
 from depthmup.train.check import probe_at
 
+# Long by nature: what happens at three depths, by many seeds.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
+
 # family: (optimizer, log2 learning rate, width, seeds, groups of parameters besides "all")
 FAMILIES = {
     "simple_resnet": ("adam", -10.0, 256, 12, ("hidden", "branch/hidden")),

@@ -8,7 +8,6 @@ from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from tests.families import QUICK
 from tests.test_model_training import settings
 from tests.test_parallel import assert_same, double
 
@@ -45,12 +44,12 @@ def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
     task = task_of(s)
     inputs, labels = examples(batches_of(s), 8)
     batch, hypers = (double(inputs), labels), double(trials_of(s))
-    start = jax.jit(task.init, compiler_options=QUICK)
+    start = jax.jit(task.init)
     states = [double(start(hyper)) for hyper in hypers]
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-    mapped = jax.jit(jax.vmap(task.step, in_axes=(0, None, 0)), compiler_options=QUICK)
-    alone = jax.jit(task.step, compiler_options=QUICK)
+    mapped = jax.jit(jax.vmap(task.step, in_axes=(0, None, 0)))
+    alone = jax.jit(task.step)
     for _ in range(STEPS):
         together, losses = mapped(together, batch, stacked)
         each = [alone(state, batch, hyper) for state, hyper in zip(states, hypers, strict=True)]
