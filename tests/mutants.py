@@ -4,8 +4,8 @@
 
 A fault replaces a text that occurs exactly once in its file. It is seen if its tests pass without it, and one of them
 fails, crashes or hangs with it. Results are appended to .mutants.jsonl, so that an interrupted run goes on from there;
-a change of the repository makes all results out of date, a change of a fault its own result alone. The exit status is
-1 if a fault is not seen.
+a change of the code makes all results out of date, a change of a fault or of a test those alone that it is part of. The
+exit status is 1 if a fault is not seen.
 """
 
 from __future__ import annotations
@@ -147,12 +147,23 @@ def faults() -> list[Fault]:
 
 
 def hashes(chosen: Sequence[Fault]) -> dict[str, str]:
-    """{name of a fault: hash of the fault and of the repository, but for the other faults and this command}."""
-    repository = hashlib.sha256()
-    for name in tracked():
-        if not name.startswith("tests/mutants."):
-            repository.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
-    return {f.name: hashlib.sha256(repository.digest() + repr(f).encode()).hexdigest()[:16] for f in chosen}
+    """{name of a fault: hash of what its result depends on: the fault, its files of tests, and all else but tests}."""
+
+    def content(name: str) -> bytes:
+        return name.encode() + b"\0" + (ROOT / name).read_bytes()
+
+    def is_test(name: str) -> bool:
+        return name.startswith(("tests/test_", "tests/mutants.")) or name.endswith(".md")
+
+    others = hashlib.sha256(b"".join(content(name) for name in tracked() if not is_test(name)))
+    result = {}
+    for fault in chosen:
+        own = others.copy()
+        own.update(repr(fault).encode())
+        for name in sorted({test.partition("::")[0] for test in fault.tests}):
+            own.update(content(name) if (ROOT / name).is_file() else b"")
+        result[fault.name] = own.hexdigest()[:16]
+    return result
 
 
 def read(path: Path) -> dict[str, Result]:
