@@ -80,19 +80,21 @@ class Copy:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        self._passes = functools.cache(lambda tests, slow: self._run(tests, slow) == 0)
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def passes(self, tests: Sequence[str], slow: bool) -> bool:
+        """Whether these tests pass without a fault."""
+        return self._run(tests, slow, timeout=None) == 0
 
     def result(self, fault: Fault) -> str:
-        """`Result.result` of a fault."""
+        """`Result.result` of a fault whose tests pass without it."""
         path = self._folder / fault.file
         content = path.read_text() if path.exists() else ""
         if content.count(fault.old) != 1:
             return f"cannot be tried: its file has the old text {content.count(fault.old)} times"
-        if not self._passes(fault.tests, fault.slow):
-            return "cannot be tried: its tests fail without it"
         self._write(path, content.replace(fault.old, fault.new))
         try:
-            status = self._run(fault.tests, fault.slow)
+            status = self._run(fault.tests, fault.slow, TIMEOUT)
         finally:
             self._write(path, content)
         if status is None:
@@ -101,11 +103,17 @@ class Copy:
             return f"cannot be tried: pytest ended with status {status}"
         return SURVIVED if status == 0 else SEEN
 
-    def _run(self, tests: Sequence[str], slow: bool) -> int | None:
+    def end(self) -> None:
+        """End the tests that are running, and what they have started."""
+        if self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+
+    def _run(self, tests: Sequence[str], slow: bool, timeout: float | None) -> int | None:
         """The exit status of pytest, below 0 if a signal killed it; None if the tests take too long."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
         command += [] if slow else ["-m", "not slow"]
-        process = subprocess.Popen(
+        self._running = subprocess.Popen(
             [*command, *tests],
             cwd=self._folder,
             env=self._environment,
@@ -114,13 +122,13 @@ class Copy:
             start_new_session=True,  # a group of its own, so that processes which a test has started end with it
         )
         try:
-            return process.wait(TIMEOUT)
+            return self._running.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self.end()
+            self._running.wait()
+            self._running = None
 
     def _write(self, path: Path, content: str) -> None:
         path.write_text(content)
@@ -174,29 +182,41 @@ def read(path: Path) -> dict[str, Result]:
 
 
 def run(todo: Sequence[Fault], codes: Mapping[str, str], jobs: int, report: Callable[[Result], None]) -> None:
-    """Try all of these faults, those with the same tests one after another in the same copy."""
-    by_tests = sorted(todo, key=lambda fault: fault.tests)
+    """Try all of these faults, those whose tests are in the same files one after another in the same copy."""
+
+    def files(fault: Fault) -> tuple[bool, list[str]]:
+        return fault.slow, sorted({test.partition("::")[0] for test in fault.tests})
+
     waiting: queue.SimpleQueue[list[Fault]] = queue.SimpleQueue()
-    for _, same in itertools.groupby(by_tests, lambda fault: fault.tests):
+    for _, same in itertools.groupby(sorted(todo, key=files), files):
         waiting.put(list(same))
     lock = threading.Lock()
 
     def work(copy: Copy) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                for fault in waiting.get_nowait():
+                group = waiting.get_nowait()
+                slow = group[0].slow
+                # One process for the tests of all these faults; only where a test fails, it matters whose it is.
+                all_pass = copy.passes(sorted({test for fault in group for test in fault.tests}), slow)
+                for fault in group:
                     start = time.monotonic()
-                    found = copy.result(fault)
+                    passes = all_pass or copy.passes(fault.tests, slow)
+                    found = copy.result(fault) if passes else "cannot be tried: its tests fail without it"
                     with lock:
                         report(Result(fault.name, found, round(time.monotonic() - start, 1), codes[fault.name]))
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         copies = [Copy(Path(folder, str(job)), Path(folder, "programs")) for job in range(jobs)]
         threads = [threading.Thread(target=work, args=(copy,), daemon=True) for copy in copies]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            for copy in copies:
+                copy.end()
 
 
 def main() -> int:
@@ -205,6 +225,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many faults to try at the same time")
     parser.add_argument("--since", type=Path, metavar="RESULTS", help="earlier results: what they saw must be seen")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does, it ends the tests and cleans up
     chosen = [fault for fault in faults() if arguments.k in fault.name or arguments.k in fault.file]
     codes = hashes(chosen)
     results = {name: r for name, r in read(RESULTS).items() if codes.get(name) == r.code}

@@ -14,6 +14,7 @@ import pytest
 from depthmup.train import TrialLoop
 from depthmup.train.assemble import problem_of
 from depthmup.train.checkpoint import Checkpoints, Every
+from depthmup.train.loop import Diverged
 from depthmup.train.saved import CheckpointError, load
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
@@ -257,10 +258,10 @@ def test_another_run_is_refused(finished, copy):
 
 def test_the_best_and_the_last_are_kept(tmp_path):
     kept = checkpoints(tmp_path, every=1, keep=2, best=1)
+    assert not kept.improves(float("nan"))  # though there is no other yet
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
         assert loss is None or kept.improves(loss) == (step < 3)
         kept.save(step, {"w": np.full((1, 3), step, np.float32)}, {"validation_loss": loss} if loss else None)
-    assert not kept.improves(float("nan"))
     kept.wait()
     assert kept.steps() == [2, 4, 5]
     kept.close()
@@ -308,6 +309,25 @@ def test_a_stop_without_checkpoints_says_so(finished):
     stop = StopAt(4)
     with pytest.raises(Stopped, match=r"stopped by SIGTERM at step \d+: these steps are not saved"):
         loop.run(hypers, STEPS, LOG_EVERY, stop, stop=stop)
+
+
+def test_a_stop_saves(finished, tmp_path):
+    """Though no checkpoint is due."""
+    loop, hypers, _ = finished
+    metrics, seen, _ = run(loop, hypers, tmp_path, StopAt(4), every=1000)
+    assert metrics is None
+    assert load(tmp_path)[1]["step"] == seen[-1][0] <= 8
+
+
+def test_a_run_of_its_own_saves_its_best_state_and_its_last(tmp_path):
+    """At evaluations, though no checkpoint is due; and it ends where it diverges, at that step."""
+    loop, hypers = problem_and_loop("adam", 1, split="batch", devices=jax.devices()[:1])
+    kept = checkpoints(tmp_path, every=1000)
+    loop.run(hypers, 20, LOG_EVERY, evaluate_every=16, checkpoints=kept, alone=True)
+    assert kept.steps() == [16, 20]
+    kept.close()
+    with pytest.raises(Diverged, match="at step 1 the loss is"):
+        loop.run([hypers[0]._replace(learning_rate=1e30)], STEPS, LOG_EVERY, alone=True)
 
 
 def test_minutes(tmp_path):
