@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs parity torture test test-slow lint lock clean
+.PHONY: transfer checks configs parity torture mutants test test-slow lint lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -24,6 +24,10 @@ parity: .venv/ready
 # Runs and sweeps killed 50 times each, compared with some that were left alone; writes docs/torture.md. 15 minutes.
 torture: .venv/ready
 	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
+
+# Faults planted one at a time, each with the tests that must see it; tells which survive. An hour; goes on where it stopped.
+mutants: .venv/ready
+	$(BIN)/python -m tests.mutants
 
 # Lint, types and tests: 7 minutes on 2 cores.
 test: lint

@@ -300,6 +300,8 @@ def test_image_i_depends_on_key_and_i_alone():
     images = noise((8, 12, 12, 3))
     whole = jitted(KEY, images, ALL)
     np.testing.assert_allclose(whole[:4], jitted(KEY, images[:4], ALL), atol=1e-3)
+    part = augment(KEY, jnp.asarray(images[4:6]), ALL, places=jnp.arange(4, 6))
+    np.testing.assert_allclose(whole[4:6], part, atol=1e-2)
     np.testing.assert_allclose(whole, jitted(KEY, images.astype(np.float32), ALL), atol=1e-3)  # bytes or floats
     others = np.concatenate([images[:4], noise((4, 12, 12, 3), seed=1)])
     np.testing.assert_allclose(whole[:4], jitted(KEY, others, ALL)[:4], atol=1e-3)

@@ -19,7 +19,7 @@ from depthmup.sweep.plan import grouped, trials
 from depthmup.train import BatchOverDevices, TrialLoop
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
-from depthmup.train.run import train_loop
+from depthmup.train.run import Diverged, train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
 from tests import tiny
@@ -269,10 +269,10 @@ def test_another_run_is_refused(copy):
 
 def test_the_best_and_the_last_are_kept(tmp_path):
     kept = checkpoints(tmp_path, keep=2, best=1)
+    assert not kept.improves(float("nan"))  # though there is no other yet
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
         assert loss is None or kept.improves(loss) == (step < 3)
         kept.save(step, {"w": np.full((1, 3), step, np.float32)}, {"validation_loss": loss} if loss else None)
-    assert not kept.improves(float("nan"))
     kept.wait()
     assert kept.steps() == [2, 4, 5]
     kept.close()
@@ -323,6 +323,22 @@ def test_a_stop_without_checkpoints_says_so():
     stop.requested = signal.SIGTERM
     with pytest.raises(Stopped, match="stopped by SIGTERM at step 2: these steps are not saved"):
         train_loop(s, loop_of(), hyper_of(s), lambda step, metrics: None, None, stop)
+
+
+def test_a_stop_saves(tmp_path):
+    """Though no checkpoint is due."""
+    metrics, seen, _ = run(settings(checkpoint__every="1000 steps"), loop_of(), tmp_path, 4)
+    assert metrics is None
+    assert load(tmp_path)[1]["step"] == max(step for step, _ in seen) <= 8
+
+
+def test_a_run_saves_its_best_state_and_its_last(tmp_path):
+    """At evaluations, though no checkpoint is due; and it ends where it diverges, at that step."""
+    s = settings(checkpoint__every="1000 steps", evaluate_every="16 steps")
+    run(s, loop_of(), tmp_path / "run")
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["16", str(STEPS)]
+    with pytest.raises(Diverged, match="at step 1 the loss is"):
+        run(settings(optimizer__learning_rate=1e30), loop_of(), tmp_path / "diverges")
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):

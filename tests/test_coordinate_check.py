@@ -195,6 +195,7 @@ def test_probe_trains_like_the_optimizer():
     assert probe.groups == ("branch/hidden", "input", "readout")
     hyper = probe.hyper("all", 0)
     params, state = probe.init(hyper)
+    np.testing.assert_allclose(params["out"].std(), 16**0.5 * 16**-0.5, rtol=0.5)  # times sqrt(m) on 1 / sqrt(fan_in)
     (after, _), _ = probe.step((params, state), probe.batch, hyper)
     specs = dm.infer_specs(own_shapes, width=16, depth=2)
     forward = p.forward_factors(width=16, depth=2)

@@ -29,6 +29,7 @@ def test_cifar_is_in_memory_with_a_fixed_tenth_held_out():
         dataset = data.load("cifar10")
     assert dataset.in_memory
     assert (dataset.train.examples, dataset.validation.examples, dataset.test.examples) == (18, 2, 20)
+    np.testing.assert_allclose((dataset.mean, dataset.std), ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)), atol=0.1)
     builder = tfds.builder("cifar10")
     source = fake_records(builder, "train")
     for split, places in zip((dataset.train, dataset.validation), held_out(20), strict=True):

@@ -83,6 +83,26 @@ def test_equation(x64):
     np.testing.assert_allclose(sown["features"]["hidden"], h, rtol=1e-12)
 
 
+def test_plain_equation(x64):
+    """Depth counts the read-in: logits = c W_out phi(W_3 phi(W_2 phi(W_1 x))) at depth 3."""
+    model = MLP(8, 3, activation="tanh", scan=True)
+    x = np.random.default_rng(0).normal(size=(4, 5))
+    params = model.init(jax.random.key(0), x, FACTORS)["params"]
+    z = x @ params["read_in"]["kernel"]
+    assert len(params["blocks"]["dense"]["kernel"]) == 2
+    for w in params["blocks"]["dense"]["kernel"]:
+        z = np.tanh(z) @ w
+    expected = 0.7 * np.tanh(z) @ params["readout"]["kernel"]
+    np.testing.assert_allclose(model.apply({"params": params}, x, FACTORS), expected, rtol=1e-12)
+
+
+def test_scanned_blocks_start_with_weights_of_their_own():
+    params = init(ResidualMLP(8, 3, scan=True), np.ones((1, 5)))["params"]
+    first, second, third = params["blocks"]["dense"]["kernel"]
+    assert not np.allclose(first, second)
+    assert not np.allclose(second, third)
+
+
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 @pytest.mark.parametrize("space", [(7,), (6, 5)])
 def test_circular_convolution_is_a_product_of_spectra(kernel, space, x64):
@@ -182,6 +202,16 @@ def test_standard_resnets(layers, convolutions):
     projections = sum("conv_shortcut" in path for path in paths)
     assert convolutions - projections + 1 == layers
     assert module.width == (16 if layers in (18, 34, 50) else 4)
+
+
+def test_a_bottleneck_strides_in_its_3x3():
+    """As in torchvision: the 1x1 before it sees the whole image."""
+    module = model("resnet bottleneck")
+    x = jnp.ones((1, 8, 8, 3))
+    held = jax.eval_shape(lambda: module.init(jax.random.key(0), x, FACTORS))
+    run = functools.partial(module.apply, capture_intermediates=True, mutable=["intermediates"])
+    block = jax.eval_shape(run, held, x, FACTORS)[1]["intermediates"]["stage_1"]["block_0"]
+    assert [block[f"conv_{i}"]["__call__"][0].shape[1] for i in range(3)] == [8, 4, 4]
 
 
 def test_no_such_resnet():

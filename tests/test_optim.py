@@ -94,6 +94,14 @@ def test_learning_rates_are_those_of_the_table(name, x64):
     jax.tree.map(lambda u, f: np.testing.assert_allclose(u, -0.1 * f, rtol=1e-9), out, factors.lr)
 
 
+def test_nesterov(x64):
+    """It looks ahead: the first update counts the gradient once, and once more times the momentum."""
+    p, specs, params = setup()
+    out = updates(dm.optimizer(p, specs, "momentum", 0.1, momentum=0.8, nesterov=True), ones(params), params)
+    expected = jax.tree.map(lambda f: -0.1 * 1.8 * f, dm.factors(p, specs, "sgd").lr)
+    jax.tree.map(lambda u, e: np.testing.assert_allclose(u, e, rtol=1e-9), out, expected)
+
+
 def test_schedules_keep_the_factors(x64):
     p, specs, params = setup()
     schedule = optax.linear_schedule(1.0, 0.0, 4)

@@ -154,6 +154,7 @@ def test_am_mup():
             assert f.init == pytest.approx(M_L**-0.5 if scaled else 1, rel=1e-12)
     assert factors("am_mup", "hidden", "sgd", True, alpha=1.0).init == pytest.approx(1 / M_L, rel=1e-12)
     assert factors("am_mup", "hidden", "sgd", True, lr_depth=-1.0).lr == pytest.approx(1 / M_L, rel=1e-12)
+    assert parameterization("am_mup").forward_factors(width=64, depth=64).branch == 1
 
 
 @pytest.mark.parametrize("family", ["sgd", "adam"])

@@ -12,6 +12,7 @@ import pytest
 
 from depthmup import sweep
 from depthmup.fit import chain_path_sum
+from depthmup.measure import sharpness
 from depthmup.models import MODELS
 from depthmup.report import page
 from depthmup.report.calibration import FILE, calibrations, key
@@ -96,6 +97,20 @@ def test_updates_are_those_of_the_next_step():
         pairs = [task.stream(of.params, state, batch, hyper) for of in (after, state)]
         true = [float(np.mean(np.square((a - b) * 2.0**14))) for a, b in zip(*pairs, strict=True)]
         np.testing.assert_allclose(profile, true, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
+    """Where all leaves have one learning rate; of Adam, which is none, that of the parameters as they are."""
+    s = tiny.settings(optimizer__name=name)
+    problem = problem_of(s)
+    trainer, batch = problem.trainer(s.model, name), problem.examples(32)
+    hyper = problem.hyper(s.model, s.parameterization, s.optimizer, 0).arrays()
+    state = trainer.init(hyper)
+    found = jax.jit(measurement(trainer, name, ["sharpness"]))(state, hyper, batch)["sharpness"]
+    scale = hyper.factors.lr if name == "sgd" else None
+    expected = sharpness(lambda params: trainer.objective(params, state, batch, hyper), state.params, scale=scale)
+    assert float(found[0]) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):

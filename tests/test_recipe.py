@@ -156,6 +156,35 @@ class InfiniteGradient(Task):
         return logits + jnp.sqrt(jnp.sum(0 * logits)), statistics
 
 
+def test_label_noise(setup):
+    """A label is replaced by any class alike, with the given probability, anew in every step."""
+    plain, state, (inputs, labels), hyper = setup("sgd")
+    noisy = setup("sgd", label_noise=True)[0]
+    hyper = hyper._replace(label_noise=np.float32(0.4))
+    one = inputs[:1]
+    losses = [float(plain.objective(state.params, state, (one, np.full(1, label)), hyper)) for label in range(10)]
+    many = jnp.repeat(one, 20_000, axis=0), np.repeat(labels[:1], 20_000)
+    found = [
+        float(noisy.objective(state.params, state._replace(step=jnp.int32(step)), many, hyper)) for step in range(2)
+    ]
+    expected = 0.6 * losses[labels[0]] + 0.4 * np.mean(losses)
+    assert found == pytest.approx([expected] * 2, abs=5 * np.ptp(losses) / 20_000**0.5)
+    assert found[0] != found[1]
+
+
+def test_the_first_loss_stays(setup):
+    """What a loss at the end is compared with."""
+    task, state, batch, hyper = setup()
+    after, metrics = steps(task, state, batch, hyper)
+    later, _ = steps(task, after, batch, hyper, count=2)
+    assert after.first_loss == later.first_loss == metrics["loss"]
+
+
+def test_epochs_are_counted_in_steps():
+    hyper = hyper_of(tiny.settings(epochs=2.0, warmup_epochs=0.25))
+    assert (hyper.steps, hyper.warmup) == (44, 6)
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_trial_freezes(setup, what):
     """At the step whose loss or gradient is not finite nothing moves, then or later, but the count of steps."""

@@ -78,6 +78,7 @@ def test_plan():
     groups = grouped(plan, lambda program: 20)
     assert [len(group.trials) for group in groups] == [20, 16] * 6  # one program per shape and optimizer
     assert [trial for group in groups for trial in group.trials] == plan
+    assert {trial.settings.seed for trial in trials(tiny.settings(seed=3))} == {3, 4}
     assert [axis for axis, _ in axes(settings)] == ["depth", "width"]
     assert [axis for axis, _ in axes(tiny.settings(sweep__depths=(2,)))] == ["width"]
 
@@ -447,6 +448,7 @@ def test_alpha_is_not_given_to_those_without_one():
             {},
             "optimizer.momentum is a setting of none of the optimizers",
         ),
+        ({"sweep__axes": "optimizer.learning_rate = 1, 2"}, {}, "optimizer.learning_rate needs 5 values or more"),
         ({"sweep__at_once": 0}, {}, "sweep.at_once must be at least 1"),
     ],
 )
