@@ -23,8 +23,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.settings import column, from_config, put
-from depthmup.sweep.engine import identity
-from depthmup.sweep.plan import SCHEMA, trials
+from depthmup.sweep.plan import SCHEMA, identity, trials
 from depthmup.sweep.store import Finished, Store
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import update_profile

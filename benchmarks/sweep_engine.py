@@ -32,9 +32,8 @@ from configs import default
 from depthmup import sweep
 from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
-from depthmup.sweep.engine import identity
 from depthmup.sweep.group import Runner, compiled_in
-from depthmup.sweep.plan import Group, grouped, trials
+from depthmup.sweep.plan import Group, grouped, identity, trials
 from depthmup.sweep.store import Finished, Store
 from depthmup.train.build import batches_of, steps_of
 

@@ -103,13 +103,11 @@ def test_updates_are_those_of_the_next_step():
 def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
     """Where all leaves have one learning rate; of Adam, which is none, that of the parameters as they are."""
     s = tiny.settings(optimizer__name=name)
-    problem = problem_of(s)
-    trainer, batch = problem.trainer(s.model, name), problem.examples(32)
-    hyper = problem.hyper(s.model, s.parameterization, s.optimizer, 0).arrays()
-    state = trainer.init(hyper)
-    found = jax.jit(measurement(trainer, name, ["sharpness"]))(state, hyper, batch)["sharpness"]
+    task, batch, hyper = task_of(s), examples(batches_of(s), 32), hyper_of(s).arrays()
+    state = task.init(hyper)
+    found = jax.jit(measurement(task, ["sharpness"]))(state, hyper, batch)["sharpness"]
     scale = hyper.factors.lr if name == "sgd" else None
-    expected = sharpness(lambda params: trainer.objective(params, state, batch, hyper), state.params, scale=scale)
+    expected = sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)
     assert float(found[0]) == pytest.approx(float(expected), rel=1e-4)
 
 

@@ -16,10 +16,10 @@ from depthmup import fit, sweep
 from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
-from depthmup.sweep.engine import identity, train
+from depthmup.sweep.engine import train
 from depthmup.sweep.group import GroupCheckpoints, Runner
 from depthmup.sweep.history import History
-from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, learning_rates, shapes, trials
+from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, identity, learning_rates, shapes, trials
 from depthmup.sweep.store import Finished, Store
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError

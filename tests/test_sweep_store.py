@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from depthmup import sweep
-from depthmup.sweep.engine import identity, part, train
+from depthmup.sweep.engine import train
 from depthmup.sweep.group import Runner
-from depthmup.sweep.plan import SCHEMA, grouped, trials
+from depthmup.sweep.plan import SCHEMA, grouped, identity, part, trials
 from depthmup.sweep.store import Claims, Finished, Store
 from depthmup.train.workdir import WorkdirError
 from tests import tiny

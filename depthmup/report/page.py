@@ -20,7 +20,7 @@ from depthmup.report import figures
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Settings
-from depthmup.sweep.engine import identity
+from depthmup.sweep.plan import identity
 from depthmup.train.workdir import write_atomically
 
 VERSIONS = ("jax", "flax", "optax", "numpy")

@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from depthmup.parameterization import unknown
-from depthmup.settings import LEARNING_RATE, OWN, Settings, SettingsError, flat, from_config
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError, from_config
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import parse
 from depthmup.sweep.estimate import Estimator, at_once, too_large
 from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
-from depthmup.sweep.plan import SCHEMA, Group, Trial, grouped, trials
+from depthmup.sweep.plan import Group, Trial, grouped, identity, part, trials
 from depthmup.sweep.progress import CompileClock, Progress
 from depthmup.sweep.store import Claims, Finished, Store
 from depthmup.train.build import task_of
@@ -114,25 +112,6 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
     for trial in {trial.program: trial for trial in plan}.values():
         task_of(trial.settings)
     return plan
-
-
-def part(plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:
-    """The trials of one of several parts, the same on every machine: of each program an equal slice."""
-    result: list[Trial] = []
-    for i, group in enumerate(grouped(plan, lambda program: len(plan))):
-        ends = np.linspace(0, len(group.trials), parts + 1).round().astype(int)
-        place = (number + i) % parts  # so that what is left over goes to each in turn
-        result += group.trials[ends[place] : ends[place + 1]]
-    return result
-
-
-def identity(settings: Settings) -> dict[str, Any]:
-    """What a sweep's workdir belongs to: the settings of its trials, by config key, but for the axes; in "sweep" what
-    they are swept over, which may be extended."""
-    axes = [*OWN, LEARNING_RATE, *parse(settings)]
-    fixed = {key: value for key, value in flat(settings).items() if key not in axes}
-    sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
-    return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 
 @dataclasses.dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from depthmup.fit.optimum import WINDOW
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.settings import LEARNING_RATE, TRACED, Settings, SettingsError, flat, named, put
+from depthmup.settings import LEARNING_RATE, OWN, TRACED, Settings, SettingsError, flat, named, put
 from depthmup.sweep.axes import parse
 from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
@@ -162,6 +162,25 @@ def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) 
         size = size_of(program)
         groups += [Group(tuple(own[i : i + size]), size) for i in range(0, len(own), size)]
     return groups
+
+
+def part(plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:
+    """The trials of one of several parts, the same on every machine: of each program an equal slice."""
+    result: list[Trial] = []
+    for i, group in enumerate(grouped(plan, lambda program: len(plan))):
+        ends = np.linspace(0, len(group.trials), parts + 1).round().astype(int)
+        place = (number + i) % parts  # so that what is left over goes to each in turn
+        result += group.trials[ends[place] : ends[place + 1]]
+    return result
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """What a sweep's workdir belongs to: the settings of its trials, by config key, but for the axes; in "sweep" what
+    they are swept over, which may be extended."""
+    axes = [*OWN, LEARNING_RATE, *parse(settings)]
+    fixed = {key: value for key, value in flat(settings).items() if key not in axes}
+    sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
+    return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 
 def _effective(settings: Settings, optimizer: str, name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Store:
     """
 
     def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
-        """settings: `engine.identity`."""
+        """settings: `plan.identity`."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows that were copied alone are not written over
