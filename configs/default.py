@@ -66,7 +66,7 @@ FAMILIES: dict[str, dict] = dict(
     vit=dict(  # ViT
         width=64,  # the size of a token, a multiple of heads
         depth=4,  # blocks of attention and MLP, each with two residual branches
-        activation="gelu",  # relu | tanh | erf | gelu | linear
+        activation="gelu",  # linear | relu | erf | tanh | gelu
         heads=4,  # their number is fixed: the head size width / heads grows with width
         patch=2,  # side of a patch in pixels, which must divide the image's
         mlp_ratio=4,  # hidden units of the MLP over width
@@ -144,7 +144,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
 
     config.model = dict(
         name=model,
-        activation="relu",  # relu | tanh | erf | gelu | linear
+        activation="relu",  # linear | relu | erf | tanh | gelu
         dtype="float32",  # float32 | bfloat16; the type of the computation; parameters are float32
         scan=True,  # equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled
     )

@@ -17,7 +17,7 @@ from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.plan import SCHEMA, trials
-from depthmup.sweep.store import Store
+from depthmup.sweep.store import Finished, Store
 from tests import tiny
 
 GRID = {
@@ -54,6 +54,17 @@ def planted(settings, optimum=None, noise=0.01):
             }
         )
     return pandas.DataFrame(rows)
+
+
+def add(store, rows, trial, step, loss):
+    """Rows with learning curves: `loss` after each `step` of the row whose number is `trial`."""
+    columns = {"step": step, "loss": loss, "grad_norm": loss}
+    finished = [
+        Finished(row, {name: values[trial == i] for name, values in columns.items()})
+        for i, row in enumerate(rows.to_dict("records"))
+    ]
+    store.add(finished)
+    store.close()
 
 
 def updates(settings, slope):
@@ -164,8 +175,7 @@ def test_the_page(judged, tmp_path):
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
     ends = rows["loss"].fillna(2.0).to_numpy()
     loss = (ends[trial] + np.exp(-step / 8)).astype(np.float32)
-    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
-    store.close()
+    add(store, rows, trial, step, loss)
     curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
     text = page.write(curves, rows, settings, tmp_path, "main.py sweep --config='<b>'").read_text()
     names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
@@ -195,8 +205,7 @@ def test_when_the_optimum_settles(judged, tmp_path):
     late = rows["loss"].fillna(5.0).to_numpy()
     early = 0.1 * np.exp(0.1 * (rates + 9) ** 2)
     loss = np.where(step <= 20, early[trial], late[trial]).astype(np.float32)
-    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": loss, "grad_norm": loss})
-    store.close()
+    add(store, rows, trial, step, loss)
     learning = LearningCurves(tmp_path)
     assert learning.settles(curves[1]) == [0.6] * 5
     carried = curves[1].carried(3)
@@ -219,8 +228,7 @@ def test_when_it_settles_by_accuracy(judged, tmp_path):
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
     ends = (1.2 + rows["loss"]).to_numpy(np.float32)
-    store.append(rows.to_dict("records"), {"trial": trial, "step": step, "loss": ends, "grad_norm": ends})
-    store.close()
+    add(store, rows, trial, step, ends)
     assert None not in LearningCurves(tmp_path).settles(judge(rows, settings)[1])
 
 

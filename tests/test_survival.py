@@ -75,11 +75,11 @@ def test_a_full_disk(alone, tmp_path):
 
 
 def test_a_divergence_names_the_last_good_checkpoint(tmp_path, capsys):
-    often = {"log_every": 1, "checkpoint__every": "1 steps"}
-    for name, rate, says, step in (
-        ("at once", 1e30, "there is no checkpoint; lower the learning rate", 1),
-        ("later", 1e4, "the last good checkpoint is that of step 2; lower the learning rate", 2),
+    for name, rate, every, says, step in (
+        ("at once", 1e30, "100 steps", "there is no checkpoint; lower the learning rate", 1),
+        ("later", 1e4, "1 step", "the last good checkpoint is that of step 2; lower the learning rate", 2),
     ):
+        often = {"log_every": 1, "checkpoint__every": every}
         settings = tiny.settings(optimizer__name="sgd", optimizer__learning_rate=rate, **often)
         metrics = train(settings, tmp_path / name)
         output = capsys.readouterr().out

@@ -48,6 +48,16 @@ class Estimate(NamedTuple):
         return f"{text}, {self.memory / 2**30:.1f} GiB of memory"
 
 
+class Expected(NamedTuple):
+    """Seconds that a group takes for training, and for its program if it is the first to need it.
+
+    Where nothing was measured, each of the two is right in proportion alone.
+    """
+
+    training: float
+    compiling: float = 0.0
+
+
 def duration(seconds: float) -> str:
     """ "45 s", "3 min 20 s", "5 h 10 min"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -128,14 +138,11 @@ class Estimator:
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
         return self._steps(group) * step
 
-    def expected(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Seconds of each group, by its name, if they are trained in this order: the first of a program compiles it.
-
-        If nothing was measured, seconds are right in proportion alone, and compilation is left out.
-        """
+    def expected(self, groups: Sequence[Group]) -> dict[str, Expected]:
+        """What each group takes, by its name, if they are trained in this order."""
+        once = 1.0 if self._compiling is None else self._compiling
         first = {group.program: group.name for group in reversed(groups)}
-        compiling = self._compiling or 0.0
-        return {g.name: self.seconds(g) + compiling * (first[g.program] == g.name) for g in groups}
+        return {g.name: Expected(self.seconds(g), once * (first[g.program] == g.name)) for g in groups}
 
     def total(self, groups: Sequence[Group]) -> Estimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})

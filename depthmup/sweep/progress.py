@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -14,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from depthmup.sweep.estimate import duration
+from depthmup.sweep.estimate import Expected, duration
 from depthmup.train.workdir import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
@@ -56,65 +57,99 @@ class CompileClock:
             return sum(end - start for start, end in self._spans)
 
 
-class TimeLeft:
-    """How long a sweep still takes: the expected seconds of what is left, at the speed of what is done.
+@dataclasses.dataclass
+class _Group:
+    """start, heard: when this process began it and when it last heard of it. share: what was done by then."""
 
-    The speed is (expected seconds that are done + prior) / (seconds since the start + prior). It counts groups that run
-    at the same time, those of other processes too. The prior is PRIOR of the whole sweep, so that the estimate counts
-    while little is done; where nothing was measured before the sweep it is 0, and the time is not known until KNOWN of
-    the sweep is done.
+    expected: Expected
+    here: bool = False  # this process trains it, or has done so
+    done: bool = False
+    start: float = 0.0
+    heard: float = 0.0
+    share: float = 0.0
+
+
+class TimeLeft:
+    """How long the groups that are left will take: what was expected, corrected by what the groups so far took.
+
+    Training and compilation have a correction each, (measured + prior) / (expected + prior) of what is done. The prior
+    is PRIOR of the whole sweep, so that the estimate counts while little is done. Where nothing was measured before the
+    sweep it is 0, and the time is not known until KNOWN of the training is done. Groups that run at the same time share
+    the time, and so do other processes, which are taken to go on as fast as so far.
     """
 
-    def __init__(self) -> None:
-        self._expected: dict[str, float] = {}  # seconds of each group, if they run one after another
-        self._share: dict[str, float] = {}  # of each group, what is done
-        self._running: set[str] = set()  # groups of this process
+    def __init__(self, clock: CompileClock | None = None) -> None:
+        """clock: of compilation; without one compilation counts as training."""
+        self._clock = clock or CompileClock()
+        self._groups: dict[str, _Group] = {}
         self._measured = False
-        self._start = self._heard = time.monotonic()
+        self._before = 0.0  # what the clock said before the first group
+        self._compiled = 0.0  # seconds of compilation until a group was last heard of
 
-    def expect(self, groups: Mapping[str, float], measured: bool) -> None:
-        """Groups still to do, by name, with expected seconds. measured: they are seconds, not only proportions."""
-        if not self._expected:
-            self._start = self._heard = time.monotonic()
+    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
+        """What is still to do. measured: the expected seconds are more than proportions."""
+        if not self._groups:
+            self._before = self._clock.seconds
         self.only(groups.keys())
-        self._expected |= groups
-        self._share |= dict.fromkeys(groups, 0.0)
+        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
         self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """What is still to do, or runs here; other processes have done the rest."""
-        self._share |= dict.fromkeys(self._expected.keys() - names - self._running, 1.0)
+        """What is still to do, or runs here; all else is done, by other processes if not by this one."""
+        for name in self._groups.keys() - names - self.running().keys():
+            self._groups[name].done, self._groups[name].share = True, 1.0
 
     def hear(self, name: str, share: float) -> None:
         """A group of this process has begun, or so much of it is done."""
-        self._running.add(name)
-        self._share[name], self._heard = share, time.monotonic()
+        group, now = self._groups[name], time.monotonic()
+        if not group.here:
+            group.here, group.start = True, now
+        group.heard, group.share = now, share
+        if share:
+            self._compiled = self._clock.seconds - self._before
 
     def finish(self, name: str) -> None:
         self.hear(name, 1.0)
-        self._running.remove(name)
+        self._groups[name].done = True
 
     def running(self) -> dict[str, float]:
         """Name -> share that is done, of the groups that run here."""
-        return {name: self._share[name] for name in sorted(self._running)}
+        return {name: group.share for name, group in list(self._groups.items()) if group.here and not group.done}
 
     def waiting(self) -> int:
         """How many groups have not begun here, nor are done."""
-        return sum(share < 1 for name, share in list(self._share.items()) if name not in self._running)
+        return sum(not group.here and not group.done for group in list(self._groups.values()))
 
-    def done(self) -> tuple[float, float]:
-        """Expected seconds of what is done, and of all."""
-        whole = dict(self._expected)  # a copy: the table is drawn by a thread of its own
-        return sum(self._share[name] * seconds for name, seconds in whole.items()), sum(whole.values())
+    def trained(self) -> tuple[float, float]:
+        """Expected seconds of the training that is done, and of all."""
+        groups = list(self._groups.values())
+        return sum(g.share * g.expected.training for g in groups), sum(g.expected.training for g in groups)
 
     def seconds(self) -> float | None:
         """None while it is not known."""
-        done, whole = self.done()
-        if not whole or (not self._measured and done < KNOWN * whole):
+        groups = list(self._groups.values())  # a copy: the table is drawn by a thread of its own
+        here, now = [group for group in groups if group.here], time.monotonic()
+        (done, whole), compiling = self.trained(), sum(group.expected.compiling for group in groups)
+        trained = sum(group.share * group.expected.training for group in here)
+        if not self._measured and trained < KNOWN * whole:
             return None
-        prior = PRIOR * whole if self._measured else 0.0
-        speed = (done + prior) / (self._heard - self._start + prior)
-        return max(0.0, (whole - done) / speed - (time.monotonic() - self._heard))
+        prior = PRIOR if self._measured else 0.0
+        compiled = sum(group.expected.compiling for group in here if group.share)
+        training_only = max(0.0, sum(group.heard - group.start for group in here) - self._compiled)
+        slower = _correction(training_only, trained, prior * whole)
+        compiling_slower = _correction(self._compiled, compiled, prior * compiling)
+        rests = []
+        for group in groups:
+            if not group.done:
+                rest = slower * (1.0 - group.share) * group.expected.training
+                rest += 0.0 if group.share else compiling_slower * group.expected.compiling
+                rests.append(max(0.0, rest - (now - group.heard)) if group.here else rest)
+        at_once = max(1, len(self.running())) * (done / trained if trained else 1.0)
+        return max(sum(rests) / at_once, max(rests, default=0.0))
+
+
+def _correction(measured: float, expected: float, prior: float) -> float:
+    return (measured + prior) / (expected + prior) if expected + prior else 1.0
 
 
 def about(seconds: float) -> str:
@@ -144,7 +179,7 @@ class Progress:
         self._drawn = self._console.is_terminal and self.shown
         self._entered = self._said = time.monotonic()
         self._start = 0.0  # when there was something to do
-        self._clock, self._time = clock, TimeLeft()
+        self._clock, self._time = clock, TimeLeft(clock)
         self._names: dict[str, str] = {}
         self._trials = self._groups = 0
         # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
@@ -164,7 +199,7 @@ class Progress:
         if self._trials and error is None:
             self.say(self.summary())
 
-    def expect(self, groups: Mapping[str, float], measured: bool) -> None:
+    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
         """All groups that are still to do, by name. measured: in seconds, not in proportion alone."""
         self._time.expect(groups, measured)
         self._start = self._start or time.monotonic()
@@ -219,7 +254,7 @@ class Progress:
 
     def table(self) -> RenderableType:
         """The whole picture."""
-        part, whole = self._time.done()
+        part, whole = self._time.trained()
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
         parts: list[RenderableType] = [

@@ -84,6 +84,8 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
         try:
             metrics = train_loop(settings, loop, hyper, report, checkpoints, stop)
         except Diverged as error:
+            if checkpoints:
+                checkpoints.wait()
             last = checkpoints.steps()[-1:] if checkpoints else []
             kept = f"the last good checkpoint is that of step {last[0]}" if last else "there is no checkpoint"
             say(f"diverged: {error}; {kept}; lower the learning rate (in another --workdir)")
