@@ -45,7 +45,7 @@ SWEEP = [
     "--config.checkpoint.every=40 steps",
 ]
 TIMING = ("images_per_second", "images_per_second_per_device", "input_wait", "mfu")
-LIMIT = 120  # seconds that a run may take
+LIMIT = 300  # seconds that a run may take
 LONGEST = 1.0  # seconds from the first progress to a kill, at most
 
 
@@ -62,8 +62,13 @@ def start(workdir, *arguments, before=(), job=ARGUMENTS):
 
 
 def finish(process):
-    """(exit status, output) of a run."""
-    output, _ = process.communicate(timeout=LIMIT)
+    """(exit status, output) of a run; one that hangs is killed, and raises."""
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     return process.returncode, output.decode()
 
 
