@@ -20,8 +20,8 @@ ENVIRONMENT = {
 # A jaxlib that does not know a flag ends the process, so others than these get none.
 XLA_FLAGS = {"0.10.2": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"}
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
-MADE = None if FOLDER in os.environ else tempfile.mkdtemp(prefix="depthmup-tests-")  # workers find it in os.environ
-if MADE:
+MADE = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="depthmup-tests-")
+if MADE:  # else the process that started this worker has made the folder and set the environment
     os.environ |= ENVIRONMENT | {FOLDER: MADE}
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS.get(jaxlib.version.__version__, '')}".strip()

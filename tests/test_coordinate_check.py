@@ -17,9 +17,7 @@ from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
 from tests import tiny
 
-# These trainings run for longer than they compile.
-pytestmark = pytest.mark.usefixtures("optimized")
-
+optimized = pytest.mark.usefixtures("optimized")  # trainings of the library's models run for longer than they compile
 LONG = dict(widths=(64, 128, 256), depths=(8, 16, 32), width=128, depth=4, steps=(1, 10))
 SHORT = dict(widths=(32, 128), depths=(4, 16), width=128, depth=4, steps=(1, 3))
 
@@ -79,22 +77,26 @@ def assert_ok(name, norm, optimizer, sizes):
     assert judged == expected
 
 
+@optimized
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_ok(optimizer):
     assert_ok("depth_mup", "layer", optimizer, SHORT)
 
 
+@optimized
 def test_sp_is_not_ok_in_width_and_depth():
     report = check("sp", "layer", "adam")
     assert {("width", "all"), ("depth", "all"), ("width", "readout")} <= bad(report), str(report)
 
 
+@optimized
 def test_mup_is_not_ok_in_depth():
     found = bad(check("mup", "layer", "adam"))
     assert {("depth", "all"), ("depth", "branch/hidden")} <= found
     assert {axis for axis, _ in found} == {"depth"}
 
 
+@optimized
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("norm", ["none", "layer"])
@@ -113,6 +115,7 @@ class TestLong:
         assert {("depth", "all"), ("depth", "branch/hidden")} <= bad(check("mup", norm, optimizer, sizes=LONG))
 
 
+@optimized
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 class TestPlantedFaults:
     def test_hidden_depth_factor(self, optimizer):
@@ -132,6 +135,7 @@ class TestPlantedFaults:
         assert found <= {("width", "readout"), ("width", "all")}
 
 
+@optimized
 @pytest.mark.slow
 def test_planted_eps():
     """With a large eps: ok with the eps factors, not ok without, in width and depth (docs/rules.md section 0)."""
@@ -177,7 +181,7 @@ def own_probe(p, width, depth):
 
 
 def test_own_model_and_report(tmp_path):
-    options = {"widths": (32, 64, 128), "depths": (8, 16), "width": 64, "depth": 4, "seeds": 12, "steps": (1, 3)}
+    options = {"widths": (16, 64), "depths": (4, 16), "width": 64, "depth": 4, "seeds": 12, "steps": (1, 3)}
     good = dm.coordinate_check(lambda w, d: own_probe(dm.parameterization("depth_mup"), w, d), **options)
     assert good.ok, str(good)
     assert {s.group for s in good.slopes} == {"input", "branch/hidden", "readout", "all"}

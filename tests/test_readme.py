@@ -17,6 +17,7 @@ def run(path, count):
     return names
 
 
+@pytest.mark.slow
 def test_readme(capsys):
     names = run("README.md", 4)
     assert names["logits"].shape == (32, 10)
@@ -26,6 +27,7 @@ def test_readme(capsys):
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_limit():
     names = run("docs/limit.md", 1)
     assert names["rich"].predictions.shape == (10, 6)
