@@ -183,7 +183,7 @@ def test_the_page(judged, tmp_path):
     assert text.count("data:image/png;base64,") == len(names)
     assert "<script>" not in text
     assert "<b>'" not in text
-    assert "http" not in text  # opens offline
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text)  # opens offline
     words = html.unescape(re.sub(r"<[^>]*>", " ", text))
     for curve in curves:
         assert curve.result.verdict in words
