@@ -1,5 +1,10 @@
 """A trial among others in one mapped program is the same trial alone, for every family and optimizer."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from tests.test_model_training import settings
 from tests.test_parallel import assert_same, double
 
+ROOT = Path(__file__).parent.parent
 SMALL = {
     "mlp": dict(width=8, depth=2),
     "residual_mlp": dict(width=8, depth=2, norm="layer"),
@@ -90,6 +96,17 @@ def test_the_number_of_trials_in_a_program_changes_no_bit(family):
         assert together["diverged"].tolist() == [False, True, False]
         for name, values in alone.items():
             np.testing.assert_array_equal(together[name][:1], values, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_bits_of_programs_that_are_compiled_for_speed(tmp_path):
+    """The test above in a process without the flags of conftest.py, which make programs compile cheaply."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", __file__, "-k", "changes_no_bit"]
+    done = subprocess.run(
+        command, env={**kept, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_convolutions_in_a_program_have_one_layout():
