@@ -59,7 +59,7 @@ def test_statistics_are_carried(x64):
     s = settings("resnet")
     problem = problem_of(s)
     trainer, hyper = problem.trainer(s.model, "adam"), hyper_of(problem, s).arrays()
-    state = trainer.init(hyper)
+    state = jax.jit(trainer.init)(hyper)
     batch = problem.examples(32)
     after, _ = jax.jit(trainer.train_step)(state, batch, hyper)
     kernel = np.asarray(state.params["read_in"]["kernel"], np.float64)[:, :, 0]
