@@ -29,6 +29,7 @@ if MADE:  # else the process that started this worker has made the folder and se
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from depthmup.backend import prepare_cpu  # noqa: E402
 
@@ -53,6 +54,17 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def own_cache():
+    """No folder of compiled programs but the one that the test chooses."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -39,7 +39,7 @@ def pair(options):
 
 
 def assert_same(ours, theirs, *arguments, rtol=1e-12):
-    ours, theirs = ours(*arguments), theirs(*arguments)
+    ours, theirs = (jax.jit(f)(*arguments) for f in (ours, theirs))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), ours, theirs)
 
 
@@ -71,15 +71,19 @@ DERIVATIVES = {
 
 
 @pytest.mark.parametrize("space", [1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_derivatives_are_those_of_lax(space, seed, x64):
     """On random shapes, strides, dilations, and paddings (negative ones crop)."""
     x, w, options = drawn(np.random.default_rng([space, seed]), space)
     ours, theirs = pair(options)
     assert_same(ours, theirs, x, w)
-    for name, derivative in DERIVATIVES.items():
-        found, expected = (jax.jit(derivative(scalar(f)))(x, w) for f in (ours, theirs))
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+
+    def derivatives(f):
+        return jax.jit(lambda x, w: {name: of(scalar(f))(x, w) for name, of in DERIVATIVES.items()})(x, w)
+
+    found, expected = derivatives(ours), derivatives(theirs)
+    for name in DERIVATIVES:
+        for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected[name]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=1), err_msg=name)
 
 

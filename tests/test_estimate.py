@@ -46,6 +46,7 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
         verbs.sweep(chosen, None, "")
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_programs_are_kept(tmp_path):
     """In the folder, from which another process (here: without what is in memory) gets them, wherever it lies then."""
     events, chosen = [], jax.config.jax_compilation_cache_dir

@@ -4,14 +4,17 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from absl import flags
 from PIL import Image
 
+from configs import digits
 from depthmup import data
-from depthmup.data import images
+from depthmup.data import images, show
 from depthmup.data.dataset import held_out
 from depthmup.data.prepare import main, prepare
 from tests.test_configs import fake_records
@@ -113,7 +116,7 @@ def test_the_command_that_prepares(tmp_path, monkeypatch, capsys):
     assert "invalid choice: 'cifar11'" in capsys.readouterr().err
 
 
-def test_show(tmp_path):
+def test_show(tmp_path, monkeypatch):
     """The picture of a batch, by the command of its docstring; and its one-line error."""
     out = tmp_path / "grid.png"
     command = [sys.executable, "-m", "depthmup.data.show", "--config=configs/digits.py", f"--out={out}"]
@@ -121,8 +124,11 @@ def test_show(tmp_path):
     assert "digits: 1437 train, 180 validation, 180 test examples of shape (8, 8, 1), 10 classes" in done.stdout
     with Image.open(out) as picture:
         assert min(picture.size) > 500
-    done = subprocess.run([*command, "--config.data.name=digit"], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "error: data.name: unknown data set 'digit'; did you mean 'digits'?"
+    config = digits.get_config()
+    config.data.name = "digit"
+    monkeypatch.setattr(flags, "FLAGS", SimpleNamespace(config=config, out=str(out)))
+    with pytest.raises(SystemExit, match=r"^error: data.name: unknown data set 'digit'; did you mean 'digits'\?$"):
+        show.main(["show"])
 
 
 def test_unknown_names():
