@@ -29,7 +29,7 @@ torture: .venv/ready
 mutants: .venv/ready
 	$(BIN)/python -m tests.mutants
 
-# Lint, types and tests: 7 minutes on 2 cores.
+# Lint, types and tests: 12 minutes on 2 cores.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
