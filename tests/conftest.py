@@ -20,9 +20,13 @@ ENVIRONMENT = {
 # A jaxlib that does not know a flag ends the process, so others than these get none.
 XLA_FLAGS = {"0.10.2": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"}
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
-MADE = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="depthmup-tests-")
-if MADE:  # else the process that started this worker has made the folder and set the environment
-    os.environ |= ENVIRONMENT | {FOLDER: MADE}
+OPTIMIZED = "DEPTHMUP_TESTS_OPTIMIZED"  # where it is set, programs are compiled as users' are
+WORKER = "PYTEST_XDIST_WORKER" in os.environ  # then the process that started this one has set its environment
+MADE = None if WORKER or FOLDER in os.environ else tempfile.mkdtemp(prefix="depthmup-tests-")
+if MADE:
+    os.environ[FOLDER] = MADE
+if not WORKER and OPTIMIZED not in os.environ:
+    os.environ |= ENVIRONMENT
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS.get(jaxlib.version.__version__, '')}".strip()
     )
