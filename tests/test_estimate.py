@@ -318,6 +318,7 @@ def test_time_left_with_another_process(now):
         left.finish(mine)
         left.only(set(groups))
         assert left.seconds() == pytest.approx(10.0 * len(groups) / 2)
+        assert left.waiting() == len(groups)
     assert left.trained() == (400.0, 400.0)
 
 
