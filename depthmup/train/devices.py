@@ -79,7 +79,7 @@ class Placement:
         )
 
     def greatest(self) -> Callable[[int], Any]:
-        """A function from a number of this process to the largest number of all processes, in an array to read later."""
+        """A function: a number of this process -> the largest number of all processes, in an array to read later."""
         greatest = jax.pmap(lambda number: jax.lax.pmax(number, self.axis), axis_name=self.axis, out_axes=None)
         return lambda number: greatest(np.full(len(self.local), number, np.int32))
 

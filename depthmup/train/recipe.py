@@ -29,7 +29,7 @@ class Recipe:
     loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label or a real target; "centered_mse", |f - f_0 -
       y|^2 / 2 with f_0 the output of the initial parameters (no 1/gamma0 appears, since the network's output factor has it).
     label_noise: whether the step replaces labels by random ones, with the probability `Hyper.label_noise`.
-    label_smoothing: smoothing of the labels of the cross-entropy in training (Szegedy et al. 2016), not in evaluation.
+    label_smoothing: smoothing of the cross-entropy labels (Szegedy et al. 2016), in training only.
     clip: the largest global norm of the gradient; a larger gradient is scaled down before the optimizer sees it.
     accumulate: number of parts of a batch whose gradients are computed one after another, to use less memory.
     ema: decay of an exponential moving average of the weights; evaluation then uses the average. At step t the decay

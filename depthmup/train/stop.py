@@ -22,7 +22,7 @@ class Stop:
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers in the main thread only
+        if threading.current_thread() is threading.main_thread():  # Python allows no handlers elsewhere
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
