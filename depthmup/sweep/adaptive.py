@@ -155,7 +155,7 @@ class Search:
         return curve.window(centre) | {number for number in carried if number is not None}
 
     def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:
-        """(the next smaller shape, the smallest shape of each axis) on the depth and width axes that contain `shape`."""
+        """(the next smaller shape, the smallest shape of each axis) on the depth or width axis that has `shape`."""
         width, depth = self._settings.model.width, self._settings.model.depth
         depths = sorted((width, d) for d in self._settings.sweep.depths) if shape[0] == width else []
         widths = sorted((w, depth) for w in self._settings.sweep.widths) if shape[1] == depth else []

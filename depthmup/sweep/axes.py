@@ -19,10 +19,11 @@ CONSTANTS = {"True": True, "False": False, "None": None}
 def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
     """The axes of `sweep.axes`, each with its values.
 
-    The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)". Raises SettingsError
-    for a key that does not exist, that does not change the result of a training, that is given twice, or that has a
-    setting of its own in `sweep` (as `sweep.depths` is for model.depth), and for values that are missing, given twice or
-    not of the key's type.
+    The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)".
+
+    Raises SettingsError for a key that does not exist, that does not change the result of a training, that is given
+    twice, or that has a setting of its own in `sweep` (model.depth has `sweep.depths`), and for values that are missing,
+    given twice or not of the key's type.
     """
     declarations, known = keys(settings.model.name), flat(settings)
     result: dict[str, tuple[Any, ...]] = {}
@@ -63,7 +64,7 @@ def _values(text: str) -> list[Any]:
 
 
 def _grid(name: str, text: str) -> list[float]:
-    """Values with equal distances or, for log, equal ratios. They are integers if low, high and all values are whole."""
+    """Values with equal distances or, for log, equal ratios; integers if low, high and all values are whole."""
     arguments = _list(text)
     numbers = all(isinstance(a, int | float) for a in arguments)
     if len(arguments) != 3 or not numbers or int(arguments[2]) != arguments[2]:

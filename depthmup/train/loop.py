@@ -249,7 +249,7 @@ class TrialLoop:
         return self.task.evaluate(state, (self.batches.prepare(inputs), labels), hyper)
 
     def _chunks(self, state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
-        """Take steps start..end-1 on data in memory: (state, [(metrics, steps) of each call], the argument of `_read`)."""
+        """Take steps start..end-1 on data in memory: (state, [(metrics, steps) of each call] for `_read`)."""
         parts = []
         for first in range(start, end, CHUNK):
             count = min(CHUNK, end - first)

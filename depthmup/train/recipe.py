@@ -27,7 +27,7 @@ class Recipe:
 
     schedule: schedule of the learning rate after the warm-up, a name in SCHEDULES.
     loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label or a real target; "centered_mse", |f - f_0 -
-      y|^2 / 2 with f_0 the output of the initial parameters (no 1/gamma0 appears, since the network's output factor has it).
+      y|^2 / 2 with f_0 the output of the initial parameters (1/gamma0 is in the network's output factor).
     label_noise: whether the step replaces labels by random ones, with the probability `Hyper.label_noise`.
     label_smoothing: smoothing of the cross-entropy labels (Szegedy et al. 2016), in training only.
     clip: the largest global norm of the gradient; a larger gradient is scaled down before the optimizer sees it.
