@@ -22,8 +22,8 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
     The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)".
 
     Raises SettingsError for a key that does not exist, that does not change the result of a training, that is given
-    twice, or that has a setting of its own in `sweep` (model.depth has `sweep.depths`), and for values that are missing,
-    given twice or not of the key's type.
+    twice, or that has a setting of its own in `sweep` (model.depth has `sweep.depths`), and for values that are
+    missing, given twice or not of the key's type.
     """
     declarations, known = keys(settings.model.name), flat(settings)
     result: dict[str, tuple[Any, ...]] = {}

@@ -74,7 +74,7 @@ def train(
 
             cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
-        clock = None if cluster else stack.enter_context(CompileClock())  # on a cluster the workers compile, not this process
+        clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock))
         sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
         if settings.sweep.adaptive:
@@ -118,7 +118,7 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
 
 @dataclasses.dataclass
 class _Sweep:
-    """One call of `train`. An adaptive sweep has several rounds, each a call of `run`; they share these objects."""
+    """What one call of `train` works with. An adaptive sweep calls `run` several times with the same objects."""
 
     settings: Settings
     workdir: Path
@@ -184,7 +184,7 @@ class _Sweep:
                 planned, group = running.pop(task)
                 try:
                     self._keep(planned, group, cluster.outcome(task))
-                except Exception as error:  # any error of the worker is raised later: first the rows of the other groups are kept
+                except Exception as error:  # of any kind: it is raised later, when all other rows are kept
                     failed = group, error
             if self.stop.requested:
                 cluster.cancel(list(running))

@@ -23,7 +23,7 @@ from depthmup.train.devices import trial_layout
 from depthmup.train.task import FOREVER, Hyper, Task
 
 AT_ONCE = 128  # largest number of trials in a group, so that results come in steadily
-STRETCH = 3e11  # operations that a CPU does in some ten seconds: at most so many lie between two chances to stop a sweep
+STRETCH = 3e11  # operations of a CPU between two chances to stop a sweep, at most: some ten seconds
 SHARE = 0.6  # share of the free memory that a group may take
 MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # cost of a measurement, in training steps
 NOMINAL = 1e-10  # seconds of an operation if nothing was measured; only proportions are right then
@@ -136,7 +136,7 @@ class Estimator:
         ends = sorted(first.values(), key=self.work)
         self._points = []
         for group in ends if len(ends) < 2 else (ends[0], ends[-1]):
-            self._compiling, seconds = _measure(runner, group)  # the last value stays: the first one contains the start of JAX
+            self._compiling, seconds = _measure(runner, group)  # the first value contains JAX's own start
             self._points.append((self.work(group), seconds))
         self._memory = _used(jax.local_devices()[0])
 

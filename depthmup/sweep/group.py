@@ -30,11 +30,11 @@ from depthmup.train.workdir import Row, WorkdirError, digest
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained
 CACHE = "compiled"  # folder of compiled programs
-FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the first columns of a row, in this order; other settings follow
+FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the first settings in a row
 
 
 class Runner:
-    """Trains groups. It keeps the compiled programs of the last group for further groups of the same program and size."""
+    """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size."""
 
     def __init__(self, wrapper: str = "pmap") -> None:
         self._wrapper = wrapper
@@ -178,7 +178,7 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    if jax.default_backend() == "cpu":  # with XLA's own caches a program's key contains the folder's path: a moved folder would be useless
+    if jax.default_backend() == "cpu":  # else each program's key contains the folder's path, and a copied folder is useless
         wanted["jax_persistent_cache_enable_xla_caches"] = "none"
     before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():
@@ -193,7 +193,7 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
 
 
 def _machine() -> str:
-    """A name that machines share if they can run each other's programs. A program for a CPU uses its instruction set."""
+    """A name that machines share if they can run each other's programs. Programs use the instruction set of the CPU."""
     if jax.default_backend() != "cpu":
         return jax.default_backend()
     try:

@@ -44,20 +44,20 @@ class History:
                 self.values[:, :, :step] = array
 
     def add(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Add metrics, (trials, steps) each, of the last steps up to `step`. Trials that only fill up the group are cut off."""
+        """Add metrics, (trials, steps) each, of the steps up to `step`. Trials that fill up the group are dropped."""
         first = step - metrics["loss"].shape[1]
         for i, name in enumerate(METRICS):
             self.values[i, :, first:step] = metrics[name][: self.values.shape[1]]
 
     def measure(self, step: int, quantities: Mapping[str, np.ndarray]) -> None:
-        """Add quantities, (trials, layers) each, after `step` steps. Trials that only fill up the group are cut off."""
+        """Add quantities, (trials, layers) each, after `step` steps. Trials that fill up the group are dropped."""
         self.measured[step] = {name: array[: self.values.shape[1]] for name, array in quantities.items()}
 
     def losses(self, trial: int, steps: int) -> dict[str, float]:
         """Mean training losses of a trial: "last_loss" over the last tenth of its steps, "mean_loss" over all steps.
 
-        The loss of a step is taken before the step, on the step's batch. The AM-muP paper's code judges by the mean over
-        all steps.
+        The loss of a step is taken before the step, on the step's batch. The AM-muP paper's code judges by the mean
+        over all steps.
         """
         curve = self.values[0, trial, :steps].astype(np.float64)
         last = max(1, round(LAST * steps))
@@ -78,8 +78,8 @@ class History:
     def measurements(self, trial: int, steps: int, points: int) -> Columns:
         """The measurements of a trial: columns "step", "quantity", "layer" and "value", (measurements,) each.
 
-        Only the steps in `measured_after` of this trial count, since other trials of the group may have other numbers of
-        steps. Values that are not finite (the trial has diverged) are left out.
+        Only the steps in `measured_after` of this trial count, since other trials of the group may have other numbers
+        of steps. Values that are not finite (the trial has diverged) are left out.
         """
         own = measured_after(steps, points)
         found = [

@@ -156,7 +156,7 @@ def trials_of(curve: Settings, rates: Iterable[float]) -> Iterator[Trial]:
 
 
 def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) -> list[Group]:
-    """The trials in groups. A group has trials of one program, in their order, and at most `size_of(program)` of them."""
+    """The trials in groups. A group has at most `size_of(program)` trials, of one program, in their order."""
     by_program: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in wanted:
         by_program.setdefault(trial.program, []).append(trial)
@@ -223,6 +223,6 @@ def score(row: Mapping[str, Any], settings: Settings) -> float:
 
 
 def cap(settings: Settings, measure: str) -> float:
-    """The score, by this measure, of a network that has learned nothing: the error of guessing, or the loss of chance."""
+    """The score, by this measure, of a network that has learned nothing: the error or loss of guessing."""
     classes = batches_of(settings).dataset.classes
     return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

@@ -21,9 +21,9 @@ from depthmup.train.workdir import Row
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 LINES = 24  # most lines of the table of best learning rates
 COMPILING = "/jax/core/compile/"  # prefix of JAX's events of tracing, lowering and compiling
-PRIOR = 0.05  # weight of the expected times: as if this share of the sweep had run and taken the expected time
+PRIOR = 0.05  # the correction starts as if this share of a sweep had taken the expected time
 KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the training
-STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (from so many seconds on, a time is rounded to this many seconds)
+STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (a time from so many seconds on, is rounded to this many)
 
 
 class CompileClock:
@@ -99,7 +99,7 @@ class TimeLeft:
         self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """Only the groups with these names are still to do. Other groups are done, unless they run in this process."""
+        """Only these groups are still to do. Other groups are done, unless they run in this process."""
         for name in self._groups.keys() - names - self.running().keys():
             self._groups[name].done, self._groups[name].share = True, 1.0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GROUPS = "groups"  # folder of the finished groups
 RESULTS = "results.jsonl"  # file of all rows for other programs, written by `Store.export`
 CLAIMS = "claims"  # folder of locked files: the trials that each running process trains
-# Columns of a group's file that hold a list for each trial. A column is called "curve/step", "measured/step", ...
+# Columns of a group's file that hold a list for each trial; their names are "curve/step", "measured/step", ...
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
 KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types of these columns; all others are float
 Columns = Mapping[str, np.ndarray]
@@ -35,7 +35,7 @@ NOTHING: Columns = {}
 
 
 class Finished(NamedTuple):
-    """A finished trial. curve, measured: columns (LISTS) of its learning curve and of its measurements; may be empty."""
+    """A finished trial. curve, measured: columns (LISTS) of its learning curve and measurements, or none."""
 
     row: Row
     curve: Columns = NOTHING
@@ -57,7 +57,7 @@ class Store:
         """settings: the identity of the sweep (`plan.identity`)."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
-        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # an old results.jsonl without groups is not overwritten
+        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
         self._workdir = Workdir(workdir, settings, results, shared=True, differs=_difference)
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
@@ -104,8 +104,8 @@ class Store:
 class Claims:
     """The trials that each process of a shared workdir is training, so that no process repeats the work of another.
 
-    A claim is a file with the keys of some trials. Its process keeps the file locked until these trials are finished. The
-    system frees the lock when the process is killed, so no claim outlives its process.
+    A claim is a file with the keys of some trials. Its process keeps the file locked until these trials are finished.
+    The system frees the lock when the process is killed, so no claim outlives its process.
     """
 
     def __init__(self, store: Store, workdir: Path) -> None:
