@@ -178,7 +178,7 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    if jax.default_backend() == "cpu":  # else each program's key contains the folder's path, and a copied folder is useless
+    if jax.default_backend() == "cpu":  # else each program's key contains the folder's path, which may change
         wanted["jax_persistent_cache_enable_xla_caches"] = "none"
     before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():

@@ -23,7 +23,7 @@ LINES = 24  # most lines of the table of best learning rates
 COMPILING = "/jax/core/compile/"  # prefix of JAX's events of tracing, lowering and compiling
 PRIOR = 0.05  # the correction starts as if this share of a sweep had taken the expected time
 KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the training
-STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (a time from so many seconds on, is rounded to this many)
+STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds from which a time is rounded, to so many)
 
 
 class CompileClock:

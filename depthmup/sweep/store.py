@@ -29,7 +29,7 @@ RESULTS = "results.jsonl"  # file of all rows for other programs, written by `St
 CLAIMS = "claims"  # folder of locked files: the trials that each running process trains
 # Columns of a group's file that hold a list for each trial; their names are "curve/step", "measured/step", ...
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
-KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types of these columns; all others are float
+KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
 Columns = Mapping[str, np.ndarray]
 NOTHING: Columns = {}
 
