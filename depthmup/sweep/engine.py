@@ -136,7 +136,7 @@ class _Sweep:
         self.said = False
 
     def run(self, wanted: Sequence[Trial]) -> None:
-        """Train the wanted trials that the store does not have, and wait for trials that other processes are training."""
+        """Train the wanted trials that the store does not have. Wait for trials that other processes train."""
         todo = self._missing(grouped(wanted, self.sizes))
         if not todo:
             return self._say_messages()

@@ -91,7 +91,7 @@ class TimeLeft:
         self._compiled = 0.0  # seconds of compilation up to the last report of a group
 
     def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
-        """Set the groups that are still to do. measured: whether `Expected` is in seconds, not only proportional to them."""
+        """Set the groups that are still to do. measured: whether the expected times are in seconds."""
         if not self._groups:
             self._before = self._clock.seconds
         self.only(groups.keys())

@@ -238,7 +238,7 @@ class Checkpoints:
             time.sleep(PAUSE)
             if not any(self.path.glob(f"{step}.*")):
                 break
-        with contextlib.suppress(OSError):  # if it fails, the next `save` opens it
+        with contextlib.suppress(OSError):  # else the next one tries again
             self._open()
         newest = self.steps()
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"

@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Some steps of training. The devices have them to do, and may not have finished yet.
+    """Some steps of training, which the devices have been given and may not have finished.
 
     step: number of steps that are done after this stretch.
     state: state of the trials after this stretch, on the devices. The next stretch reuses its buffers, so do not read

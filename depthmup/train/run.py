@@ -161,7 +161,7 @@ def loop_of(settings: Settings) -> TrialLoop:
     """The loop of a lone run. The devices of `parallel.devices` share each batch."""
     wanted = settings.parallel.devices
     if wanted is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
-        wanted = 1  # so that results do not depend on the number of cores
+        wanted = 1  # the same numbers on a machine with any number of cores
     devices = jax.devices()
     if wanted and wanted > len(devices):
         raise SettingsError(f"parallel.devices = {wanted}, but there are {len(devices)}: lower it, or leave it unset")
