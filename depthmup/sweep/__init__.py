@@ -30,7 +30,7 @@ _MODULES = {
     "train": "depthmup.sweep.engine",
 }
 
-if not TYPE_CHECKING:  # a type checker would take every name to exist
+if not TYPE_CHECKING:  # with __getattr__ a type checker would believe that every name exists
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:

@@ -1,4 +1,8 @@
-"""Fewer trials for the same optima: from the second size on only the learning rates around the last size's optimum."""
+"""The adaptive sweep (sweep.adaptive): the same optima with fewer trials.
+
+The smallest size trains its whole grid of learning rates. Each larger size trains only the rates around the optimum of
+the size before, and goes on until it has found its own optimum.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,19 @@ from depthmup.settings import Settings
 from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row
 
-WIDER = 4  # octaves that a search may leave the grid by, at either end
-TRAINS = 0.05  # a best loss less than this share below chance is noise, and no direction
+WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
+TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
 Shape = tuple[int, int]  # width, depth
 SHAPE = ("model.width", "model.depth")
 
 
 class Found(NamedTuple):
-    """Of a finished curve. best: its best number, None if nothing trains; carried: that nearest to its optimum."""
+    """What the search of one curve has found. Learning rates are given by their number on the curve's lattice.
+
+    best: the rate with the lowest mean loss; None if nothing trains.
+    carried: the rate nearest to the fitted optimum; None if there is no optimum.
+    asked: all rates that the search needed.
+    """
 
     best: int | None
     carried: int | None
@@ -29,9 +38,11 @@ class Found(NamedTuple):
 
 
 class Curve:
-    """One learning-rate curve on a lattice of rates, numbered from the grid's first; other numbers are beyond it.
+    """One learning-rate curve on a lattice of rates, which extends the grid by WIDER octaves at either end.
 
-    trials: {number: the trials of all seeds}.
+    Rates are numbered: 0 is the first rate of the grid, and numbers outside `grid` are rates beyond the grid.
+
+    trials: {number of a rate: the trials of all seeds at this rate}.
     """
 
     def __init__(self, settings: Settings, rates: tuple[float, ...]) -> None:
@@ -48,15 +59,16 @@ class Curve:
         self._settings, self._cap = settings, cap(settings, settings.sweep.judge_by)
 
     def window(self, centre: int) -> set[int]:
-        """As many numbers around this one as an optimum is fitted to."""
+        """The WINDOW numbers around `centre`: an optimum is fitted to so many rates."""
         first = min(max(centre - WINDOW // 2, min(self.trials)), max(self.trials) - WINDOW + 1)
         return set(range(first, first + WINDOW))
 
     def search(self, rows: Mapping[str, Row], start: Iterable[int]) -> tuple[set[int], Found | None]:
-        """(numbers that are needed next, what was found if none is).
+        """(numbers to train next, the result). The result is None while there are numbers to train.
 
-        Beginning with those in `start` until the best has two neighbours on either side; where nothing trains, the
-        whole grid. Rows of other numbers change nothing: after an interruption the search takes the same way.
+        The search begins with the numbers in `start` and goes on until the best rate has two neighbours on either side.
+        If nothing trains, it asks for the whole grid. Rows of numbers that it did not ask for change nothing, so after
+        an interruption it asks for the same numbers.
         """
         asked = set(start)
         while True:
@@ -74,7 +86,7 @@ class Curve:
             asked |= more
 
     def _losses(self, rows: Mapping[str, Row], numbers: list[int]) -> np.ndarray:
-        """(numbers, seeds)."""
+        """The scores of the trials at these numbers: (numbers, seeds)."""
         return np.array([[score(rows[trial.key], self._settings) for trial in self.trials[n]] for n in numbers])
 
     def _nearest(self, numbers: list[int], losses: np.ndarray) -> int | None:
@@ -83,17 +95,20 @@ class Curve:
 
 
 class Search:
-    """Which trials come next, given the rows there are: a pure function of both, so that it can be interrupted."""
+    """The search over all curves of a sweep: which trials come next, given the rows of the finished trials.
+
+    The answer is a pure function of settings and rows, so a sweep can be interrupted at any time.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._families: dict[Any, dict[Shape, Curve]] = {}  # curves that differ in their shape alone
+        self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their shape
         for curve, rates in combinations(settings):
             family = next(trials_of(curve, rates[:1])).without(*SHAPE)
             self._families.setdefault(family, {})[curve.model.width, curve.model.depth] = Curve(curve, rates)
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
-        """What can be trained now, small shapes first; nothing if all optima are found."""
+        """The trials that can be trained now, small shapes first. There are none if all optima are found."""
         result = []
         for curves in self._families.values():
             wanted, _ = self._walk(curves, rows)
@@ -101,7 +116,7 @@ class Search:
         return sorted(result, key=lambda trial: trial.settings.model.width**2 * trial.settings.model.depth)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
-        """All trials that a finished search has asked for."""
+        """All trials that the search has asked for. Call it when the search is finished."""
         return [
             trial
             for curves in self._families.values()
@@ -113,7 +128,7 @@ class Search:
     def _walk(
         self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
     ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
-        """(numbers to train now, what is found), by shape."""
+        """({shape: numbers to train now}, {shape: what is found}) of one family of curves."""
         wanted, found = dict[Shape, list[int]](), dict[Shape, Found]()
         for shape, curve in curves.items():
             start = self._start(shape, curve, found)
@@ -126,7 +141,7 @@ class Search:
         return wanted, found
 
     def _start(self, shape: Shape, curve: Curve, found: Mapping[Shape, Found]) -> set[int] | None:
-        """The numbers that a curve starts with; None if another shape comes first."""
+        """The numbers that a curve starts with; None if it must wait for the result of another shape."""
         before, smallest = self._before(shape)
         if before is None:
             return set(curve.grid)
@@ -135,12 +150,12 @@ class Search:
         centre = found[before].best
         if centre is None:
             return set(curve.grid)
-        # The smallest size's best rate is what the verdict is about: it is trained at every size.
+        # The verdict asks how good the smallest size's best rate is at every size, so every size trains it.
         carried = {found[other].carried for other in smallest} - {None}
         return curve.window(centre) | {number for number in carried if number is not None}
 
     def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:
-        """(the next smaller shape, the smallest ones) on the axes that a shape is on."""
+        """(the next smaller shape, the smallest shape of each axis) on the depth or width axis that has `shape`."""
         width, depth = self._settings.model.width, self._settings.model.depth
         depths = sorted((width, d) for d in self._settings.sweep.depths) if shape[0] == width else []
         widths = sorted((w, depth) for w in self._settings.sweep.widths) if shape[1] == depth else []

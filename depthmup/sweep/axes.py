@@ -1,4 +1,4 @@
-"""The axes of `sweep.axes`: any key of the config that decides a training, with the values that a sweep gives it."""
+"""The setting `sweep.axes`: further keys of the config that a sweep varies, each with its values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ CONSTANTS = {"True": True, "False": False, "None": None}
 def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
     """The axes of `sweep.axes`, each with its values.
 
-    "key = value, value; key = grid(low, high, points); key = log(low, high, points)". Raises SettingsError for a key
-    that does not exist or decides nothing, an axis that has a key of its own or is given twice, and values that are
-    none, are given twice or are of another type than the setting.
+    The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)".
+
+    Raises SettingsError for a key that does not exist, that does not change the result of a training, that is given
+    twice, or that has a setting of its own in `sweep` (model.depth has `sweep.depths`), and for values that are
+    missing, given twice or not of the key's type.
     """
     declarations, known = keys(settings.model.name), flat(settings)
     result: dict[str, tuple[Any, ...]] = {}
@@ -56,13 +58,13 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
 
 
 def _values(text: str) -> list[Any]:
-    """The values of one axis. Raises ValueError for text that is no list of values."""
+    """The values of one axis. Raises ValueError if the text cannot be read as values."""
     found = re.fullmatch(r"(grid|log)\((.*)\)", text)
     return _grid(found[1], found[2]) if found else _list(text)
 
 
 def _grid(name: str, text: str) -> list[float]:
-    """Values of equal distance or, for log, of equal ratio; whole numbers where low, high and all between are whole."""
+    """Values with equal distances or, for log, equal ratios; integers if low, high and all values are whole."""
     arguments = _list(text)
     numbers = all(isinstance(a, int | float) for a in arguments)
     if len(arguments) != 3 or not numbers or int(arguments[2]) != arguments[2]:
@@ -76,7 +78,7 @@ def _grid(name: str, text: str) -> list[float]:
 
 
 def _list(text: str) -> list[Any]:
-    """The values between the commas that are not inside parentheses; a comma may end the list."""
+    """The values between commas. Commas inside parentheses do not count, and a comma may end the list."""
     parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
     return [_value(part) for part in (parts if parts[-1] else parts[:-1])]
 

@@ -1,4 +1,4 @@
-"""Groups of trials as tasks of a Ray cluster."""
+"""Train groups of trials on a Ray cluster: each group is one Ray task."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from depthmup.sweep.group import Runner, compiled_in
 from depthmup.sweep.plan import Group
 from depthmup.sweep.store import Finished
 
-RETRIES = 10  # of a group whose worker was lost
+RETRIES = 10  # how often a group is trained again after its worker was lost
 
 
 class Cluster:
-    """The cluster that this process is connected to, else that of RAY_ADDRESS, else a new one of this machine alone.
+    """A Ray cluster that trains groups of trials.
 
-    A task is one group: the worker trains it and returns its rows, which this process alone writes. A worker that is
-    lost (killed, preempted, out of memory) costs the groups it was at, which others train again. Raises SettingsError
-    if Ray is not installed, or no machine has room for a task.
+    It is the cluster that this process is connected to; else the cluster at the environment variable RAY_ADDRESS; else
+    a new cluster on this machine.
+
+    A task is one group: a worker trains it and returns its rows, and only this process writes them. If a worker is lost
+    (killed, preempted, out of memory), other workers train its groups again. Raises SettingsError if Ray is not
+    installed, or if no machine has room for a task.
     """
 
     def __init__(self, cpus: float, gpus: float, cache: Path | None) -> None:
-        """cpus, gpus: of each task. cache: folder of compiled programs; workers that do not see it make their own."""
+        """
+        cpus, gpus: number of CPUs and GPUs of each task.
+        cache: folder of compiled programs. A worker on a machine without this folder creates it there.
+        """
         try:
             import ray
         except ImportError as error:
@@ -64,7 +70,7 @@ class Cluster:
             self._ray.shutdown()
 
     def slots(self) -> int:
-        """How many tasks the machines that are there have room for."""
+        """How many tasks fit on the machines that are alive."""
         total = 0
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -76,16 +82,16 @@ class Cluster:
         return total
 
     def submit(self, group: Group) -> Any:
-        """The task of a group."""
+        """Start training a group. Returns its Ray task."""
         return self._submit(group)
 
     def finished(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
-        """Those of the tasks that are finished, once one is, after so many seconds at most."""
+        """Wait until a task is finished, at most `seconds`, and return all tasks that are finished then."""
         self._ray.wait(list(tasks), num_returns=1, timeout=seconds)
         return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0])
 
     def outcome(self, task: Any) -> list[Finished]:
-        """What a task returned; raises what it raised."""
+        """The finished trials that a task returned. If the task raised an error, this raises it."""
         return self._ray.get(task)
 
     def cancel(self, tasks: Sequence[Any]) -> None:
@@ -94,7 +100,7 @@ class Cluster:
 
 
 def _train(group: Group, devices: int, cache: str | None) -> list[Finished]:
-    """In a worker."""
+    """Train a group. Runs in a worker."""
     runner = _runner(devices, group.settings.parallel.wrapper)
     with compiled_in(Path(cache) if cache else None):
         return runner.train(group)
@@ -102,6 +108,6 @@ def _train(group: Group, devices: int, cache: str | None) -> list[Finished]:
 
 @functools.cache
 def _runner(devices: int, wrapper: str) -> Runner:
-    """One for all groups that a worker is given, so that it compiles a shape once."""
+    """The runner of a worker, one for all of its groups, so that consecutive groups of one program share it."""
     prepare_cpu(devices)
     return Runner(wrapper)

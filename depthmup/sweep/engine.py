@@ -1,4 +1,4 @@
-"""Run what is missing of a sweep: on this machine, a part of it, or on a Ray cluster."""
+"""Train the trials of a sweep that its workdir does not hold yet, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from depthmup.train.workdir import Row
 if TYPE_CHECKING:
     from depthmup.sweep.cluster import Cluster
 
-WAIT = 0.5  # seconds between two looks at what others do
+WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
 LAUNCHERS = ("local", "ray")
 
 
@@ -40,19 +40,21 @@ def train(
     yes: bool = False,
     progress: bool = True,
 ) -> list[Row]:
-    """Train every trial of the sweep that `workdir` does not hold yet; all rows of the plan, in its order.
+    """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
 
-    A trial is a pure function of its settings, so the rows are the same after any number of interruptions and whoever
-    trains them: several processes may do so for one workdir at the same time.
+    A trial is a pure function of its settings. So the rows are the same after any number of interruptions, and several
+    processes may train trials for one workdir at the same time.
 
     Args:
-      settings: or a config.
-      launcher: "local", or "ray": groups of trials are tasks of a Ray cluster (sweep.cluster).
-      shard: (i, n), from 0: only the i-th of n parts of the plan, perhaps in a workdir of its own on another machine.
-        A call without a shard takes in the files of all parts that were copied into `workdir/groups`.
-      yes: train a plan of more than sweep.max_trials trials.
+      settings: the settings or the config of the sweep.
+      launcher: "local"; or "ray": each group of trials is a task of a Ray cluster (sweep.cluster).
+      shard: (i, n): train only part i of n parts of the plan, i from 0. Parts may have separate workdirs on separate
+        machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`.
+      yes: allow a plan of more than sweep.max_trials trials.
+      progress: whether to show the progress.
 
-    Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled; Stopped when asked to stop.
+    Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
+    stop.
     """
     settings = settings if isinstance(settings, Settings) else from_config(settings)
     workdir = Path(workdir)
@@ -71,7 +73,7 @@ def train(
             from depthmup.sweep.cluster import Cluster
 
             cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
-        stop = stack.enter_context(Stop())  # after Ray, which has a handler of its own
+        stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
         clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock))
         sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
@@ -88,7 +90,7 @@ def train(
 
 
 def cost(settings: Settings | Mapping[str, Any], launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> str:
-    """What a sweep that has not begun would cost, by steps that are trained and measured here: what --dry_run says."""
+    """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps."""
     settings = settings if isinstance(settings, Settings) else from_config(settings)
     plan = part(checked(settings, launcher, shard), *shard)
     groups, estimator = grouped(plan, _sizes(plan)), Estimator()
@@ -97,7 +99,7 @@ def cost(settings: Settings | Mapping[str, Any], launcher: str = "local", shard:
 
 
 def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> list[Trial]:
-    """The plan. Raises SettingsError or ValueError for what cannot be run."""
+    """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run."""
     if launcher not in LAUNCHERS:
         raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
     if not 0 <= shard[0] < shard[1]:
@@ -116,7 +118,7 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
 
 @dataclasses.dataclass
 class _Sweep:
-    """What the rounds of one call of `train` share."""
+    """What one call of `train` works with. An adaptive sweep calls `run` several times with the same objects."""
 
     settings: Settings
     workdir: Path
@@ -134,7 +136,7 @@ class _Sweep:
         self.said = False
 
     def run(self, wanted: Sequence[Trial]) -> None:
-        """Train those of these trials that nobody has trained, and wait for those that another process is at."""
+        """Train the wanted trials that the store does not have. Wait for trials that other processes train."""
         todo = self._missing(grouped(wanted, self.sizes))
         if not todo:
             return self._say_messages()
@@ -182,7 +184,7 @@ class _Sweep:
                 planned, group = running.pop(task)
                 try:
                     self._keep(planned, group, cluster.outcome(task))
-                except Exception as error:  # whatever the worker raised: the others' work is kept first
+                except Exception as error:  # of any kind: it is raised later, when all other rows are kept
                     failed = group, error
             if self.stop.requested:
                 cluster.cancel(list(running))
@@ -191,7 +193,7 @@ class _Sweep:
             raise RuntimeError(f"{failed[0]} failed on the Ray cluster; all else is kept, start again") from failed[1]
 
     def _take(self, todo: Sequence[Group]) -> tuple[Group, Group] | None:
-        """As `Claims.take`; the progress hears which groups other processes have finished."""
+        """Claim a group as `Claims.take` does, and tell the progress which groups other processes have finished."""
         taken = self.claims.take(todo)
         self.progress.only({group.name for group in self._missing(todo)})
         return taken
@@ -206,7 +208,10 @@ class _Sweep:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
 
     def _say_cost(self, todo: Sequence[Group]) -> None:
-        """Once; measured where it is this process that trains, and somebody looks."""
+        """Print the cost of the groups, once per call of `train`.
+
+        Steps are measured for it only if this process trains them and the progress is shown.
+        """
         if self.said:
             return
         if self.progress.shown and not self.cluster:
@@ -228,7 +233,10 @@ class _Sweep:
 
 
 def _sizes(plan: Sequence[Trial], devices: int | None = None) -> Callable[[Any], int]:
-    """Program -> how many of its trials run together: equal groups, none larger than what fits."""
+    """A function: program -> the number of its trials in a group.
+
+    The groups of a program have equal sizes, and no group is larger than `at_once` allows.
+    """
     by_program: dict[Any, list[Trial]] = {}
     for trial in plan:
         by_program.setdefault(trial.program, []).append(trial)

@@ -1,4 +1,4 @@
-"""What a sweep costs, before it starts: operations, memory, minutes by a measured step."""
+"""What a sweep will cost: its operations, its memory, and its time, which is estimated from a few measured steps."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.devices import trial_layout
 from depthmup.train.task import FOREVER, Hyper, Task
 
-AT_ONCE = 128  # trials of a group at most, so that results come in steadily
-STRETCH = 3e11  # operations of a CPU between two reports, some ten seconds: until then nobody can stop the sweep
-SHARE = 0.6  # of the memory that is free
-MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # steps that a measurement counts as
-NOMINAL = 1e-10  # seconds that an operation counts where none is measured
-MEASURED = 2, 60  # steps whose time is taken: so many, and then more of them, as many as take half a second
+AT_ONCE = 128  # largest number of trials in a group, so that results come in steadily
+STRETCH = 3e11  # operations of a CPU between two chances to stop a sweep, at most: some ten seconds
+SHARE = 0.6  # share of the free memory that a group may take
+MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # cost of a measurement, in training steps
+NOMINAL = 1e-10  # seconds of an operation if nothing was measured; only proportions are right then
+MEASURED = 2, 60  # few and most: a call of `few` steps is timed, then a call of up to `most` more, about half a second
 
 
 class Estimate(NamedTuple):
-    """seconds: None if nothing was measured. memory: bytes that the measured programs needed, data and JAX included."""
+    """The cost of a sweep, or of the rest of a sweep.
+
+    trials, programs: how many of them there are. flops: operations of all trials.
+    seconds: time of everything; None if nothing was measured. compiling: seconds of it that are compilation.
+    memory: bytes that the measured programs needed, with data and JAX itself.
+    """
 
     trials: int
     programs: int
@@ -49,9 +54,11 @@ class Estimate(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Seconds that a group takes for training, and for its program if it is the first to need it.
+    """The expected time of a group.
 
-    Where nothing was measured, each of the two is right in proportion alone.
+    training: seconds for training. compiling: seconds for compiling its program, 0 if an earlier group has compiled it.
+
+    If nothing was measured, neither number is in seconds: each is only proportional to the time.
     """
 
     training: float
@@ -59,7 +66,7 @@ class Expected(NamedTuple):
 
 
 def duration(seconds: float) -> str:
-    """ "45 s", "3 min 20 s", "5 h 10 min"."""
+    """Seconds in words: "45 s", "3 min 20 s", "5 h 10 min"."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
@@ -67,9 +74,9 @@ def duration(seconds: float) -> str:
 
 
 def at_once(trial: Trial, devices: int | None = None) -> int:
-    """How many trials like this one run together: as the config says, or as many as fit in memory.
+    """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory.
 
-    devices: of whoever will train them; None: those of this process.
+    devices: number of devices of the process that will train them; None: the devices of this process.
     """
     settings = trial.settings
     if settings.sweep.at_once:
@@ -86,12 +93,17 @@ def at_once(trial: Trial, devices: int | None = None) -> int:
 
 
 def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
-    """Bytes that each trial of a group takes on its device: its state, which a checkpoint holds twice more, and, where
-    all trials are computed at the same time, what the compiled step works with. sharpness: it is measured too."""
+    """Bytes that each trial of a group takes on its device.
+
+    A trial takes the memory of its state three times, since a checkpoint holds two more copies. If the trials of a
+    device are computed at the same time ("vmap"), each also takes the temporary arrays of the compiled step.
+
+    sharpness: whether the sharpness is measured, which takes memory for its basis of vectors.
+    """
     arrays = hyper.arrays()
     state = jax.eval_shape(task.init, arrays)
     held = 3.0 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    if sharpness:  # its basis
+    if sharpness:  # the basis of vectors
         held += ITERATIONS * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     if layout != "vmap":
         return held
@@ -103,7 +115,7 @@ def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bo
 
 
 class Estimator:
-    """What groups of trials take: operations, and seconds once some programs are measured."""
+    """Estimates the operations of groups of trials, and their seconds once `measure` has timed some programs."""
 
     def __init__(self) -> None:
         self._work: dict[Any, float] = {}  # operations of a step, by program
@@ -116,12 +128,15 @@ class Estimator:
         return self._compiling is not None
 
     def measure(self, groups: Sequence[Group], runner: Runner) -> None:
-        """Time the cheapest and the dearest program of these groups, which are compiled for it; others lie between."""
+        """Compile and time the cheapest and the most expensive program of these groups.
+
+        The time of other programs is interpolated by their operations.
+        """
         first = {group.program: group for group in reversed(groups)}
         ends = sorted(first.values(), key=self.work)
         self._points = []
         for group in ends if len(ends) < 2 else (ends[0], ends[-1]):
-            self._compiling, seconds = _measure(runner, group)  # the first one's has JAX's own start in it
+            self._compiling, seconds = _measure(runner, group)  # the first value contains JAX's own start
             self._points.append((self.work(group), seconds))
         self._memory = _used(jax.local_devices()[0])
 
@@ -133,13 +148,13 @@ class Estimator:
         return self._work[group.program]
 
     def seconds(self, group: Group) -> float:
-        """Without compilation; if nothing was measured, right in proportion alone."""
+        """Seconds that a group trains, without compilation. Only proportional to the time if nothing was measured."""
         x, y = zip(*self._points, strict=True)
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
         return self._steps(group) * step
 
     def expected(self, groups: Sequence[Group]) -> dict[str, Expected]:
-        """What each group takes, by its name, if they are trained in this order."""
+        """{name of a group: its expected time}, if the groups are trained in this order."""
         once = 1.0 if self._compiling is None else self._compiling
         first = {group.program: group.name for group in reversed(groups)}
         return {g.name: Expected(self.seconds(g), once * (first[g.program] == g.name)) for g in groups}
@@ -154,8 +169,10 @@ class Estimator:
         return Estimate(trials, programs, operations, seconds, compiling, self._memory)
 
     def _steps(self, group: Group) -> float:
-        """Of all its trials; the evaluation at the end as many as take as long (forwards only, a third of a step), and
-        measurements likewise."""
+        """The number of steps of all trials of a group, with evaluation and measurements as steps that take as long.
+
+        An evaluation only runs forwards, so an example of it takes a third of the time of an example in a step.
+        """
         sweep = group.settings.sweep
         measuring = sweep.measure_points * sum(MEASURING[name] for name in sweep.measure)
         dataset, per_step = batches_of(group.settings).dataset, 3 * group.settings.data.batch_size
@@ -168,7 +185,7 @@ def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     """(seconds to compile, seconds of one step of one trial)."""
     start = time.perf_counter()
     loop = runner.loop(group)
-    # None of them may diverge or end: what is frozen takes no time.
+    # No trial may diverge or end while it is timed, since a frozen trial may take no time.
     calm = [hyper._replace(learning_rate=1e-9, steps=FOREVER) for hyper in hypers_of(group)]
     state, hyper = loop.start(calm)
 
@@ -186,12 +203,12 @@ def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     again = min(seconds(few, few), seconds(2 * few, few))
     more = max(2 * few, min(most, round(0.5 * few / again)))
     longer = seconds(3 * few, few + more)
-    step = max(longer - again, 0.1 * longer) / more  # without what a call costs, however many its steps
+    step = max(longer - again, 0.1 * longer) / more  # the difference leaves out the fixed cost of a call
     return max(0.0, until_first - again), step / group.size
 
 
 def _free(device: jax.Device) -> float:
-    """Bytes of memory that a device, or for a CPU the machine, has free."""
+    """Bytes of free memory: of the device, or of the machine if the device is a CPU."""
     statistics = device.memory_stats() or {}
     if "bytes_limit" in statistics:
         return statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)
@@ -203,13 +220,13 @@ def _free(device: jax.Device) -> float:
 
 
 def _used(device: jax.Device) -> float:
-    """Bytes of memory that were in use at most so far: of the device, or for a CPU of this process."""
+    """The peak so far of memory in use, in bytes: of the device, or of this process if the device is a CPU."""
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return float(peak) if peak is not None else 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def too_large(settings: Settings, trials: int) -> str:
-    """What to say of a plan that is larger than the config wants without asking, or ""."""
+    """The error message for a plan of more than sweep.max_trials trials; "" for a smaller plan."""
     limit = settings.sweep.max_trials
     if trials <= limit:
         return ""

@@ -1,4 +1,4 @@
-"""Train one group of trials: a pure function of their settings, whoever calls it."""
+"""Train one group of trials. The result depends only on their settings, not on the process that trains them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from depthmup.train.task import Hyper
 from depthmup.train.workdir import Row, WorkdirError, digest
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
-UNFINISHED = "unfinished"  # folder of the checkpoints of the groups that the sweep is at
+UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained
 CACHE = "compiled"  # folder of compiled programs
-FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # columns of a row
+FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the first settings in a row
 
 
 class Runner:
-    """Trains groups; the compiled programs of the last one are kept for others of its shape."""
+    """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size."""
 
     def __init__(self, wrapper: str = "pmap") -> None:
         self._wrapper = wrapper
@@ -42,7 +42,7 @@ class Runner:
         self._program: Any = None
 
     def loop(self, group: Group) -> TrialLoop:
-        """The programs of a group."""
+        """The training loop with the compiled programs of a group."""
         settings = group.settings
         program = group.program, group.size, settings.sweep.measure
         if self._loop is None or self._program != program:
@@ -65,9 +65,9 @@ class Runner:
     ) -> list[Finished]:
         """Train all trials of a group, from its checkpoint if there is one.
 
-        progress: takes the share of the steps that is done.
+        progress: is called with the share of the steps that is done.
 
-        Raises Stopped when asked to stop (what is done is in the checkpoints), SettingsError if memory is short.
+        Raises Stopped when asked to stop, after a checkpoint, and SettingsError if memory runs out.
         """
         try:
             return self._train(group, progress, checkpoints, stop)
@@ -123,19 +123,19 @@ class Runner:
 
 
 def hypers_of(group: Group) -> list[Hyper]:
-    """The hyperparameters of all trials; trials of no step fill up the group's program."""
+    """The hyperparameters of all trials. If the program is for more trials, trials of 0 steps fill it up."""
     hypers = [hyper_of(trial.settings) for trial in group.trials]
     return hypers + [hypers[-1]._replace(steps=0)] * (group.size - len(hypers))
 
 
 class GroupCheckpoints(Checkpoints):
-    """The checkpoints of a group of trials, with their history so far among the arrays.
+    """The checkpoints of a group of trials. The arrays of a checkpoint contain the history of the trials so far.
 
-    steps_between: two checkpoints, if they are due by steps.
+    steps_between: steps from one checkpoint to the next; None if checkpoints are not due by steps.
     """
 
     def __init__(self, folder: Path, group: Group, say: Callable[[str], None]) -> None:
-        """folder: of all groups. say: takes messages."""
+        """folder: the folder with the checkpoints of all groups. say: is called with each message to the user."""
         self.folder = folder / f"{group.name}-{group.size}"
         trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
         every = group.settings.checkpoint.every
@@ -143,8 +143,10 @@ class GroupCheckpoints(Checkpoints):
         super().__init__(self.folder, trials, seconds=every.seconds, keep=1, best=0, say=say)
 
     def resume(self, like: Any, history: History) -> tuple[int, Any] | None:
-        """(step, state) to go on from, with the history up to there; a checkpoint of another program is removed, and
-        the group starts anew."""
+        """(step, state) to go on from, or None to start from the beginning. Fills `history` up to this step.
+
+        A checkpoint of another program is removed, and the group starts from the beginning.
+        """
         try:
             found = self.restore(like)
         except WorkdirError as error:
@@ -157,14 +159,17 @@ class GroupCheckpoints(Checkpoints):
         return found[:2]
 
     def remove(self) -> None:
-        """The group is finished, or cannot go on from here."""
+        """Remove the checkpoints: the group is finished, or they cannot be used."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def compiled_in(folder: Path | None) -> Iterator[None]:
-    """Compiled programs are kept in this folder, and found there; one that the caller has chosen for JAX stays."""
+    """While this context is open, JAX keeps compiled programs in this folder and looks for them there.
+
+    If JAX has a folder for compiled programs already, that folder stays in use.
+    """
     if folder is None or getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 - jax declares it at run time
         yield
         return
@@ -173,12 +178,12 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    if jax.default_backend() == "cpu":  # else the folder's name is part of each program's, and it cannot be moved
+    if jax.default_backend() == "cpu":  # else each program's key contains the folder's path, which may change
         wanted["jax_persistent_cache_enable_xla_caches"] = "none"
     before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()  # it may have been asked for before there was a folder
+    compilation_cache.reset_cache()  # JAX may have looked for the cache before, when it had no folder
     try:
         yield
     finally:
@@ -188,7 +193,7 @@ def compiled_in(folder: Path | None) -> Iterator[None]:
 
 
 def _machine() -> str:
-    """A name for machines that can run each other's programs: those for a CPU use the instructions it has."""
+    """A name that machines share if they can run each other's programs. Programs use the instruction set of the CPU."""
     if jax.default_backend() != "cpu":
         return jax.default_backend()
     try:

@@ -1,4 +1,4 @@
-"""What is kept of a group of trials while it trains: metrics of every step, and what is measured now and then."""
+"""The history of a group of trials while it trains: metrics of every step, and measurements at some steps."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from collections.abc import Mapping
 
 import numpy as np
 
-POINTS = 1000  # of a learning curve, at most: of longer trainings means over equal stretches of steps
-METRICS = ("loss", "grad_norm")  # of a learning curve
-LAST = 0.1  # share of the steps that the last loss is a mean over
-PREFIX = "history/"  # of the names of its arrays in a checkpoint
+POINTS = 1000  # most points of a learning curve; a longer training has means over equal numbers of steps
+METRICS = ("loss", "grad_norm")  # metrics of a learning curve
+LAST = 0.1  # "last_loss" is the mean over this last share of the steps
+PREFIX = "history/"  # prefix of the history's arrays in a checkpoint
 Columns = dict[str, np.ndarray]
 
 
 def measured_after(steps: int, points: int) -> list[int]:
-    """Numbers of steps after which a training of so many is measured: from its start to its end."""
+    """The steps at which a training of `steps` steps is measured: `points` equal distances from 0 to its end."""
     return sorted(set(np.linspace(0, steps, points).round().astype(int).tolist()))
 
 
 class History:
-    """values: (metrics, trials, steps), NaN where there is none. measured: step -> {quantity: (trials, layers)}."""
+    """The metrics and measurements of a group of trials.
+
+    values: metrics of all steps, (metrics, trials, steps), NaN for steps that were not trained.
+    measured: {step: {quantity: (trials, layers)}}.
+    """
 
     def __init__(self, trials: int, steps: int) -> None:
         self.values = np.full((len(METRICS), trials, steps), np.nan, np.float32)
         self.measured: dict[int, dict[str, np.ndarray]] = {}
 
     def arrays(self, step: int) -> dict[str, np.ndarray]:
-        """What `restore` takes, up to this step."""
+        """The history up to this step as arrays for a checkpoint; `restore` takes them."""
         named = {f"{PREFIX}{at}/{name}": array for at, named in self.measured.items() for name, array in named.items()}
         return {f"{PREFIX}values": self.values[:, :, :step], **named}
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Take in what `arrays` gave at this step."""
+        """Fill this history with the arrays that `arrays` gave at this step."""
         for name, array in arrays.items():
             at, _, quantity = name.removeprefix(PREFIX).partition("/")
             if quantity:
@@ -40,26 +44,30 @@ class History:
                 self.values[:, :, :step] = array
 
     def add(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Metrics of the steps up to `step`, (trials, steps) each; there may be more trials."""
+        """Add metrics, (trials, steps) each, of the steps up to `step`. Trials that fill up the group are dropped."""
         first = step - metrics["loss"].shape[1]
         for i, name in enumerate(METRICS):
             self.values[i, :, first:step] = metrics[name][: self.values.shape[1]]
 
     def measure(self, step: int, quantities: Mapping[str, np.ndarray]) -> None:
-        """Quantities after `step` steps, (trials, layers) each; there may be more trials."""
+        """Add quantities, (trials, layers) each, after `step` steps. Trials that fill up the group are dropped."""
         self.measured[step] = {name: array[: self.values.shape[1]] for name, array in quantities.items()}
 
     def losses(self, trial: int, steps: int) -> dict[str, float]:
-        """Training loss of a trial, before each step on that step's batch: the mean over the last tenth of its steps,
-        and over all (the criterion of the AM-muP paper's code)."""
+        """Mean training losses of a trial: "last_loss" over the last tenth of its steps, "mean_loss" over all steps.
+
+        The loss of a step is taken before the step, on the step's batch. The AM-muP paper's code judges by the mean
+        over all steps.
+        """
         curve = self.values[0, trial, :steps].astype(np.float64)
         last = max(1, round(LAST * steps))
         return {"last_loss": float(curve[-last:].mean()), "mean_loss": float(curve.mean())}
 
     def curve(self, trial: int, steps: int) -> Columns:
-        """The learning curve of a trial: "step" (the last of a stretch) and METRICS, (points,) each.
+        """The learning curve of a trial: "step" and METRICS, (points,) each.
 
-        There is no point where there is no loss, since the trial has diverged.
+        A point is a mean over some steps, and "step" is the number of steps done after the last of them. The curve of a
+        trial that has diverged ends there.
         """
         starts = np.arange(0, steps, -(-steps // POINTS))
         ends = np.append(starts[1:], steps)
@@ -68,8 +76,11 @@ class History:
         return {"step": ends[there].astype(np.int32), **dict(zip(METRICS, means[:, there], strict=True))}
 
     def measurements(self, trial: int, steps: int, points: int) -> Columns:
-        """ "step", "quantity", "layer" and "value", (measurements,) each, of a trial's own `measured_after`; nothing of
-        a trial that has diverged."""
+        """The measurements of a trial: columns "step", "quantity", "layer" and "value", (measurements,) each.
+
+        Only the steps in `measured_after` of this trial count, since other trials of the group may have other numbers
+        of steps. Values that are not finite (the trial has diverged) are left out.
+        """
         own = measured_after(steps, points)
         found = [
             (at, name, layer, value)

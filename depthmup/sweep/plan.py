@@ -1,4 +1,4 @@
-"""Which trials a sweep consists of, and which of them run together."""
+"""The plan of a sweep: its trials, and the groups of trials that run together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from depthmup.train.recipe import chance
 from depthmup.train.workdir import digest
 
 AXES = ("depth", "width")
-SCHEMA = 4  # of the code: another number where the same settings give other results
+SCHEMA = 4  # version of the results: raise it when the same settings give other results than before
 
 
 class Trial(NamedTuple):
-    """One training. key: hash of all its settings and the schema; leaves: {config key: value}."""
+    """One training.
+
+    key: hash of SCHEMA and all settings that decide the result. leaves: these settings, {config key: value}.
+    """
 
     key: str
     settings: Settings
@@ -36,11 +39,11 @@ class Trial(NamedTuple):
 
     @property
     def program(self) -> tuple[Any, ...]:
-        """What its program is compiled for: trials that agree in it share one."""
+        """The settings that the compiled program depends on: trials with equal values share one program."""
         return *self.without(*TRACED), self.settings.label_noise > 0
 
     def without(self, *keys: str) -> tuple[Any, ...]:
-        """All its settings but these: what some trials agree in."""
+        """The values of all settings except these keys."""
         return tuple(_hashable(v) for k, v in self.leaves.items() if k not in keys)
 
     def __str__(self) -> str:
@@ -50,14 +53,14 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Trials of one program that run together. size: how many it is compiled for, perhaps more."""
+    """Trials of one program that run together. size: number of trials that the program takes, at least as many."""
 
     trials: tuple[Trial, ...]
     size: int
 
     @property
     def settings(self) -> Settings:
-        """What all its trials have in common, and the rest of the first."""
+        """The settings of the first trial. Use them for what all trials of the group have in common."""
         return self.trials[0].settings
 
     @property
@@ -66,7 +69,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The same for the same trials."""
+        """A hash of the trials' keys."""
         return digest([trial.key for trial in self.trials])
 
     def __str__(self) -> str:
@@ -75,7 +78,7 @@ class Group:
 
 
 def learning_rates(settings: Settings, optimizer: str) -> tuple[float, ...]:
-    """The grid of one optimizer: powers of 2, `per_octave` a factor of 2, both ends included."""
+    """The grid of one optimizer: `per_octave` rates for each factor of 2, both ends included."""
     low, high = settings.sweep.log2_learning_rates[optimizer]
     points = round((high - low) * settings.sweep.per_octave) + 1
     return tuple(float(lr) for lr in np.exp2(np.linspace(low, high, points)))
@@ -89,7 +92,7 @@ def shapes(settings: Settings) -> list[tuple[int, int]]:
 
 
 def axes(settings: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of depth and width those with at least two values."""
+    """(name, values) of depth and of width, if the sweep gives it at least two values."""
     for axis, values in zip(AXES, (settings.sweep.depths, settings.sweep.widths), strict=True):
         if len(set(values)) > 1:
             yield axis, values
@@ -98,8 +101,8 @@ def axes(settings: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
 def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]:
     """(settings of a learning-rate curve, its rates) for all curves, small shapes first.
 
-    Curves that share a program are next to each other. Raises SettingsError for a parameterization that is not defined
-    for an optimizer, and as `axes.parse`.
+    Curves that share a program are next to each other. Raises SettingsError where `axes.parse` does, and for a
+    parameterization that is not defined for an optimizer.
     """
     more = parse(settings)
     rates = more.pop(LEARNING_RATE, None)
@@ -142,7 +145,7 @@ def trials(settings: Settings) -> list[Trial]:
 
 
 def trials_of(curve: Settings, rates: Iterable[float]) -> Iterator[Trial]:
-    """All seeds at these learning rates."""
+    """The trials of one learning-rate curve: all seeds at each of these rates."""
     leaves = flat(curve)
     for rate in rates:
         optimizer = dataclasses.replace(curve.optimizer, learning_rate=rate)
@@ -153,7 +156,7 @@ def trials_of(curve: Settings, rates: Iterable[float]) -> Iterator[Trial]:
 
 
 def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) -> list[Group]:
-    """Trials of one program in groups of `size_of(program)`, in their order."""
+    """The trials in groups. A group has at most `size_of(program)` trials, of one program, in their order."""
     by_program: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in wanted:
         by_program.setdefault(trial.program, []).append(trial)
@@ -165,18 +168,21 @@ def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) 
 
 
 def part(plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:
-    """The trials of one of several parts, the same on every machine: of each program an equal slice."""
+    """The trials of part `number` of the plan: an equal slice of each program's trials, the same on every machine."""
     result: list[Trial] = []
     for i, group in enumerate(grouped(plan, lambda program: len(plan))):
         ends = np.linspace(0, len(group.trials), parts + 1).round().astype(int)
-        place = (number + i) % parts  # so that what is left over goes to each in turn
+        place = (number + i) % parts  # slices may differ by a trial: the parts take turns at the larger ones
         result += group.trials[ends[place] : ends[place + 1]]
     return result
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """What a sweep's workdir belongs to: the settings of its trials, by config key, but for the axes; in "sweep" what
-    they are swept over, which may be extended."""
+    """The identity of a sweep, which its workdir keeps: the settings that all its trials share, by config key.
+
+    The entry "axes" names the keys that are swept, and "sweep" has the settings of the sweep. Both may change when a
+    sweep is extended.
+    """
     axes = [*OWN, LEARNING_RATE, *parse(settings)]
     fixed = {key: value for key, value in flat(settings).items() if key not in axes}
     sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
@@ -184,9 +190,12 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 
 def _effective(settings: Settings, optimizer: str, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of traced keys that this optimizer and this parameterization use; the others as in `settings`, so that
-    trials which differ in them alone are one. alpha, lr_depth and branch_init go only to parameterizations that have
-    one of their own, so that, say, `mup` stays what it is beside a `depth_mup` of another alpha."""
+    """The values of traced keys, without the values that this optimizer and this parameterization do not use.
+
+    An unused key keeps its value in `settings`: two points that differ only in unused keys give the same trial. alpha,
+    lr_depth and branch_init are used only by parameterizations that define their own: a sweep of alpha changes
+    `depth_mup`, say, but not `mup`.
+    """
     table, result = TABLES[name], {"parameterization.name": name, **values}
     for option in {key for keys in OPTIONS.values() for key in keys} - set(OPTIONS[optimizer]):
         result.pop(f"optimizer.{option}", None)
@@ -202,9 +211,9 @@ def _hashable(value: Any) -> Any:
 
 
 def score(row: Mapping[str, Any], settings: Settings) -> float:
-    """The number of a row that the sweep minimizes (sweep.judge_by): a loss, or the error 1 - accuracy.
+    """The score of a row, which the sweep minimizes (sweep.judge_by): a loss, or the error 1 - accuracy.
 
-    It is infinite if the trial has diverged or the row has no such number.
+    The score is infinite if the trial has diverged or if the row has no value.
     """
     measure = settings.sweep.judge_by
     value = row[measure]
@@ -214,6 +223,6 @@ def score(row: Mapping[str, Any], settings: Settings) -> float:
 
 
 def cap(settings: Settings, measure: str) -> float:
-    """The score of a network that has learned nothing: the error of guessing, or the loss of equal probabilities."""
+    """The score, by this measure, of a network that has learned nothing: the error or loss of guessing."""
     classes = batches_of(settings).dataset.classes
     return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: groups, trials per minute, time left, the best so far at every size."""
+"""The display of a running sweep: groups, trials per minute, time left, the best learning rate so far at every size."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from depthmup.sweep.estimate import Expected, duration
 from depthmup.train.workdir import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
-LINES = 24  # of the table of the best, at most
-COMPILING = "/jax/core/compile/"  # JAX's events of tracing, lowering and compiling
-PRIOR = 0.05  # of a sweep: as if so much of it had been measured, and had taken what was expected
-KNOWN = 0.1  # of a sweep of which nothing was measured, after which its time is known
-STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # seconds from which a time is rounded to so many
+LINES = 24  # most lines of the table of best learning rates
+COMPILING = "/jax/core/compile/"  # prefix of JAX's events of tracing, lowering and compiling
+PRIOR = 0.05  # the correction starts as if this share of a sweep had taken the expected time
+KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the training
+STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds from which a time is rounded, to so many)
 
 
 class CompileClock:
     """Counts the seconds in which JAX traces, compiles or loads programs in this process, between enter and exit.
 
-    These are seconds of wall-clock time: what several threads do at the same time counts once.
+    The seconds are wall-clock time: a second in which several threads compile counts once.
     """
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []  # (start, end), apart from each other
+        self._spans: list[tuple[float, float]] = []  # (start, end) of spans that do not overlap
         self._lock = threading.Lock()
 
     def __enter__(self) -> CompileClock:
@@ -44,7 +44,7 @@ class CompileClock:
         jax.monitoring.unregister_event_time_span_listener(self.add)
 
     def add(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
-        """Take an event of JAX, when it ends."""
+        """Add the time span of an event. JAX calls this when the event ends."""
         if event.startswith(COMPILING):
             with self._lock:
                 while self._spans and self._spans[-1][1] > start_time:
@@ -59,7 +59,10 @@ class CompileClock:
 
 @dataclasses.dataclass
 class _Group:
-    """start, heard: when this process began it and when it last heard of it. share: what was done by then."""
+    """A group of trials, as `TimeLeft` sees it.
+
+    start: when this process began the group. heard: when the group last reported. share: share that was done then.
+    """
 
     expected: Expected
     here: bool = False  # this process trains it, or has done so
@@ -70,24 +73,25 @@ class _Group:
 
 
 class TimeLeft:
-    """How long the groups that are left will take: what was expected, corrected by what the groups so far took.
+    """Estimates the time that is left: the expected time of the remaining groups, corrected by the time of past groups.
 
-    Training and compilation have a correction each, (measured + prior) / (expected + prior) of what is done. The prior
-    is PRIOR of the whole sweep, so that the estimate counts while little is done. Where nothing was measured before the
-    sweep it is 0, and the time is not known until KNOWN of the training is done. Groups that run at the same time share
-    the time, and so do other processes, which are taken to go on as fast as so far.
+    Training and compilation have a correction each: (measured + prior) / (expected + prior), where `measured` and
+    `expected` are the seconds of the work that is done. The prior is the share PRIOR of the expected seconds of the
+    whole sweep, so that the correction stays near 1 while little is done. If nothing was measured before the sweep, the
+    prior is 0, and the time left is None until the share KNOWN of the training is done. The remaining work is divided
+    among the groups that run at the same time, and among other processes, which are assumed to keep their speed.
     """
 
     def __init__(self, clock: CompileClock | None = None) -> None:
-        """clock: of compilation; without one compilation counts as training."""
+        """clock: measures compilation. Without a clock, compilation counts as training."""
         self._clock = clock or CompileClock()
         self._groups: dict[str, _Group] = {}
         self._measured = False
-        self._before = 0.0  # what the clock said before the first group
-        self._compiled = 0.0  # seconds of compilation until a group was last heard of
+        self._before = 0.0  # seconds on the clock before the first group
+        self._compiled = 0.0  # seconds of compilation up to the last report of a group
 
     def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
-        """What is still to do. measured: the expected seconds are more than proportions."""
+        """Set the groups that are still to do. measured: whether the expected times are in seconds."""
         if not self._groups:
             self._before = self._clock.seconds
         self.only(groups.keys())
@@ -95,12 +99,12 @@ class TimeLeft:
         self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """What is still to do, or runs here; all else is done, by other processes if not by this one."""
+        """Only these groups are still to do. Other groups are done, unless they run in this process."""
         for name in self._groups.keys() - names - self.running().keys():
             self._groups[name].done, self._groups[name].share = True, 1.0
 
     def hear(self, name: str, share: float) -> None:
-        """A group of this process has begun, or so much of it is done."""
+        """Note that a group of this process has begun, or that this share of it is done."""
         group, now = self._groups[name], time.monotonic()
         if not group.here:
             group.here, group.start = True, now
@@ -113,21 +117,21 @@ class TimeLeft:
         self._groups[name].done = True
 
     def running(self) -> dict[str, float]:
-        """Name -> share that is done, of the groups that run here."""
+        """{name: share that is done} of the groups that run in this process."""
         return {name: group.share for name, group in list(self._groups.items()) if group.here and not group.done}
 
     def waiting(self) -> int:
-        """How many groups have not begun here, nor are done."""
+        """The number of groups that are not done and that this process has not begun."""
         return sum(not group.here and not group.done for group in list(self._groups.values()))
 
     def trained(self) -> tuple[float, float]:
-        """Expected seconds of the training that is done, and of all."""
+        """Expected seconds of the training that is done, and of the whole training."""
         groups = list(self._groups.values())
         return sum(g.share * g.expected.training for g in groups), sum(g.expected.training for g in groups)
 
     def seconds(self) -> float | None:
-        """None while it is not known."""
-        groups = list(self._groups.values())  # a copy: the table is drawn by a thread of its own
+        """The seconds that are left; None while they are not known."""
+        groups = list(self._groups.values())  # a copy, since another thread draws the table
         here, now = [group for group in groups if group.here], time.monotonic()
         (done, whole), compiling = self.trained(), sum(group.expected.compiling for group in groups)
         trained = sum(group.share * group.expected.training for group in here)
@@ -153,7 +157,7 @@ def _correction(measured: float, expected: float, prior: float) -> float:
 
 
 def about(seconds: float) -> str:
-    """ "about 40 s", "about 4 min", "about 1 h 20 min": as rough as an estimate is."""
+    """Seconds in rounded words, for an estimate: "about 40 s", "about 4 min", "about 1 h 20 min"."""
     step = [step for start, step in STEPS if seconds >= start][-1]
     rounded = max(step, step * round(seconds / step))
     hours, minutes = divmod(rounded // 60, 60)
@@ -162,9 +166,11 @@ def about(seconds: float) -> str:
 
 
 class Progress:
-    """A live table on a terminal; elsewhere a line every ten seconds; at the end what was trained. Silent if told so.
+    """Shows a live table on a terminal, elsewhere a line every ten seconds, and at the end a line on what was trained.
 
-    It is told how long each group is expected to take. clock: of compilation in this process, if it compiles.
+    rows: the rows that the sweep has already.
+    silent: show nothing.
+    clock: measures compilation in this process; None if other processes compile.
     """
 
     def __init__(
@@ -178,7 +184,7 @@ class Progress:
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
         self._entered = self._said = time.monotonic()
-        self._start = 0.0  # when there was something to do
+        self._start = 0.0  # when the first groups to train were known
         self._clock, self._time = clock, TimeLeft(clock)
         self._names: dict[str, str] = {}
         self._trials = self._groups = 0
@@ -200,20 +206,20 @@ class Progress:
             self.say(self.summary())
 
     def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
-        """All groups that are still to do, by name. measured: in seconds, not in proportion alone."""
+        """Set all groups that are still to do, by name. measured: as in `TimeLeft.expect`."""
         self._time.expect(groups, measured)
         self._start = self._start or time.monotonic()
 
     def only(self, names: Set[str]) -> None:
-        """What is still to do; other processes have done the rest."""
+        """Only the groups with these names are still to do: other processes have done the rest."""
         self._time.only(names)
 
     def say(self, text: str) -> None:
-        """A message that stays."""
+        """Print a message that stays on the screen."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """What is going on besides."""
+        """Set the text that is shown while no group runs here."""
         self._note = text
         self._now_and_then()
 
@@ -230,13 +236,13 @@ class Progress:
         self._now_and_then()
 
     def _now_and_then(self) -> None:
-        """A line, where there is no terminal to draw on."""
+        """Print a line every EVERY seconds, if there is no terminal to draw on."""
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
             self.say(self.line() if self._time.running() or not self._note else f"{self.line()}; {self._note}")
 
     def line(self) -> str:
-        """Groups, trials per minute, time left."""
+        """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
         left, running, waiting = self._time.seconds(), len(self._time.running()), self._time.waiting()
         remaining = "time left not known yet" if left is None else f"{about(left)} left"
@@ -248,12 +254,12 @@ class Progress:
         )
 
     def summary(self) -> str:
-        """What was trained here, and in what time."""
+        """The number of trials that this process has trained, and the time that it took, in words."""
         text = f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}"
         return f"{text}, of which {duration(self._clock.seconds)} compiling" if self._clock else text
 
     def table(self) -> RenderableType:
-        """The whole picture."""
+        """Everything that the terminal shows: bar, line, running groups, table of best learning rates."""
         part, whole = self._time.trained()
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))

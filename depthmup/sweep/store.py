@@ -1,4 +1,7 @@
-"""A sweep on disk: a file for each finished group of trials, whole or not there, for several processes at once."""
+"""A sweep on disk: one file for each finished group of trials, which is written whole or not at all.
+
+Several processes may read and write a sweep at the same time.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ if TYPE_CHECKING:
     import pyarrow
 
 GROUPS = "groups"  # folder of the finished groups
-RESULTS = "results.jsonl"  # all rows, for other programs: written by `Store.export`
-CLAIMS = "claims"  # folder of locked files, which say what the running processes are at
-# Columns of a group's file that hold a list for each trial, by what they are about.
+RESULTS = "results.jsonl"  # file of all rows for other programs, written by `Store.export`
+CLAIMS = "claims"  # folder of locked files: the trials that each running process trains
+# Columns of a group's file that hold a list for each trial; their names are "curve/step", "measured/step", ...
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
-KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types of these columns; else float
+KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
 Columns = Mapping[str, np.ndarray]
 NOTHING: Columns = {}
 
 
 class Finished(NamedTuple):
-    """A finished trial. curve, measured: columns of its learning curve and measurements (LISTS), or nothing."""
+    """A finished trial. curve, measured: columns (LISTS) of its learning curve and measurements, or none."""
 
     row: Row
     curve: Columns = NOTHING
@@ -40,51 +43,53 @@ class Finished(NamedTuple):
 
 
 class Store:
-    """The finished trials of a sweep in `workdir/groups`, and the settings they belong to in `settings.json`.
+    """The finished trials of a sweep.
+
+    The trials are in `workdir/groups`, and the settings that they belong to are in `settings.json`. Several processes
+    may have a store open at once. The files of several workdirs of one sweep may be copied into one.
 
     rows: {key: row}, in the order in which this process has read them.
 
-    Several processes may have a store open at once, and the files of several workdirs of one sweep may be copied
-    together. Raises WorkdirError if the workdir belongs to other settings or was written by another version.
+    Raises WorkdirError if the workdir belongs to other settings or has another SCHEMA.
     """
 
     def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
-        """settings: `plan.identity`."""
+        """settings: the identity of the sweep (`plan.identity`)."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
-        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows that were copied alone are not written over
+        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
         self._workdir = Workdir(workdir, settings, results, shared=True, differs=_difference)
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
         self.refresh()
 
     def add(self, group: Sequence[Finished]) -> None:
-        """Add finished trials: on the disk when this returns, or none of them."""
+        """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is."""
         group = [finished._replace(row=_finite(finished.row)) for finished in group]
         path = self._path / GROUPS / f"{digest([finished.row['key'] for finished in group])}.parquet"
         _write(path, group)
         self._take(path, [finished.row for finished in group])
 
     def refresh(self) -> None:
-        """Take in what other processes have added.
+        """Read the rows that other processes have added.
 
-        A file that cannot be read is tried again each time, for another process may have written it again.
+        A file that cannot be read is tried again at each call, since another process may have rewritten it.
         """
         for path in sorted(set((self._path / GROUPS).glob("*.parquet")) - self._seen):
             try:
                 self._take(path, _read_rows(path))
-            except Exception as error:  # whatever the reader raises for bytes that are not right
+            except Exception as error:  # damaged bytes make the reader raise many kinds of errors
                 if path not in self._unreadable:
                     self._messages.append(f"{path} cannot be read, and its trials run again: {error}")
                 self._unreadable.add(path)
 
     def messages(self) -> list[str]:
-        """What there is to say since the last time."""
+        """The messages to the user that are new since the last call."""
         new, self._messages = self._messages, []
         return new
 
     def export(self) -> None:
-        """Write all rows to `results.jsonl`, one object a line."""
+        """Write all rows to `results.jsonl`, one JSON object per line."""
         write_atomically(self._path / RESULTS, "".join(json.dumps(row) + "\n" for row in self.rows.values()))
 
     def close(self) -> None:
@@ -97,10 +102,10 @@ class Store:
 
 
 class Claims:
-    """What the processes that share a workdir are at, so that none repeats another's work.
+    """The trials that each process of a shared workdir is training, so that no process repeats the work of another.
 
-    A claim is a file with the keys of some trials, which its process locks until they are finished. A lock is the one
-    claim that a killed process gives back by itself.
+    A claim is a file with the keys of some trials. Its process keeps the file locked until these trials are finished.
+    The system frees the lock when the process is killed, so no claim outlives its process.
     """
 
     def __init__(self, store: Store, workdir: Path) -> None:
@@ -108,10 +113,13 @@ class Claims:
         self._dir.mkdir(exist_ok=True)
         self._held: dict[str, IO[str]] = {}
         with self._mutex():
-            self._hold(uuid.uuid4().hex, [])  # says that this process is at the store, until `close`
+            self._hold(uuid.uuid4().hex, [])  # an empty claim: it shows until `close` that this process uses the store
 
     def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
-        """The first of these groups with trials neither done nor claimed, and a group of those, which it claims."""
+        """Claim the free trials, neither done nor claimed, of the first group that has any.
+
+        Returns (this group, a group of its free trials); None if no group has free trials.
+        """
         with self._mutex():
             self._store.refresh()
             taken = self._store.rows.keys() | set(self._claimed(own=True)) | set(self._claimed(own=False))
@@ -124,12 +132,12 @@ class Claims:
         return None
 
     def release(self, group: Group) -> None:
-        """The group's trials are finished."""
+        """Give up the claim of a group, whose trials are finished."""
         with self._mutex():
             self._let_go(group.name)
 
     def alone(self) -> bool:
-        """Whether no other process is at this store."""
+        """Whether no other process uses this store."""
         with self._mutex():
             return not any(True for _ in self._others())
 
@@ -159,7 +167,7 @@ class Claims:
         return self._dir / f"{name}.json"
 
     def _claimed(self, own: bool) -> Iterator[str]:
-        """Keys of the trials that this process, or the others, are at."""
+        """Keys of the trials that are claimed: by this process (own) or by other processes (not own)."""
         for path in [self._file(name) for name in self._held] if own else self._others():
             yield from json.loads(path.read_text())
 
@@ -172,15 +180,15 @@ class Claims:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
                     yield path
-                else:  # nobody holds it: its process is gone
+                else:  # the lock is free: its process has ended
                     path.unlink(missing_ok=True)
 
 
 def load(workdir: str | Path) -> pandas.DataFrame:
     """The rows of a sweep as a table: a row per trial, a column per setting and result (docs/sweeps.md).
 
-    Without a folder of groups the rows are those of results.jsonl, for rows that were copied alone. Raises WorkdirError
-    if the workdir holds no rows.
+    If the workdir has no files of groups, the rows come from results.jsonl, which may have been copied alone. Raises
+    WorkdirError if the workdir holds no rows.
     """
     import pandas
 
@@ -202,17 +210,17 @@ def load(workdir: str | Path) -> pandas.DataFrame:
 
 
 def curves(workdir: str | Path) -> pandas.DataFrame:
-    """The learning curves of a sweep: columns key (of `load`'s rows), step, loss, grad_norm."""
+    """The learning curves of a sweep: columns key (as in `load`), step, loss, grad_norm."""
     return _lists(Path(workdir), "curve", "learning curves")
 
 
 def measured(workdir: str | Path) -> pandas.DataFrame:
-    """What a sweep has measured (sweep.measure): columns key (of `load`'s rows), step, quantity, layer, value."""
+    """The measurements of a sweep (sweep.measure): columns key (as in `load`), step, quantity, layer, value."""
     return _lists(Path(workdir), "measured", "measurements")
 
 
 def _lists(workdir: Path, about: str, words: str) -> pandas.DataFrame:
-    """A row for each entry of the trials' lists; a trial that two files have counts once."""
+    """The lists of all trials as one table, a row for each entry. A trial that is in two files counts once."""
     import pandas
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -238,10 +246,10 @@ def _files(workdir: Path) -> list[Path]:
 
 
 def _readable(read: Any, path: Path, *arguments: Any) -> Any:
-    """What `read` gives; None, with a message, if the file cannot be read."""
+    """The result of `read`. If the file cannot be read, print a message and return None."""
     try:
         return read(path, *arguments)
-    except Exception as error:  # as in `Store.refresh`
+    except Exception as error:  # any error, as in `Store.refresh`
         print(f"{path} cannot be read and is left out: {error}")
         return None
 
@@ -276,12 +284,12 @@ def _write(path: Path, group: Sequence[Finished]) -> None:
 
 
 def _finite(row: Row) -> Row:
-    """JSON has neither NaN nor infinity: nothing."""
+    """The row with None for NaN and infinity, which JSON does not have."""
     return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
 
 
 def _difference(saved: Any, here: Any) -> str:
-    """The first setting in which two sweeps differ but for what they sweep over: a sweep may be extended."""
+    """The first setting that differs between two sweeps, in words. Swept keys may differ: a sweep may be extended."""
     if saved.get("schema") != here["schema"]:
         return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
     swept = {"axes", "sweep", *saved["axes"], *here["axes"]}

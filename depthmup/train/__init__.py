@@ -1,4 +1,4 @@
-"""One training task, one loop for a lone run and for a sweep of one shape."""
+"""What is trained (`Task`), and the loop that trains it: one loop serves a lone run and a group of a sweep's trials."""
 
 from depthmup.train.devices import BatchOverDevices, TrialsOverDevices
 from depthmup.train.loop import TrialLoop

@@ -1,4 +1,4 @@
-"""Settings -> data, task and hyperparameters: the one way that a config reaches a training step (docs/design.md)."""
+"""Settings -> data, task and hyperparameters. A config reaches the training step only this way (docs/design.md)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from depthmup.train.task import Hyper, Task
 
 
 def batches_of(settings: Settings) -> Batches:
-    """The data set of a config, in batches. Raises ValueError for bad data or a batch larger than the data set."""
+    """The batches of a config's data set. Raises ValueError for bad data or a batch larger than the data set."""
     data = settings.data
     dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
     return Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
 
 
 def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
-    """The training task of a config; the same object for the same settings, so that measurements share programs.
+    """The training task of a config. Equal settings give the same object, so that measurements share compiled programs.
 
-    recipe: instead of the config's own.
+    recipe: replaces the config's own recipe.
 
-    Raises SettingsError for what does not fit together, ValueError as `batches_of`.
+    Raises SettingsError for settings that contradict each other, and ValueError where `batches_of` does.
     """
     if settings.data.batch_size % settings.accumulate:
         raise SettingsError(
@@ -51,7 +51,7 @@ def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
 
 
 def recipe_of(settings: Settings) -> Recipe:
-    """How a config trains."""
+    """The recipe (loss, schedule, clipping, ...) of a config."""
     return Recipe(
         schedule=settings.schedule,
         loss=settings.loss,
@@ -79,12 +79,12 @@ def hyper_of(settings: Settings) -> Hyper:
 
 
 def steps_of(settings: Settings) -> int:
-    """Steps of the whole training."""
+    """The number of steps of the whole training."""
     return max(1, round(settings.epochs * batches_of(settings).steps_per_epoch))
 
 
 def examples(batches: Batches, count: int) -> tuple[jax.Array, np.ndarray]:
-    """The first training examples as the network sees them, not augmented, and their labels."""
+    """(inputs, labels) of the first `count` training examples, normalized for the network but not augmented."""
     parts = batches.evaluation(batches.dataset.train, count)
     inputs, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts, strict=True))
     return batches.prepare(jnp.asarray(inputs)), labels
@@ -92,5 +92,6 @@ def examples(batches: Batches, count: int) -> tuple[jax.Array, np.ndarray]:
 
 @functools.lru_cache
 def _task(model: Model, input_shape: tuple[int, ...], optimizer: str, recipe: Recipe) -> Task:
-    # A bound method is another function for another object, though the objects are equal: programs are shared by name.
+    # JAX finds a compiled program by its function object. Bound methods of two equal tasks are different functions, so
+    # equal tasks must be one object to share programs.
     return Task(model, input_shape, optimizer, recipe)

@@ -1,4 +1,4 @@
-"""The coordinate check of a config's model, trained by our own training step."""
+"""The coordinate check of a config: its model at many widths and depths, trained by `Task.step`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from depthmup.train.task import FOREVER, Batch, Hyper, Task, TrainState
 def check_optimizer(
     settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
 ) -> CoordinateReport:
-    """The coordinate check of one optimizer, in the absolute form: base width and base depth 1."""
+    """The coordinate check of one optimizer. The base width and base depth are 1 (the absolute form)."""
     c = settings.check
     return coordinate_check(
         functools.partial(probe_at, settings, name),
@@ -35,7 +35,7 @@ def check_optimizer(
 
 
 def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
-    """The config's model at this shape, trained with the optimizer `name` at a constant learning rate."""
+    """The `Probe` of the config's model at one width and depth, trained by `name` at a constant learning rate."""
     beta0 = settings.parameterization.beta0 * settings.check.beta0
     rate = 2.0 ** settings.check.log2_learning_rates[name]
     own = dataclasses.replace(
@@ -56,8 +56,10 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
 
 @functools.lru_cache
 def _features(task: Task) -> Callable[[TrainState, Batch, Hyper], Mapping[str, jax.Array]]:
-    """What the model sows in "features", and its logits; the same function for the same task, so that checks share
-    programs."""
+    """The function that returns what the model sows in "features", and its logits.
+
+    The same task gets the same function, so that checks share compiled programs.
+    """
 
     def features(state: TrainState, batch: Batch, hyper: Hyper) -> Mapping[str, jax.Array]:
         logits, sown = task.sown("features", state.params, state, batch, hyper)

@@ -1,4 +1,4 @@
-"""Orbax checkpoints: written in the background, the last and the best kept, each whole or not used."""
+"""Orbax checkpoints: written in the background; the last and the best are kept; a damaged one is never used."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from depthmup.train.workdir import WorkdirError, digest, first_difference
 PyTree = Any
 Arrays = dict[str, np.ndarray]
 FOLDER = "checkpoints"
-METRIC = "validation_loss"  # by which the best checkpoints are chosen
-UNUSABLE = "unusable_checkpoints"  # folder that checkpoints which cannot be read are moved to
+METRIC = "validation_loss"  # the metric that chooses the best checkpoints
+UNUSABLE = "unusable_checkpoints"  # checkpoints that cannot be read are moved to this folder
 ATTEMPTS, PAUSE = (
     20,
     0.05,
-)  # to remove a half-written checkpoint, which Orbax's threads may still write; seconds between
+)  # attempts to remove a half-written checkpoint, since Orbax's threads may still write to it; seconds between two
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read; the message says what is wrong with it."""
+    """A checkpoint cannot be read. The message says what is wrong with it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _BestAndLast(checkpoint_managers.PreservationPolicy):
-    """Keep the last `keep` checkpoints and the `best` ones with the lowest loss."""
+    """Keep the last `keep` checkpoints, and the `best` checkpoints with the lowest loss."""
 
     keep: int
     best: int
@@ -55,16 +55,20 @@ class _BestAndLast(checkpoint_managers.PreservationPolicy):
 class Checkpoints:
     """The checkpoints of one run, or of one group of trials, in `workdir/checkpoints`.
 
-    A checkpoint is one commit of two items. "state" has the arrays: the state of all trials, (trials, ...) and so
-    independent of devices, by path, and more arrays that the caller wants back. "meta" is JSON: the step (which is the
-    position in the data and, with the seed, in all random numbers), the identity of the run with its hash, specs,
-    package versions and a checksum of every array. Of several processes only the first reads and writes.
+    A checkpoint is one Orbax commit of two items. The item "state" has arrays by path: the state of all trials, and
+    further arrays that the caller wants back. Arrays of the state are (trials, ...), whatever the number of devices.
+    The item "meta" is JSON: the step, the identity of the run with its hash, specs, package versions and a checksum of
+    every array. The step is also the position in the data; together with the seed it decides all random numbers. If
+    there are several processes, only the first one reads and writes.
 
     Args:
-      identity: what decides the run, as JSON: a checkpoint of another run is refused, naming the first difference.
-      seconds: after which a checkpoint is `overdue`; None: never.
-      keep, best: how many of the last checkpoints, and of those with the lowest validation loss, stay.
-      say: takes messages.
+      identity: what decides the run, as JSON. A checkpoint with another identity is refused with a message that names
+        the first difference.
+      seconds: time after which the next checkpoint is `overdue`; None: it never is.
+      keep, best: the number of last checkpoints that stay, and the number of checkpoints with the lowest validation
+        loss that stay.
+      specs: the ParamSpec tree of the model as JSON.
+      say: is called with each message to the user.
     """
 
     def __init__(
@@ -94,28 +98,28 @@ class Checkpoints:
         return self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
 
     def improves(self, loss: float) -> bool:
-        """Whether a validation loss is among the best that are kept."""
+        """Whether a checkpoint with this validation loss would be among the best ones that are kept."""
         if not self._best or not np.isfinite(loss) or not self._primary:
             return False
         losses = sorted(self._losses[step] for step in self.steps() if step in self._losses)
         return len(losses) < self._best or loss < losses[self._best - 1]
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, whole as far as their names tell; the last is the newest."""
+        """Steps of the checkpoints on the disk, oldest first. Only file names are read: a checkpoint may be damaged."""
         return sorted(self._manager.all_steps()) if self._manager else []
 
     def has(self, step: int) -> bool:
-        """Whether the checkpoint of a step is on the disk; waits for one that is being written."""
+        """Whether the checkpoint of a step is on the disk. If one is being written, this waits for it."""
         self.wait()
         return step in self.steps()
 
     def save(
         self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None, more: Arrays | None = None
     ) -> None:
-        """Write the state, a tree of (trials, ...) arrays, and more arrays, in the background; Orbax copies them first.
+        """Write the state, a tree of (trials, ...) arrays, and `more` arrays in the background, after a copy by Orbax.
 
-        A failure of this checkpoint or of the one before (a full disk) is said, and training goes on: what was written
-        stays.
+        If this checkpoint or the one before cannot be written (a full disk), a message says so, training goes on, and
+        earlier checkpoints stay.
         """
         self._saved_at = time.monotonic()
         if not self._primary or step in self.steps():
@@ -145,7 +149,7 @@ class Checkpoints:
             self._failed(error)
 
     def wait(self) -> None:
-        """Until what is being written is on the disk, or has failed."""
+        """Wait until the checkpoint that is being written is on the disk or has failed."""
         if self._manager is None or self._saving is None:
             return
         try:
@@ -161,10 +165,14 @@ class Checkpoints:
             self._manager = None
 
     def restore(self, like: PyTree) -> tuple[int, PyTree, Arrays] | None:
-        """(step, state, more arrays) of the newest whole checkpoint as NumPy arrays, or None if there is none.
+        """(step, state, `more` arrays) of the newest checkpoint that can be read, in NumPy; None if there is none.
 
-        A checkpoint that cannot be read is moved aside, with a message. like: arrays or shapes of the state. Raises
-        WorkdirError if the newest readable checkpoint is of another run or model, naming the first difference.
+        A checkpoint that cannot be read is moved to the folder UNUSABLE, with a message.
+
+        like: arrays or shapes of the state.
+
+        Raises WorkdirError if the newest readable checkpoint belongs to another run or model; the message names the
+        first difference.
         """
         wanted = flatten(like)
         found: tuple[int, Arrays] | None = None
@@ -184,7 +192,7 @@ class Checkpoints:
         return found[0], state, found[1]
 
     def _open(self) -> None:
-        """Open the folder, only when there is something to read or to write: it takes 10 ms."""
+        """Open the folder. This takes 10 ms, so it is done only when there is something to read or to write."""
         options = ocp.CheckpointManagerOptions(
             create=False,
             cleanup_tmp_directories=True,
@@ -194,7 +202,7 @@ class Checkpoints:
         self.path.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(self.path, item_names=("state", "meta"), options=options)
         for step in self.steps():
-            with contextlib.suppress(CheckpointError):  # it is said when it is read
+            with contextlib.suppress(CheckpointError):  # `restore` reports it
                 loss = _read_meta(self._manager, step)["metrics"].get(METRIC)
                 self._losses |= {} if loss is None else {step: loss}
 
@@ -220,12 +228,12 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
-        with contextlib.suppress(Exception):  # the error again
+        with contextlib.suppress(Exception):  # it may raise the same error again
             if self._manager is not None:
                 self._manager.close()
         self._manager = None
         for _ in range(ATTEMPTS):
-            for folder in self.path.glob(f"{step}.*"):  # what is half written takes up room that the next one needs
+            for folder in self.path.glob(f"{step}.*"):  # half-written files take room that the next checkpoint needs
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE)
             if not any(self.path.glob(f"{step}.*")):
@@ -245,15 +253,15 @@ class Checkpoints:
 
 
 def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any]]:
-    """A run's newest checkpoint, or its best on the validation split: ({path: array of one trial}, meta).
+    """({path: array}, meta) of a run's newest checkpoint, or of the one that is best on the validation split.
 
-    Paths are those of `TrainState`: "params/blocks/dense/kernel". meta has "step", "identity" (the settings), "specs"
-    and "metrics". Raises CheckpointError if there is none, or it is not whole.
+    Paths are paths in `TrainState`, for example "params/blocks/dense/kernel". meta has "step", "identity" (the
+    settings), "specs" and "metrics". Raises CheckpointError if there is no checkpoint, or if it is damaged.
     """
     path = (Path(workdir) / FOLDER).resolve()
     if not path.is_dir():
         raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
-    options = ocp.CheckpointManagerOptions(create=False)  # read_only=True warns of what it implies
+    options = ocp.CheckpointManagerOptions(create=False)  # read_only=True would print a warning
     with ocp.CheckpointManager(path, item_names=("state", "meta"), options=options) as manager:
         metas = {step: _read_meta(manager, step) for step in sorted(manager.all_steps())}
         if best:
@@ -266,17 +274,17 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-    """{"params/blocks/kernel": leaf}, in tree order."""
+    """The leaves of a tree by path, such as "params/blocks/kernel", in tree order."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """Raises CheckpointError if it cannot be read or is not what was written."""
+    """The JSON of a checkpoint. Raises CheckpointError if it cannot be read or is not what was written."""
     try:
         meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         written = meta.pop("digest")
-    except Exception as error:  # whatever the reader raises for bytes that are not right
+    except Exception as error:  # damaged bytes make the reader raise many kinds of errors
         raise CheckpointError(f"its JSON cannot be read ({_first_line(error)})") from error
     if written != digest(meta):
         raise CheckpointError("its JSON is not what was written")
@@ -284,12 +292,12 @@ def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 
 def _read_arrays(manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any]) -> Arrays:
-    """Raises CheckpointError if an array cannot be read or is not what was written."""
+    """The arrays of a checkpoint. Raises CheckpointError if one cannot be read or is not what was written."""
     try:
         arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
     except Exception as error:
         raise CheckpointError(f"its arrays cannot be read ({_first_line(error)})") from error
-    # Orbax notices what is missing or cut off, but not a changed byte in an array.
+    # Orbax notices a missing or shortened file, but not a changed byte in an array.
     for path, written in meta["arrays"].items():
         if path not in arrays or _described(arrays[path]) != written:
             raise CheckpointError(f"{path} is not what was written")
@@ -297,7 +305,7 @@ def _read_arrays(manager: ocp.CheckpointManager, step: int, meta: Mapping[str, A
 
 
 def _agreed(found: tuple[int, Arrays] | None, wanted: Mapping[str, Any]) -> tuple[int, Arrays] | None:
-    """What the first process found, on all of them: as bytes, so that nothing is rounded on the way."""
+    """Send the checkpoint that the first process found to all. Arrays travel as bytes, so nothing is rounded."""
     if jax.process_count() == 1:
         return found
     step = int(multihost_utils.broadcast_one_to_all(np.int32(found[0] if found else -1)))
@@ -323,5 +331,5 @@ def _words(array: Mapping[str, Any] | None) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]

@@ -1,8 +1,9 @@
-"""The one place that knows about devices: trials, or the parts of a batch, are split over them by `pmap`, or by `jit`
-over a mesh.
+"""Trials, or the parts of a batch, split over devices by `pmap` or by `jit` over a mesh.
 
-Both placements take functions of one trial (`Placement.over`) and give functions of all trials, whose arrays lie on the
-devices as the placement wants them: `put` makes such arrays and `get` reads them.
+Only this module knows about devices. A placement says which device computes what: `TrialsOverDevices` gives each device
+some of the trials, `BatchOverDevices` gives each device a part of every batch. `Placement.over` turns a function of one
+trial into a function of all trials. The arrays of this function lie on the devices in the placement's own layout: `put`
+makes these arrays from NumPy arrays, and `get` reads them back.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ WRAPPERS = ("pmap", "jit")
 
 
 def trial_layout() -> str:
-    """How the trials of one device share it: on a CPU "map", `lax.map`, one trial after another, which is faster there
-    and equals a lone trial bit for bit; elsewhere "vmap"."""
+    """How several trials share one device: "map" on a CPU, "vmap" elsewhere.
+
+    "map" is `lax.map`: one trial after another. On a CPU it is faster than `vmap`, and each trial's numbers equal those
+    of a lone trial bit for bit.
+    """
     return "map" if jax.default_backend() == "cpu" else "vmap"
 
 
 class Placement:
     """What the two placements have in common.
 
-    trials: how many trials are trained together.
-    devices: of all processes. local: those of this process.
-    parts: number of devices that share a batch. shard: (number of this process, number of processes that share it).
-    skips_frozen: whether a trial that is frozen takes no time, since trials run one after another.
+    trials: number of trials that are trained together.
+    devices: the devices of all processes. local: the devices of this process.
+    parts: number of devices that share a batch.
+    shard: (index of this process, number of processes), for the processes that share a batch.
+    skips_frozen: whether a frozen trial costs no time. It costs none where a device computes one trial at a time.
     """
 
     axis: str
@@ -48,16 +53,16 @@ class Placement:
             raise unknown("wrapper", wrapper, WRAPPERS)
         self.trials, self.devices, self.wrapper = trials, list(devices), wrapper
         self.local = [device for device in devices if device.process_index == jax.process_index()]
-        # pmap's arrays live on the devices of this process alone, those of jit on all.
+        # Arrays of pmap lie on the devices of this process only, arrays of jit on the devices of all processes.
         mesh_devices = np.array(self.local if wrapper == "pmap" else self.devices)
         self.mesh = Mesh(mesh_devices, (self.axis,), axis_types=(AxisType.Auto,))
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """Arrays onto all devices, for what a function shares in every call."""
+        """A copy of the arrays on every device, for arguments that are the same for all trials and parts."""
         return self.place(tree, PartitionSpec())
 
     def place(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
-        """Arrays of this process (of a batch its part) -> arrays on the mesh."""
+        """Arrays of this process -> arrays on the mesh. Of a batch, this process has only its own part."""
         sharding = NamedSharding(self.mesh, spec)
         if sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
@@ -74,34 +79,36 @@ class Placement:
         )
 
     def greatest(self) -> Callable[[int], Any]:
-        """A number of this process -> the greatest of all processes, on its way: an array to be read later."""
+        """A function: a number of this process -> the largest number of all processes, in an array to read later."""
         greatest = jax.pmap(lambda number: jax.lax.pmax(number, self.axis), axis_name=self.axis, out_axes=None)
         return lambda number: greatest(np.full(len(self.local), number, np.int32))
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
-        """One tree for each trial -> the trials' arrays on the devices."""
+        """One tree of NumPy arrays per trial -> one tree of arrays on the devices."""
         raise NotImplementedError
 
     def get(self, tree: PyTree) -> PyTree:
-        """The trials' arrays -> NumPy arrays (trials, ...)."""
+        """Arrays on the devices -> NumPy arrays (trials, ...)."""
         raise NotImplementedError
 
     def spread(self, batch: PyTree) -> PyTree:
-        """This process's part of a batch -> what a function of `over` takes as a batch."""
+        """This process's part of a batch -> a batch argument for the functions that `over` returns."""
         raise NotImplementedError
 
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
-        """`function` of one trial -> the same of all trials.
+        """Turn a function of one trial into a function of all trials.
 
-        The first `trial` arguments have a value for each trial, the next `batch` arguments are batches (of `spread`),
-        and the `shared` last ones are the same for all.
-        donate: the buffers of the first argument become those of the first result.
+        The first `trial` arguments have a value for each trial (made by `put`), the next `batch` arguments are batches
+        (made by `spread`), and the last `shared` arguments are the same for all trials and devices.
+        donate: the first result may reuse the buffers of the first argument.
         """
         raise NotImplementedError
 
 
 class TrialsOverDevices(Placement):
-    """Each device trains some of the trials and sees whole batches. Trial arrays are (devices, trials a device, ...).
+    """Each device trains some of the trials and sees whole batches.
+
+    Arrays with a value for each trial are (devices, trials per device, ...).
 
     layout: how trials share a device, "map" or "vmap"; None: `trial_layout()`.
     """
@@ -121,8 +128,8 @@ class TrialsOverDevices(Placement):
         self.skips_frozen = self.layout == "map" or self.per_device == 1
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
-        # The last trial fills up the last device. Neighbours lie on different devices, since trials of like learning
-        # rates diverge alike, and then take no time.
+        # Copies of the last trial fill the places that are left over. Neighbouring trials lie on different devices:
+        # they have similar learning rates, so they diverge together, and a frozen trial may cost no time.
         shape = self.per_device, len(self.devices)
         filled = [*trees, *[trees[-1]] * (shape[0] * shape[1] - self.trials)]
 
@@ -143,7 +150,7 @@ class TrialsOverDevices(Placement):
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         def of_device(*arguments: PyTree) -> PyTree:
             trials, common = arguments[:trial], arguments[trial:]
-            if self.per_device == 1:  # without the copies into a loop and out of it, and without a grouped convolution
+            if self.per_device == 1:  # a loop would copy the arrays, vmap would make grouped convolutions
                 alone = function(*jax.tree.map(lambda leaf: leaf[0], trials), *common)
                 return jax.tree.map(lambda leaf: leaf[None], alone)
             if self.layout == "map":
@@ -171,9 +178,9 @@ class TrialsOverDevices(Placement):
 class BatchOverDevices(Placement):
     """One trial, on every device of every process; each device sees its part of each batch.
 
-    By `pmap` the function runs on each part inside the axis `BATCH_AXIS`, over which a training step averages gradients
-    and batch norm its statistics; by "jit" XLA partitions the program of the whole batch. The trial's arrays have no
-    device axis: they are the same on all devices.
+    With the wrapper "pmap" the function runs on each part inside the axis `BATCH_AXIS`: a training step averages
+    gradients over this axis, and batch norm averages its statistics over it. With the wrapper "jit" XLA partitions the
+    program of the whole batch. The trial's arrays have no device axis: they are the same on all devices.
     """
 
     axis = BATCH_AXIS

@@ -1,4 +1,4 @@
-"""Multiplications and additions of a step, and how many a device can do: for the share that is used (MFU)."""
+"""Operations (multiplications and additions) of a step, and the peak of a device: MFU is the share that is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from depthmup.models.convolution import conv_p
 from depthmup.train.task import Hyper, Task
 
-# Dense bfloat16 operations per second of one jax device, from the vendors' data sheets; the first name that matches.
+# Dense bfloat16 operations per second of one jax device, from the vendors' data sheets. A device has the value of the
+# first name here that its `device_kind` contains.
 PEAK = {
     "H100": 989e12,
     "H200": 989e12,
@@ -28,14 +29,19 @@ PEAK = {
 
 
 def peak(device: jax.Device) -> float | None:
-    """Operations per second of a device in bfloat16, None if we do not know it."""
+    """Operations per second that a device can do in bfloat16; None if its kind is not in PEAK."""
     return next((value for name, value in PEAK.items() if name in device.device_kind), None)
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> float:
-    """Operations of all matrix products and convolutions, 2 for a multiplication and its addition; arguments may be
-    shapes. Scanned blocks count as often as they run, the body of a `while_loop` once, and of a `cond` the dearest
-    branch; the zeros between the pixels of a strided convolution's gradient are counted."""
+    """Operations of all matrix products and convolutions of a function.
+
+    A multiplication and its addition count as 2. The body of a scan counts as often as it runs, the body of a
+    `while_loop` once, and a `cond` as its most expensive branch. The gradient of a strided convolution puts zeros
+    between pixels; operations on these zeros count too.
+
+    arguments: arrays or shapes.
+    """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 

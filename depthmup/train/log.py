@@ -1,4 +1,4 @@
-"""What a run says while it trains: a progress bar or lines, metrics.jsonl, TensorBoard."""
+"""The output of a run while it trains: a progress bar or lines, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ METRICS = "metrics.jsonl"
 
 
 class RunLog:
-    """The progress of one run: takes the number of steps done and the metrics of a stretch, or of an evaluation.
+    """Logs one run. A report is one call with the number of steps done and the metrics of a stretch of steps, or of an
+    evaluation.
 
-    On a terminal there is a bar, else a line per report. With a workdir each report is a row of `metrics.jsonl`, and
-    goes to TensorBoard if tensorflow and tensorboard are installed. Rows of steps that are done again after a kill are
-    dropped. Where the disk is full, a message says which row is lost, and the run goes on.
+    On a terminal a bar shows the progress; elsewhere each report is a line. With a workdir each report is also a row of
+    `metrics.jsonl`, and goes to TensorBoard if tensorflow and tensorboard are installed. After a kill some steps are
+    trained again; their old rows are dropped. If the disk is full, a message names the row that is lost, and the run
+    goes on.
 
     Args:
-      steps: of the whole training. batch_size: examples per step.
-      devices: number of devices that share the work. flops: operations of a step. peak: operations per second that a
-        device can do; None where it is not known.
-      waited: seconds spent on waiting for input, so far.
+      steps: number of steps of the whole training.
+      batch_size: examples per step.
+      devices: number of devices that share the work.
+      flops: operations of a step.
+      peak: operations per second that a device can do; None if it is not known.
+      waited: returns the seconds that the run has waited for input so far.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class RunLog:
         row |= {name: float(values[0].mean()) for name, values in metrics.items()}
         row["learning_rate"] = float(metrics["learning_rate"][0, -1])
         now = (time.perf_counter(), self._waited())
-        if self._clock:  # not of the first report, which waits for the compiler
+        if self._clock:  # the first report has no rate: its time is mostly compilation
             seconds = now[0] - self._clock[0]
             row["images_per_second"] = count * self._batch_size / seconds
             row["images_per_second_per_device"] = row["images_per_second"] / self._devices
@@ -95,12 +99,12 @@ class RunLog:
         self._clock = (time.perf_counter(), self._waited())
 
     def finished(self, metrics: Mapping[str, Any]) -> None:
-        """The metrics of the end, one number each."""
+        """Write the metrics at the end of training, one number each."""
         self._drop(self._steps)
         self._write({"step": self._steps, **metrics}, "final/")
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         print(text, flush=True)
 
     def close(self) -> None:
@@ -120,16 +124,16 @@ class RunLog:
             self._board.write_scalars(row["step"], {prefix + k: v for k, v in row.items() if k != "step"})
 
     def _drop(self, step: int) -> None:
-        """Drop the rows after this step, and those of the end: they come again."""
+        """Drop the rows after this step and the row of the end: they will be written again."""
         if self._file:
             self._file.keep(lambda row: row["step"] <= step and "test_loss" not in row)
 
 
 class MetricsFile:
-    """A file of JSON objects, one a line, that one process appends to.
+    """A file to which one process appends JSON objects, one per line.
 
-    A last line that is not whole (a kill, a power cut) is removed on opening. Raises WorkdirError for any other line
-    that is not JSON.
+    A kill or a power cut may leave half a line at the end; it is removed when the file is opened. Raises WorkdirError
+    for any other line that is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +152,7 @@ class MetricsFile:
         self._file.truncate(self._whole)
 
     def append(self, row: Row) -> None:
-        """Add a row; if this raises OSError (a full disk), nothing of the row is in the file. NaN becomes null."""
+        """Add a row, with null for NaN. If this raises OSError (a full disk), no part of the row stays in the file."""
         finite = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
         content = json.dumps(finite).encode() + b"\n"
         try:
@@ -161,7 +165,7 @@ class MetricsFile:
         self._whole += len(content)
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
-        """Remove the other rows, all at once."""
+        """Keep only the rows for which `wanted` is true. The file is replaced in one atomic step."""
         lines = self.path.read_text().splitlines(keepends=True)
         kept = [line for line in lines if wanted(json.loads(line))]
         if len(kept) < len(lines):
@@ -176,7 +180,7 @@ class MetricsFile:
 
 
 def _tensorboard(workdir: Path) -> Any:
-    """clu's writer; None without what it needs."""
+    """clu's TensorBoard writer; None if tensorflow or tensorboard is not installed."""
     if not all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
         return None
     from clu import metric_writers

@@ -1,4 +1,7 @@
-"""The training loop: trials of one shape together, stretch by stretch. A lone run is a sweep of one."""
+"""The training loop. It trains trials of one shape together, one stretch (some steps) at a time.
+
+A lone run is a loop of one trial.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,25 @@ from depthmup.train.task import FOREVER, NEVER, Hyper, Task, TrainState, diverge
 
 PyTree = Any
 Report = Callable[[int, dict[str, np.ndarray]], None]
-CHUNK = 64  # steps that one program takes at most
-AHEAD = 2  # steps or batches that the host may be ahead of the devices: the next ones travel while one is computed
+CHUNK = 64  # largest number of steps in one call of a program
+AHEAD = 2  # steps or batches that the host may hand over before the devices have computed the earlier ones
 
 
 class Measurement(NamedTuple):
-    """function: (state, hyper, batch) of one trial -> {name: array}. batch: the examples that it is measured on."""
+    """function: (state, hyper, batch) of one trial -> {name: array}. batch: the examples for this function."""
 
     function: Callable[..., dict[str, jax.Array]]
     batch: Any
 
 
 class Stretch(NamedTuple):
-    """Some steps of training, handed to the devices and perhaps still on their way.
+    """Some steps of training, which the devices have been given and may not have finished.
 
-    step: steps done after it. state: of the trials after it, on the devices; the next stretch takes its buffers.
-    read: waits for the devices; "loss", "grad_norm" and "learning_rate" of each step, (trials, steps) each.
+    step: number of steps that are done after this stretch.
+    state: state of the trials after this stretch, on the devices. The next stretch reuses its buffers, so do not read
+      it later.
+    read: waits for the devices and returns the metrics of each step ("loss", "grad_norm", "learning_rate", ...),
+      (trials, steps) each.
     """
 
     step: int
@@ -45,9 +51,9 @@ class Stretch(NamedTuple):
 
 
 class Reader:
-    """Reads the metrics of a stretch when the next stretch is on its way, so that no device waits meanwhile.
+    """Reads the metrics of a stretch only after the devices have the next stretch, so that no device waits meanwhile.
 
-    take: gets the number of steps done and the metrics of the stretch.
+    take: is called with the number of steps done and the metrics of the stretch.
     """
 
     def __init__(self, take: Report) -> None:
@@ -55,19 +61,19 @@ class Reader:
         self._unread: Stretch | None = None
 
     def follow(self, stretch: Stretch) -> None:
-        """Read the stretch before this one."""
+        """Read the previous stretch, and remember this one."""
         self.catch_up()
         self._unread = stretch
 
     def catch_up(self) -> None:
-        """Read the last stretch too."""
+        """Read the remembered stretch, if there is one."""
         if self._unread:
             stretch, self._unread = self._unread, None
             self._take(stretch.step, stretch.read())
 
 
 def ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 0) -> list[int]:
-    """The steps at which the stretches from `start` to `steps` end: multiples of each `every`, and those of `also`."""
+    """The steps, after `start`, at which stretches end: multiples of each `every`, the steps in `also`, and `steps`."""
     wanted = {steps, *also}
     for interval in filter(None, every):
         wanted.update(range(interval, steps, interval))
@@ -75,13 +81,14 @@ def ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 
 
 
 class TrialLoop:
-    """The programs of a task on a data set, compiled once, for as many groups of trials as you like.
+    """The programs of a task on a data set. They are compiled once and then train any number of groups of trials.
 
-    What fits in memory lies on the devices as raw pixels, and up to CHUNK steps are one program that indexes, augments
-    and trains: the host does nothing per step. For data on disk a step is one program, and the host hands it the batch.
+    A data set that fits in memory lies on the devices as raw pixels. One program takes up to CHUNK steps: it picks
+    batches, augments and trains, and the host does nothing per step. For a data set on disk a program takes one step,
+    and the host hands it the batch.
 
     placement: how trials, or the parts of a batch, are split over devices (train.devices).
-    waited: seconds so far that were spent on getting a batch while the devices had nothing left to do, at most.
+    waited: upper bound of the seconds in which the devices had nothing to do because the host was getting a batch.
 
     Raises ValueError if a batch cannot be split evenly.
     """
@@ -91,7 +98,7 @@ class TrialLoop:
     ) -> None:
         self.task, self.batches, self.placement = task, batches, placement
         self.waited = 0.0
-        self._last: PyTree = None  # metrics of the step that was handed over last
+        self._last: PyTree = None  # metrics of the last step that the devices were given
         parts = placement.parts
         if batches.batch_size % parts:
             raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {parts} devices")
@@ -111,7 +118,7 @@ class TrialLoop:
     def start(self, hypers: Sequence[Hyper], restored: PyTree = None) -> tuple[PyTree, PyTree]:
         """(state, hyper) of the trials, on the devices.
 
-        restored: the state to go on from, NumPy arrays (trials, ...); None: the state before the first step.
+        restored: the state to go on from, as NumPy arrays (trials, ...). None: start at the first step.
         """
         if len(hypers) != self.placement.trials:
             raise ValueError(f"this loop is compiled for {self.placement.trials} trials, got {len(hypers)}")
@@ -122,16 +129,17 @@ class TrialLoop:
         return self.placement.put(trials), hyper
 
     def state_shapes(self, hypers: Sequence[Hyper]) -> PyTree:
-        """Shapes and types of the trials' state, (trials, ...) each: what a checkpoint must have."""
+        """Shapes and types of the trials' state, (trials, ...) each. A checkpoint must have the same."""
         one = jax.eval_shape(self.task.init, hypers[0].arrays())
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(hypers), *leaf.shape), leaf.dtype), one)
 
     def stretches(self, state: PyTree, hyper: PyTree, start: int, ends: Iterable[int]) -> Iterator[Stretch]:
-        """Train from step `start` on; each stretch is handed over as soon as the devices have it, before it is done.
+        """Train from step `start` on, one stretch up to each step in `ends`.
 
-        So whoever reads a stretch when the next one is handed over keeps no device waiting.
+        A stretch is yielded as soon as the devices have it to do, before they have finished it. A caller that reads a
+        stretch only after the next one is yielded keeps no device waiting (`Reader`).
         """
-        # Closing the source ends the data set's workers.
+        # Closing the source stops the workers that load data.
         with contextlib.closing(self.batches.train(start, FOREVER, self.placement.shard)) as source:
             in_memory = self.batches.dataset.in_memory
             advance = self._chunks if in_memory else functools.partial(self._steps, source)
@@ -143,7 +151,10 @@ class TrialLoop:
     def run(
         self, hypers: Sequence[Hyper], steps: int, every: int | None = None, report: Report | None = None
     ) -> dict[str, np.ndarray]:
-        """Train all trials for `steps` steps; their `results`. report: takes the metrics of every `every` steps."""
+        """Train all trials for `steps` steps and return their `results`.
+
+        report: is called after every `every` steps with the number of steps done and the metrics since the last call.
+        """
         state, hyper = self.start(hypers)
         reader = Reader(report or (lambda step, metrics: None))
         for stretch in self.stretches(state, hyper, 0, ends(steps, every)):
@@ -153,7 +164,7 @@ class TrialLoop:
         return self.results(state, hyper)
 
     def evaluate(self, state: PyTree, hyper: PyTree, split: Split | Records) -> dict[str, np.ndarray]:
-        """Loss and accuracy over a split (of the training split its first examples), each (trials,)."""
+        """Loss and accuracy over a split, (trials,) each. Of the training split only the first examples are used."""
         limit = TRAIN_EVALUATED if split is self.batches.dataset.train else None
         queue: deque[PyTree] = deque()
         total: Any = None
@@ -173,8 +184,9 @@ class TrialLoop:
     def results(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
         """The metrics of a state at the end of training, each (trials,).
 
-        "loss" and "accuracy" of the training split (its first 10,000 examples), the same with "validation_" and
-        "test_", and "diverged": the trial was frozen, or its loss ended above twice the first batch's or not finite.
+        "loss" and "accuracy" are those metrics over the first 10,000 examples of the training split. The prefixes
+        "validation_" and "test_" mark the metrics of the other splits. "diverged" says whether the trial was frozen
+        because it was not finite, or whether its final loss is not finite or above twice the loss of the first batch.
         The losses of a frozen trial are NaN.
         """
         data = self.batches.dataset
@@ -187,7 +199,7 @@ class TrialLoop:
         return {**result, "diverged": diverged(result["loss"], self.placement.get(state.first_loss))}
 
     def measure(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
-        """The measurement of every trial, (trials, ...) each; NaN of a trial that has diverged."""
+        """The measured arrays of all trials, (trials, ...) each. They are NaN for a trial that has diverged."""
         assert self._measure is not None
         values = self.placement.get(self._measure(state, hyper, self._measured_on))
         good = self.halted(state) == NEVER
@@ -198,16 +210,16 @@ class TrialLoop:
         return self.placement.get(state.halted)
 
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
-        """A training step on raw examples."""
+        """A training step of one trial on raw examples, which it normalizes and augments first."""
         places, inputs, labels = batch
         return self.task.step(state, (self.batches.prepare(inputs, number, places), labels), hyper)
 
     def _chunk_of_one(
         self, state: TrainState, hyper: Hyper, order: Any, split: Any, first: Any, count: Any
     ) -> tuple[TrainState, Any]:
-        """Up to CHUNK steps; metrics (CHUNK,), NaN where there was no step.
+        """Up to CHUNK steps of one trial. Metrics are (CHUNK,), with NaN for steps that were not taken.
 
-        The number of steps is traced, so that a shorter stretch before an evaluation is no other program.
+        The number of steps is traced, so that a shorter stretch, say before an evaluation, needs no other program.
         """
         places, indices = order
 
@@ -237,7 +249,7 @@ class TrialLoop:
         return self.task.evaluate(state, (self.batches.prepare(inputs), labels), hyper)
 
     def _chunks(self, state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
-        """Steps start..end-1 of data in memory; (state, what `_read` takes)."""
+        """Take steps start..end-1 on data in memory: (state, [(metrics, steps) of each call] for `_read`)."""
         parts = []
         for first in range(start, end, CHUNK):
             count = min(CHUNK, end - first)
@@ -249,7 +261,7 @@ class TrialLoop:
         return state, parts
 
     def _steps(self, source: Iterator[Batch], state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
-        """The same of data on disk: a program a step, at most AHEAD of them not yet computed."""
+        """Like `_chunks`, for data on disk: one call for each step, with at most AHEAD steps not yet computed."""
         parts: list[Any] = []
         for number in range(start, end):
             before = time.perf_counter()
@@ -263,7 +275,7 @@ class TrialLoop:
         return state, parts
 
     def _read(self, parts: list[Any]) -> dict[str, np.ndarray]:
-        """Metrics of every step, (trials, steps) each; waits for the devices."""
+        """Wait for the devices; the metrics of every step, (trials, steps) each."""
         stretches = []
         for metrics, count in parts:
             values = self.placement.get(metrics)

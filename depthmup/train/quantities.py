@@ -1,4 +1,4 @@
-"""What can be measured on a network while it trains (sweep.measure), by the functions of its task."""
+"""Quantities that a sweep can measure on a network while it trains (setting sweep.measure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
 
 
 def update_profile(task: Task) -> Quantity:
-    """`measure.update_sizes` of the next step with learning rate 1: (2, layers)."""
+    """The function that returns `measure.update_sizes`, (2, layers), of the next step with learning rate 1."""
 
     def profile(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
         direction = task.direction(state, batch, hyper)
@@ -24,12 +24,14 @@ def update_profile(task: Task) -> Quantity:
 
 
 def measurement(task: Task, names: Sequence[str]) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
-    """(state, hyper, batch) -> {name: array}. names: of the setting sweep.measure.
+    """The function (state, hyper, batch) -> {name: array} that measures the named quantities.
 
-    updates: s_l of the next step (measure.maximal_update), (layers,).
-    sharpness: (1,), the largest eigenvalue of the loss's Hessian; for SGD and momentum in the coordinates in which all
-      leaves have the same learning rate, so that gradient descent is stable below 2 / learning rate.
-    kernels: relative change of every layer's feature kernel since the start of training, (layers,).
+    names: the value of sweep.measure; a name is one of
+      updates: the update size s_l of the next step (measure.maximal_update), (layers,).
+      sharpness: the largest eigenvalue of the loss's Hessian, (1,). For SGD and momentum the Hessian is taken in
+        coordinates in which all leaves have the same learning rate, so that gradient descent is stable below
+        2 / learning rate.
+      kernels: the relative change of every layer's feature kernel since the start of training, (layers,).
     """
     profile = update_profile(task)
 
@@ -41,7 +43,7 @@ def measurement(task: Task, names: Sequence[str]) -> Callable[[TrainState, Hyper
         return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 
     def kernels(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        start = task.init(hyper)  # computed again, so that nothing of it has to be kept
+        start = task.init(hyper)  # computed again, so that no initial state is kept in memory
         before, after = (feature_kernels(task.stream(s.params, s, batch, hyper)) for s in (start, state))
         return kernel_movement(before, after)
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-# Functions of the share of the training that is done, warm-up left out, in [0, 1]. The number of steps is traced, which
-# Optax's schedules do not take.
+# Each schedule takes the share, in [0, 1], of the steps after the warm-up that are done. It is a share and not a step
+# because the number of steps is traced, and Optax's schedules need a Python number.
 SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "constant": optax.constant_schedule(1.0),
     "linear": optax.linear_schedule(1.0, 0.0, 1),
@@ -21,18 +21,20 @@ SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a training step is compiled for. Numbers that may differ between trials are traced instead (`task.Hyper`).
+    """The settings of training that a step is compiled for.
 
-    schedule: of the learning rate after the warm-up, a name in SCHEDULES.
+    Numbers that may differ between the trials of one program are not here: they are traced (`task.Hyper`).
+
+    schedule: schedule of the learning rate after the warm-up, a name in SCHEDULES.
     loss: "cross_entropy"; "mse", |f - y|^2 / 2 with y the one-hot label or a real target; "centered_mse", |f - f_0 -
-      y|^2 / 2 with f_0 the output of the initial parameters (1/gamma0 is in the output factor already).
+      y|^2 / 2 with f_0 the output of the initial parameters (1/gamma0 is in the network's output factor).
     label_noise: whether the step replaces labels by random ones, with the probability `Hyper.label_noise`.
-    label_smoothing: of the cross-entropy in training (Szegedy et al. 2016); evaluation has none.
+    label_smoothing: smoothing of the cross-entropy labels (Szegedy et al. 2016), in training only.
     clip: the largest global norm of the gradient; a larger gradient is scaled down before the optimizer sees it.
-    accumulate: number of parts that a batch is computed in, one after another: the same step with less memory.
-    ema: decay of an exponential moving average of the weights, which evaluation then uses. At step t the decay is
-      min(ema, (1 + t) / (10 + t)), so that the average forgets the initial weights.
-    log_updates: measure the root mean square update of every group of parameters.
+    accumulate: number of parts of a batch whose gradients are computed one after another, to use less memory.
+    ema: decay of an exponential moving average of the weights; evaluation then uses the average. At step t the decay
+      is min(ema, (1 + t) / (10 + t)), so that the average forgets the initial weights.
+    log_updates: whether the metrics have the root mean square update of every group of parameters.
     """
 
     schedule: str = "constant"
@@ -45,9 +47,11 @@ class Recipe:
     log_updates: bool = False
 
     def multiplier(self, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
-        """The factor of the learning rate at a step, in [0, 1]; it multiplies all leaves' learning rates alike.
+        """The factor in [0, 1] that multiplies the learning rates of all leaves at a step.
 
-        min(1, (step + 1) / warmup) times the schedule of the steps after the warm-up. steps: of the whole training.
+        It is min(1, (step + 1) / warmup) times the schedule's value, which is 1 during the warm-up.
+
+        steps: number of steps of the whole training.
         """
         done = jnp.maximum(step - warmup, 0) / jnp.maximum(steps - warmup, 1)
         rising = jnp.where(step < warmup, (step + 1) / jnp.maximum(warmup, 1), 1.0)
@@ -56,8 +60,8 @@ class Recipe:
     def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
         """The loss of each example: logits (batch, classes), labels (batch,) -> (batch,).
 
-        For "mse" and "centered_mse" labels may also be real targets, floating and (batch, classes). Raises ValueError
-        for labels of another type or shape.
+        For "mse" and "centered_mse" labels may also be real targets: floating, (batch, classes). train: whether the
+        labels are smoothed. Raises ValueError for labels of another type or shape.
         """
         real = self.loss != "cross_entropy" and jnp.issubdtype(labels.dtype, jnp.floating)
         shape = logits.shape if real else logits.shape[:-1]
@@ -75,5 +79,5 @@ class Recipe:
 
 
 def chance(loss: str, classes: int) -> float:
-    """The loss of a network that knows nothing: equal probabilities, or an output of 0."""
+    """The loss of a network that has learned nothing: it says equal probabilities, or its output is 0."""
     return math.log(classes) if loss == "cross_entropy" else 0.5

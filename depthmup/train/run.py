@@ -1,4 +1,4 @@
-"""One run from its config to its metrics: main.py's `train`."""
+"""One run, from its config to its final metrics. `main.py train` calls it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from depthmup.train.workdir import Workdir, write_atomically
 Say = Callable[[str], None]
 Report = Callable[[int, Mapping[str, np.ndarray]], None]
 RESULT = "metrics.json"
-PROFILED = (2, 3)  # reports between which a trace is taken: compilation is over
-SAVE, STOP = 1, 2  # what one process may ask of all
-BEHIND = 1  # stretches after which a wish of one process is known to all
+PROFILED = (2, 3)  # the trace covers the steps between these two reports, when compilation is over
+SAVE, STOP = 1, 2  # requests that one process may make to all processes
+BEHIND = 1  # number of stretches until all processes know a request of one process
 
 
 class Diverged(Exception):
-    """A run whose loss or gradient is not finite at `step`."""
+    """The loss or the gradient of a run is not finite at `step`."""
 
     def __init__(self, step: int, loss: float, grad_norm: float) -> None:
         super().__init__(f"at step {step} the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}")
@@ -43,15 +43,16 @@ class Diverged(Exception):
 
 
 def train(settings: Settings, workdir: Path | None = None, command: str = "", profile: bool = False) -> dict[str, Any]:
-    """Train one network, from its last checkpoint if there is one; its metrics at the end, one number each.
+    """Train one network and return its metrics at the end, one number each.
 
-    In the workdir: `metrics.json`, `metrics.jsonl` (a row per report), `settings.json`, `checkpoints/`, and with
-    `profile` a trace of `log_every` steps in `profile/`. Without a workdir nothing is written. Over several processes
-    each calls this alike (docs/training.md).
+    The run goes on from its last checkpoint if there is one. It writes into the workdir: `metrics.json`,
+    `metrics.jsonl` (a row per report), `settings.json`, `checkpoints/`, and with `profile` a trace of `log_every` steps
+    in `profile/`. Without a workdir it writes nothing. If there are several processes, each of them calls this function
+    with the same arguments (docs/training.md).
 
-    "diverged" among the metrics says whether the run did; if it was stopped there, "diverged_at_step" says where, and
-    there are no losses. Raises SettingsError, WorkdirError, ValueError (bad data) before anything is compiled, and
-    Stopped when asked to stop.
+    The metric "diverged" says whether the run has diverged. If the run was stopped because its loss or gradient was not
+    finite, "diverged_at_step" is the step, and there are no losses. Raises SettingsError, WorkdirError or ValueError
+    (bad data) before anything is compiled, and Stopped when asked to stop.
     """
     first = jax.process_index() == 0
     if profile and workdir is None:
@@ -101,9 +102,9 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
 def train_loop(
     settings: Settings, loop: TrialLoop, hyper: Hyper, report: Report, checkpoints: Checkpoints | None, stop: Stop
 ) -> dict[str, Any]:
-    """The training itself, without log and files: the metrics at its end.
+    """Train one network and return its metrics at the end. Log and files are the caller's, except checkpoints.
 
-    report: takes the steps done and the metrics of a stretch, or of an evaluation, (1, ...) each.
+    report: is called with the number of steps done and the metrics of a stretch, or of an evaluation, (1, ...) each.
 
     Raises Diverged, and Stopped when asked to stop.
     """
@@ -157,10 +158,10 @@ def train_loop(
 
 
 def loop_of(settings: Settings) -> TrialLoop:
-    """The loop of a lone run, whose batches are shared by `parallel.devices`."""
+    """The loop of a lone run. The devices of `parallel.devices` share each batch."""
     wanted = settings.parallel.devices
     if wanted is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
-        wanted = 1  # the same numbers whatever the number of cores
+        wanted = 1  # the same numbers on a machine with any number of cores
     devices = jax.devices()
     if wanted and wanted > len(devices):
         raise SettingsError(f"parallel.devices = {wanted}, but there are {len(devices)}: lower it, or leave it unset")
@@ -177,8 +178,11 @@ def loop_of(settings: Settings) -> TrialLoop:
 
 
 def _agreed(loop: TrialLoop, wish: Callable[[], int]) -> Callable[[], int]:
-    """The greatest wish of all processes. Several processes answer by the wishes of an earlier stretch: the same answer
-    at the same step, and none waits."""
+    """A function that returns the greatest wish (0, SAVE or STOP) of all processes. Call it once per stretch.
+
+    Several processes exchange their wishes, and the answer is from an earlier stretch: so all processes get the same
+    answer at the same step, and no process waits for another.
+    """
     if jax.process_count() == 1:
         return wish
     greatest, votes = loop.placement.greatest(), deque[Any]()
@@ -191,7 +195,7 @@ def _agreed(loop: TrialLoop, wish: Callable[[], int]) -> Callable[[], int]:
 
 
 def _raise_if_diverged(end: int, metrics: Mapping[str, np.ndarray]) -> None:
-    """end: steps done after these metrics."""
+    """Raise `Diverged` for the first step that is not finite. end: number of steps done after these metrics."""
     loss, norm = metrics["loss"][0], metrics["grad_norm"][0]
     bad = np.flatnonzero(~(np.isfinite(loss) & np.isfinite(norm)))
     if bad.size:
@@ -231,7 +235,7 @@ def _headline(settings: Settings, loop: TrialLoop) -> str:
 
 @contextlib.contextmanager
 def _profiled(log: RunLog, folder: Path, say: Say) -> Iterator[Report]:
-    """`log`, with a trace of the steps between two of the reports."""
+    """`log`, and a profiler trace of the steps between the two reports in PROFILED."""
     reports, running = 0, False
 
     def progress(step: int, metrics: Mapping[str, np.ndarray]) -> None:
@@ -258,8 +262,8 @@ def _profiled(log: RunLog, folder: Path, say: Say) -> Iterator[Report]:
 
 
 def _silent(text: str) -> None:
-    """Of several processes only the first speaks."""
+    """Drop a message: of several processes only the first prints."""
 
 
 def _unheard(step: int, metrics: Mapping[str, np.ndarray]) -> None:
-    """Of several processes only the first reports."""
+    """Drop a report: of several processes only the first logs."""

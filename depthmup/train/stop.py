@@ -10,10 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """While this context is open, a signal is a request, to be met at the next line of progress. A second Ctrl-C ends
-    the process at once.
+    """While this context is open, a signal does not end the process: it is noted as a request to stop.
 
-    requested: the first signal, or None.
+    The training loop looks for a request after each stretch of steps. A second Ctrl-C ends the process at once.
+
+    requested: the first signal that came, or None.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class Stop:
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers there alone
+        if threading.current_thread() is threading.main_thread():  # Python allows no handlers elsewhere
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
@@ -36,7 +37,10 @@ class Stop:
 
 
 class Stopped(Exception):
-    """A run that met a request to stop, of this process or (None) of another; the message says what is kept."""
+    """The run has stopped on request. The message says what is kept.
+
+    requested: the signal; None if another process got it.
+    """
 
     def __init__(self, requested: signal.Signals | None, kept: str) -> None:
         self.signal = requested or signal.SIGTERM
@@ -44,6 +48,6 @@ class Stopped(Exception):
 
     @classmethod
     def at(cls, requested: signal.Signals | None, step: int, saved: bool) -> Stopped:
-        """Stopped after a step. saved: whether there is a checkpoint of that step."""
+        """The exception for a stop after a step. saved: whether a checkpoint of this step exists."""
         kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
         return cls(requested, f"at step {step}: {kept}")

@@ -1,4 +1,4 @@
-"""A training task: a network and how it is trained, as pure functions of one trial. No config enters here."""
+"""A training task: a network and how it is trained, as pure functions of one trial. This module knows no config."""
 
 from __future__ import annotations
 
@@ -33,38 +33,40 @@ if TYPE_CHECKING:
 
 Batch = tuple[jax.Array, jax.Array]  # inputs (batch, *input_shape), labels (batch,)
 Metrics = dict[str, jax.Array]
-# "loss" and "accuracy": sums and counts over examples; the examples that only fill up a batch do not count.
+# "loss" and "accuracy" as sums and counts over examples. Examples that only fill up the last batch do not count.
 Evaluation = dict[str, Average]
-DIVERGED_ABOVE = 2.0  # times the loss of the first batch
-NEVER = -1  # value of `TrainState.halted` while a trial is finite
+DIVERGED_ABOVE = 2.0  # a final loss above this multiple of the first batch's loss counts as diverged
+NEVER = -1  # value of `TrainState.halted` while loss and gradient are finite
 FOREVER = 2**30  # number of steps of a training that has no end
-LABEL_NOISE = 1  # folded into the random key of a step, for its label noise
+LABEL_NOISE = 1  # this number folded into the random key of a step gives the key of its label noise
 
 
 class Hyper(NamedTuple):
-    """The hyperparameters of a trial: a traced pytree, so that trials which differ in it share one program."""
+    """The hyperparameters of a trial. They are a traced pytree: trials with different values share one program."""
 
     seed: Any  # uint32
     learning_rate: Any
     optimizer: Mapping[str, Any]  # the other numbers of the optimizer: momentum, b1, b2, eps, weight_decay
-    steps: Any  # int32, steps of the whole training; the trial is frozen after them
-    warmup: Any  # int32, steps at the start in which the learning rate rises
+    steps: Any  # int32, number of steps of the whole training; after them the trial is frozen
+    warmup: Any  # int32, number of steps at the start in which the learning rate rises
     label_noise: Any  # probability that a training label is replaced by a random one
     forward: ForwardFactors
-    factors: LeafFactors  # trees of scalars
+    factors: LeafFactors  # init, LR, ... factors of every leaf of the parameters
 
     def arrays(self) -> Hyper:
-        """The same as NumPy scalars: Python floats would be compiled in, and a new value would compile anew."""
+        """The same values as NumPy scalars. Python floats would be compiled in as constants."""
         whole = {"seed": np.uint32(self.seed), "steps": np.int32(self.steps), "warmup": np.int32(self.warmup)}
         return jax.tree.map(np.float32, self)._replace(**whole)
 
 
 class TrainState(NamedTuple):
-    """step: number of steps done.
+    """The state of one trial between two steps.
 
-    statistics: collections that the forward pass itself updates (batch norm); {} for none.
-    first_loss: the loss of the first batch before any step.
-    halted: the step whose loss or gradient was not finite, since which the trial is frozen; NEVER if there is none.
+    step: number of steps done.
+    statistics: collections that the forward pass updates (batch norm); {} for none.
+    first_loss: loss of the first batch before any step.
+    halted: the first step whose loss or gradient was not finite, NEVER if there is none. From this step on the trial is
+      frozen.
     average: exponential moving average of the parameters, if the recipe has one.
     initial: initial parameters, if the loss needs them.
     """
@@ -81,12 +83,13 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One model on inputs of one shape, one optimizer and one recipe: all that a program is compiled for.
+    """One model on inputs of one shape, one optimizer and one recipe: everything that a program is compiled for.
 
-    input_shape: of one example. optimizer: "sgd", "momentum", "adam" or "adamw".
+    input_shape: shape of one example.
+    optimizer: "sgd", "momentum", "adam" or "adamw".
 
-    Inside an axis of devices named "batch" (`models.layers.batch_axis`) each device sees a part of the batch: `step`
-    averages gradients over the axis, `evaluate` sums over it.
+    Inside an axis of devices named "batch" (`models.layers.batch_axis`) each device sees a part of the batch. Then
+    `step` averages gradients over this axis, and `evaluate` adds its sums and counts over this axis.
     """
 
     model: Model
@@ -112,7 +115,7 @@ class Task:
     ) -> Hyper:
         """The hyperparameters of one trial under a parameterization.
 
-        optimizer: `Hyper.optimizer`, where it is not as by default (`OptimizerSettings`).
+        optimizer: values of `Hyper.optimizer` that differ from the defaults (`OptimizerSettings`).
         """
         numbers = {**dataclasses.asdict(OptimizerSettings()), **optimizer}
         return Hyper(
@@ -143,10 +146,12 @@ class Task:
         )
 
     def step(self, state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, Metrics]:
-        """One step of training; "loss", "grad_norm" and "learning_rate" before it.
+        """Take one step of training: (new state, metrics). Loss and gradient are taken at the state before the step.
 
-        A trial whose loss or gradient is not finite is frozen as it was before that step, and one whose `hyper.steps`
-        are done as it is then; its metrics are NaN from the next step on.
+        The metrics are "loss", "grad_norm", "learning_rate", and "update_rms/GROUP" if the recipe asks for updates.
+
+        If the loss or the gradient is not finite, the trial is frozen: it keeps the state from before this step.
+        A trial is also frozen once its `hyper.steps` are done. A frozen trial's metrics are NaN from the next step on.
         """
         key, axis = self._step_key(state, hyper), batch_axis()
         if axis:
@@ -173,7 +178,7 @@ class Task:
         return kept, {name: jnp.where(running, metric, jnp.nan) for name, metric in metrics.items()}
 
     def evaluate(self, state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
-        """Loss and accuracy over the examples whose label is 0 or more."""
+        """Loss and accuracy over the examples of a batch. Labels below 0 mark examples that do not count."""
         inputs, labels = batch
         params = state.average if self.recipe.ema else state.params
         logits, _ = self._outputs(params, state, state.statistics, inputs, hyper, None)
@@ -183,11 +188,11 @@ class Task:
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
     def objective(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Scalar:
-        """The loss of the state's next step, at other parameters."""
+        """The loss that the next step from `state` would have, with `params` in place of the state's parameters."""
         return self._loss(params, state, state.statistics, batch, hyper, self._step_key(state, hyper))[0]
 
     def direction(self, state: TrainState, batch: Batch, hyper: Hyper) -> PyTree:
-        """The update of the parameters in the next step, if the learning rate is 1."""
+        """The update of the parameters that the next step would make with a learning rate of 1."""
         grads = jax.grad(self.objective)(state.params, state, batch, hyper)
         return self._transformation(hyper, 1.0).update(grads, state.opt_state, state.params)[0]
 
@@ -198,10 +203,10 @@ class Task:
     def sown(
         self, collection: str, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper
     ) -> tuple[jax.Array, PyTree]:
-        """(logits, what the model sows in a collection) as in training.
+        """(logits, what the model sows in `collection`), computed in the model's training mode.
 
-        Batch norm uses the batch's statistics, since the running ones of the first steps say little, and dropout one
-        fixed mask.
+        Batch norm uses the statistics of the batch, since its running statistics say little in the first steps. Dropout
+        uses one fixed mask.
         """
         variables, rngs = {"params": params, **state.statistics}, {"dropout": jax.random.key(0)}
         mutable = [collection, *state.statistics]
@@ -217,7 +222,10 @@ class Task:
     def apply(
         self, params: PyTree, statistics: PyTree, inputs: jax.Array, forward: ForwardFactors, key: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        """(logits, new statistics). key: for dropout, in training; None in evaluation, where statistics stay."""
+        """(logits, new statistics).
+
+        key: random key of dropout, in training. None: evaluate without dropout and without new statistics.
+        """
         variables = {"params": params, **statistics}
         if key is None:
             return self.model.apply(variables, inputs, forward), statistics  # type: ignore[return-value]
@@ -228,7 +236,7 @@ class Task:
         return hyper.learning_rate * self.recipe.multiplier(step, hyper.steps, hyper.warmup)
 
     def _transformation(self, hyper: Hyper, learning_rate: Any) -> optax.GradientTransformation:
-        """The optimizer, built inside the step from traced hyperparameters: a grid over them is one program."""
+        """The optimizer, built inside the step from traced hyperparameters, so that a grid over them is one program."""
         used = (*OPTIONS[self.optimizer], "weight_decay")
         options = {key: value for key, value in hyper.optimizer.items() if key in used}
         chain = from_factors(hyper.factors, self.optimizer, learning_rate, **options)
@@ -238,7 +246,7 @@ class Task:
         return jax.random.fold_in(jax.random.key(hyper.seed), state.step)
 
     def _averaged(self, state: TrainState, params: PyTree, most: float) -> PyTree:
-        """The exponential moving average of the parameters after a step to `params`, whose decay is at most `most`."""
+        """The exponential moving average after a step to the parameters `params`. most: the largest decay."""
         decay = jnp.minimum(most, (1 + state.step) / (10 + state.step))
         return jax.tree.map(lambda a, w: a + ((1 - decay) * (w - a)).astype(a.dtype), state.average, params)
 
@@ -260,7 +268,7 @@ class Task:
         return self.recipe.example_losses(logits, labels, train=True).mean(), statistics
 
     def _gradient(self, state: TrainState, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Scalar, PyTree, PyTree]:
-        """(loss, gradient, new statistics) of this device's part of the batch, in `recipe.accumulate` parts."""
+        """(loss, gradient, new statistics) of `batch`, computed in `recipe.accumulate` parts one after another."""
 
         @functools.partial(jax.value_and_grad, has_aux=True)
         def of_part(params: PyTree, statistics: PyTree, part: Batch, key: jax.Array) -> tuple[Scalar, PyTree]:
@@ -277,7 +285,7 @@ class Task:
             (one, statistics), g = of_part(state.params, statistics, part, jax.random.fold_in(key, number))
             return (loss + one, jax.tree.map(jnp.add, grads, g), statistics), None
 
-        # Every count-th example, so that each part lies on all the devices that share the batch.
+        # A part has every count-th example, so that it is spread over all devices that share the batch.
         parts = jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
         shapes = jax.eval_shape(of_part, state.params, state.statistics, jax.tree.map(lambda leaf: leaf[0], parts), key)
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
@@ -301,7 +309,7 @@ def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
 
 
 def _noisy(key: jax.Array, labels: jax.Array, probability: jax.Array, classes: int) -> jax.Array:
-    """Each label replaced by a uniformly random class (perhaps itself) with this probability."""
+    """Labels, each replaced with this probability by a uniformly random class, which may be the same class."""
     chosen, other = jax.random.split(key)
     replaced = jax.random.uniform(chosen, labels.shape) < probability
     return jnp.where(replaced, jax.random.randint(other, labels.shape, 0, classes, labels.dtype), labels)

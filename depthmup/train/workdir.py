@@ -1,4 +1,8 @@
-"""Files of a run: written whole or not at all, by one process at a time, and only if the settings are the same."""
+"""The folder of a run or a sweep and its files.
+
+A file is written whole or not at all. A folder is used only with the settings that it belongs to, and by one process at
+a time unless it is shared.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,17 @@ ENVIRONMENT = "environment.json"
 
 
 class WorkdirError(RuntimeError):
-    """A workdir that cannot be used; the message says why and how to go on."""
+    """A workdir cannot be used. The message says why and how to go on."""
 
 
 class Workdir:
-    """A folder of results and the settings that decide them, in `settings.json`.
+    """A folder of results. Its `settings.json` has the settings that decide the results.
 
-    `environment.json` has the version of jaxlib and the XLA flags that the results were computed with; where they are
-    others than those of the last time, `messages` says so, for they may change last digits.
+    Its `environment.json` has the versions of jaxlib and the XLA flags that the results were computed with. If this
+    process has another environment, `messages` says so, since the last digits of results may differ.
 
-    Opening it takes a lock for as long as the process lives. Raises WorkdirError if it belongs to other settings,
-    naming the first that differs, or is in use by another process.
+    Opening a workdir locks it until `close` or the end of the process. Raises WorkdirError if the workdir belongs to
+    other settings (the message names the first that differs) or if another process uses it.
     """
 
     def __init__(
@@ -41,9 +45,11 @@ class Workdir:
         shared: bool = False,
         differs: Callable[[Any, Any], str] | None = None,
     ) -> None:
-        """results: the file without which there is nothing to protect. shared: with others that say so.
-
-        differs: (settings saved, settings here) -> what is wrong with that, or "".
+        """
+        settings: the settings that decide the results, as JSON.
+        results: name of the file or folder of results. Settings are needed only where results exist.
+        shared: whether other processes that also say `shared` may use the workdir at the same time.
+        differs: (saved settings, settings of this process) -> a difference that is not allowed, in words, or "".
         """
         self.path = path
         settings = json.loads(json.dumps(settings))
@@ -61,7 +67,7 @@ class Workdir:
         self._lock.close()
 
     def _note_environment(self) -> list[str]:
-        """Add this process's environment to the file; what is to be said of a new one."""
+        """Add this process's environment to the file. The messages to the user, if the environment is a new one."""
         path, here = self.path / ENVIRONMENT, described()
         try:
             earlier = json.loads(path.read_text()) if path.exists() else []
@@ -105,21 +111,23 @@ def first_difference(saved: Any, here: Any) -> str:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a.b": leaf} of nested mappings."""
+    """Nested mappings as one mapping: {"a": {"b": leaf}} -> {"a.b": leaf}."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     return {key: value for name, sub in tree.items() for key, value in flat(sub, f"{prefix}.{name}".strip(".")).items()}
 
 
 def digest(tree: Any) -> str:
-    """Hash of a tree of JSON, the same whatever the order of its keys."""
+    """Hash of a tree of JSON. The order of keys does not change it."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> None:
-    """Write a file so that a reader, or a kill, sees the old content or the new, never a part; with `sync` a power cut
-    neither."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # another machine may have this process's number
+    """Write a file in one step: a reader, also after a kill, finds the old content or the new, never a part of it.
+
+    sync: the same holds after a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # two machines may have the same process number
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         if sync:
