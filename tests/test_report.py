@@ -193,6 +193,8 @@ def test_the_page(judged, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
     assert summary["sweeps"][0]["power_law"]["exponent"] == curves[0].laws.power_law.exponent
     assert summary["sweeps"][0]["rules"]["L^-1"]["octaves_off"] == curves[0].laws.rules[1].octaves_off
+    odd = dataclasses.replace(curves[0], result=curves[0].result._replace(regret=[math.inf, math.nan]))
+    assert json.dumps(page.summary([odd], settings), allow_nan=False)  # null, since JSON has no infinity
 
 
 def test_when_the_optimum_settles(judged, tmp_path):
