@@ -220,6 +220,31 @@ def test_probe_trains_like_the_optimizer():
     np.testing.assert_array_equal(alone["out"], after["out"])
 
 
+def test_slopes_are_those_of_known_powers():
+    """Of changes since the start, not since the step before."""
+
+    def probe_at(width, depth):
+        return dm.Probe(
+            init=lambda seed: jnp.float32(0),
+            step=lambda state, batch, seed: (state + 1, None),
+            features=lambda state, batch, seed: {
+                "hidden": state * jnp.full(3, width**0.5),
+                "logits": state * jnp.full(2, 1 / depth),
+            },
+            hyper=lambda group, seed: np.float32(seed),
+            groups=(),
+            batch=np.zeros(1),
+        )
+
+    report = dm.coordinate_check(probe_at, widths=(8, 16, 64), depths=(2, 4), width=8, depth=2, seeds=2, steps=(1, 3))
+    found = {(s.axis, s.quantity, s.step): s for s in report.slopes}
+    expected = {("width", "hidden"): 0.5, ("width", "logits"): 0, ("depth", "hidden"): 0, ("depth", "logits"): -1}
+    for (axis, quantity), slope in expected.items():
+        for step in (1, 3):
+            assert found[axis, quantity, step].slope == pytest.approx(slope, abs=1e-5)
+    np.testing.assert_allclose(found["width", "hidden", 3].changes, 3 * found["width", "hidden", 1].changes, rtol=1e-6)
+
+
 def test_nothing_judged_is_not_ok():
     """Features without "hidden" are refused; a group that does not move is not ok."""
 

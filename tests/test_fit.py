@@ -161,6 +161,16 @@ def test_verdicts(optima, options, verdict, drift):
     assert found.values == list(optima)
 
 
+def test_scatter_about_the_line_widens_the_interval():
+    """Seeds that agree on optima which lie on no line."""
+    on, off = (
+        fit.transfer(table(optima, noise=0.001), cap=CAP).drift
+        for optima in ({2: -4.0, 4: -4.1, 8: -4.2, 16: -4.3}, {2: -4.0, 4: -4.4, 8: -3.6, 16: -4.0})
+    )
+    assert on.high - on.low < 0.05
+    assert off.high - off.low > 0.3
+
+
 def test_interval_covers_the_planted_drift():
     """95% intervals of 200 planted drifts hold it in 93 of 100 or more, and are not twice as wide as need be."""
     drifts = []
