@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from depthmup.data import Augment, names
-from depthmup.fit.optimum import WINDOW
+from depthmup.fit.optimum import POINTS
 from depthmup.keys import Key, declared, key
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
@@ -313,9 +313,9 @@ class Settings:
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise SettingsError(f"{grid} is an empty grid: give (lowest, highest)")
             points = (high - low) * self.sweep.per_octave + 1
-            if points != round(points) or points < WINDOW:
+            if points != round(points) or points < POINTS:
                 raise SettingsError(
-                    f"{grid} must be a whole number of grid points, {WINDOW} or more, "
+                    f"{grid} must be a whole number of grid points, {POINTS} or more, "
                     f"at {self.sweep.per_octave} per octave"
                 )
         for name, exponent in self.check.log2_learning_rates.items():

@@ -5,19 +5,22 @@ Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.m
 
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
-from depthmup.fit.optimum import Optimum, capped, log_losses, optimum, settled
+from depthmup.fit.optimum import Edge, Optimum, capped, log_losses, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.transfer import Transfer, regret_at, transfer
+from depthmup.fit.transfer import Cost, Law, Transfer, regret_at, transfer
 
 __all__ = [
     "SEGMENTS",
     "Coefficient",
+    "Cost",
     "Drift",
+    "Edge",
     "EnsembleErrors",
     "Estimate",
     "FiniteSize",
+    "Law",
     "Optimum",
     "PowerLaw",
     "Rule",

@@ -1,4 +1,4 @@
-"""The drift: how fast the optimum moves with the size (width or depth)."""
+"""The drift: how fast the optimum, or the edge, moves with the size (width or depth)."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.fit.optimum import Optimum, half_width
+from depthmup.fit.optimum import Edge, Optimum, half_width
 
 
 class Drift(NamedTuple):
-    """The line through log2 optimum over log2 size; an octave is a factor of 2."""
+    """The line through log2 learning rate over log2 size; an octave is a factor of 2."""
 
     octaves_per_doubling: float  # slope of the line
     low: float  # ends of the slope's 95% interval
     high: float
-    intercept: float  # log2 optimum of the line at the first size that has an optimum
+    intercept: float  # log2 learning rate of the line at the first size that has one
 
 
-def fitted_drift(sizes: Sequence[float], optima: Sequence[Optimum], seeds: int) -> Drift | None:
-    """The drift of the sizes that have an optimum; None if fewer than two sizes have one.
+def fitted_drift(sizes: Sequence[float], found: Sequence[Optimum | Edge | None], seeds: int) -> Drift | None:
+    """The drift of the sizes that have a learning rate; None if fewer than two sizes have one.
 
-    The error of an optimum is estimated in two ways: from the scatter between seeds, pooled over sizes, and from the
-    scatter of the optima about the line. The larger estimate counts. With one seed only the scatter about the line is
-    known; with one seed and two optima neither is, and the interval is infinite.
+    The statistical error of a learning rate is estimated in two ways: from the scatter between seeds, pooled over
+    sizes, and from the scatter about the line. The larger estimate counts. With one seed only the scatter about the
+    line is known; with one seed and two sizes neither is, and the interval is infinite.
 
-    Where optima scatter about the line more than seeds do, the interval held the slope in 91 to 94 of 100 simulations,
-    and in fewer where this scatter was much larger. A wider interval would leave most sweeps of three sizes undecided.
+    To it comes what the grid does not resolve: each learning rate may be off by its `resolution`, and the slope by as
+    much as if these errors conspired. Learning rates that lie between the same two grid points at every size look equal
+    without being so, however many seeds there are.
     """
-    found = [
-        (math.log2(s), math.log2(o.learning_rate), o.stderr)
-        for s, o in zip(sizes, optima, strict=True)
-        if o.learning_rate
-    ]
-    if len(found) < 2:
+    pairs = [(math.log2(s), f) for s, f in zip(sizes, found, strict=True) if f is not None and f.learning_rate]
+    if len(pairs) < 2:
         return None
-    x, y, stderr = (np.array(column) for column in zip(*found, strict=True))
+    x = np.array([size for size, _ in pairs])
+    y, stderr, resolution = np.array([(math.log2(f.learning_rate or 1), f.stderr, f.resolution) for _, f in pairs]).T
     centred = x - x.mean()
-    slope = float(centred @ y / (centred @ centred))
+    squares = float(centred @ centred)
+    slope = float(centred @ y / squares)
     intercept = float(y.mean() + slope * (x[0] - x.mean()))
     misses = y - y.mean() - slope * centred
     free = len(x) - 2
@@ -51,5 +50,5 @@ def fitted_drift(sizes: Sequence[float], optima: Sequence[Optimum], seeds: int) 
         error, degrees = math.sqrt(scatter), free
     else:
         return Drift(slope, -math.inf, math.inf, intercept)
-    half = half_width(degrees) * error / math.sqrt(float(centred @ centred))
+    half = half_width(degrees) * error / math.sqrt(squares) + float(np.abs(centred) @ resolution) / squares
     return Drift(slope, slope - half, slope + half, intercept)

@@ -37,12 +37,19 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
     sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
-    known = all(ACCURACY in row for row in rows)
+    known, flagged = (all(key in row for row in rows) for key in (ACCURACY, "diverged"))
     result = dict[Any, LossCurve]()
     for size in sizes:
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
         flags = np.array([[bool(row.get("diverged", False)) for row in line] for line in lines])
+        if flagged and (~np.isfinite(losses) & ~flags).any():
+            i, j = np.argwhere(~np.isfinite(losses) & ~flags)[0]
+            row = lines[i][j]
+            raise ValueError(
+                f"{measure} is {row[measure]} at {axis}={size}, {hyperparameter}={row[hyperparameter]}, "
+                f"seed={row['seed']}, though it has not diverged: leave these trials out, or judge by another measure"
+            )
         result[size] = LossCurve(
             rates=np.array([line[0][hyperparameter] for line in lines]),
             losses=losses,

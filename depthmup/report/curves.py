@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 
 from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented, transfer
-from depthmup.fit.optimum import WINDOW
+from depthmup.fit.optimum import POINTS
 from depthmup.fit.table import ACCURACY
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
@@ -100,7 +100,7 @@ def judge(
                 on_axis = (trials[other] == getattr(settings.model, other)) & trials[axis].isin(sizes)
                 name, trials = _about(key, trials[on_axis], axis, settings)
                 counts = trials.groupby(axis)[name].nunique().reindex(sizes, fill_value=0)
-                if key != LEARNING_RATE and counts.min() < WINDOW:
+                if key != LEARNING_RATE and counts.min() < POINTS:
                     continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
                 trials = trials.sort_values([axis, name, "seed"], ignore_index=True)
                 own = _settings_of(trials, settings)
@@ -197,7 +197,7 @@ def _hyperparameters(settings: Settings) -> list[str]:
     result = [LEARNING_RATE]
     for key, values in parse(settings).items():
         numbers = all(isinstance(value, int | float) for value in values)
-        if key != LEARNING_RATE and key in TRACED and numbers and len(values) >= WINDOW:
+        if key != LEARNING_RATE and key in TRACED and numbers and len(values) >= POINTS:
             result.append(key)
     return result
 

@@ -13,11 +13,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.fit import log_losses
+from depthmup.fit import Optimum, log_losses
 from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 
-VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "inconclusive": "#8a6d00"}
+VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "undecided": "#8a6d00"}
 # Of each measured quantity the label, and what is drawn of its values (trials, steps, layers) at each step.
 QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "updates": ("maximal-update learning rate", lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5),
@@ -41,6 +41,9 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
             if optimum.learning_rate is not None:
                 at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
                 panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
+            if optimum.edge and optimum.edge.learning_rate:
+                foot = panel.get_xaxis_transform()
+                panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
         panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
         title = f"{c.parameterization}, {c.optimizer}: {found.verdict}" + f"\n{c.variant}" * bool(c.variant)
@@ -49,7 +52,7 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
     measure = curves[0].measure.replace("_", " ")
     score = f"1 - {measure}" if "accuracy" in measure else measure
     x = f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter
-    title = f"Loss against {hyperparameter} over {axis} (star: optimum; band: seeds; dotted: chance)"
+    title = f"Loss against {hyperparameter} over {axis} (star: optimum; tick: edge; band: seeds; dotted: chance)"
     return _grid(curves, draw, title, x, "training loss" if measure == "loss" else score)
 
 
@@ -77,7 +80,7 @@ def optima(curves: Sequence[TransferCurve]) -> Figure:
     for panel in panels[:, 0]:
         panel.set_ylabel(f"log2 optimal {hyperparameter}")
     title = f"Optimal {hyperparameter} against {axis}, drift in octaves per doubling [95%]"
-    _set_title(figure, f"{title} (band: 95% of the fit; x: no optimum)")
+    _set_title(figure, f"{title} (bars: 95%; band: 95% of the fit; dotted: edge; x: no optimum)")
     return figure
 
 
@@ -147,13 +150,12 @@ def png(figure: Figure) -> bytes:
 
 
 def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
-    """The optima with their errors, the fit, and a cross at the foot for each size without an optimum.
+    """The optima with their intervals, the fit, the edges, and a cross at the foot for each size without an optimum.
 
     place: of the parameterization among all, which decides color and marker.
     """
     color, marker, label = f"C{place}", "osD^vP*"[place % 7], c.parameterization
-    pairs = zip(c.result.values, c.result.optima, strict=True)
-    found = [(size, np.log2(o.learning_rate), o.stderr) for size, o in pairs if o.learning_rate]
+    found = [(size, *np.log2([o.learning_rate, o.low, o.high])) for size, o in _pairs(c) if o.learning_rate]
     sizes = np.geomspace(c.result.values[0], c.result.values[-1], 50)
     if c.result.drift:
         drift, law = c.result.drift, c.laws.power_law
@@ -163,11 +165,20 @@ def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
             line = np.log2(law(sizes))
             panel.fill_between(sizes, *np.log2(law.band(sizes)), color=color, alpha=0.12, lw=0)
         panel.plot(sizes, line, color=color, lw=1, ls="--")
-    x, rates, stderr = np.array(found).reshape(-1, 3).T
-    panel.errorbar(x, rates, np.nan_to_num(stderr), color=color, marker=marker, ls="none", capsize=3, label=label)
+    x, rates, low, high = np.array(found).reshape(-1, 4).T
+    interval = np.nan_to_num([rates - low, high - rates])
+    panel.errorbar(x, rates, interval, color=color, marker=marker, ls="none", capsize=3, elinewidth=0.8, label=label)
+    edges = [(size, o.edge.learning_rate) for size, o in _pairs(c) if o.edge and o.edge.learning_rate]
+    if edges:
+        sizes, rates = np.array(edges).T
+        panel.plot(sizes, np.log2(rates), color=color, marker="_", ms=9, lw=0.7, ls=":", alpha=0.7)
     foot = panel.get_xaxis_transform()
     for size in set(c.result.values) - set(x):
         panel.plot(size, 0.03 + 0.05 * place, marker="x", color=color, ms=7, mew=2, transform=foot)
+
+
+def _pairs(c: TransferCurve) -> list[tuple[float, Optimum]]:
+    return list(zip(c.result.values, c.result.optima, strict=True))
 
 
 def _grid(

@@ -15,7 +15,7 @@ import pandas
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from depthmup.fit import Rule
+from depthmup.fit import Cost, Drift, Law, Optimum, Rule
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
@@ -49,6 +49,7 @@ def write(
     ).from_string(template)
     html = page.render(
         verdicts=verdicts(curves),
+        edges=edges(curves),
         rules=rules(curves),
         laws=laws(curves),
         optima=optima(curves, settled),
@@ -65,13 +66,29 @@ def write(
 
 
 def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve; the optimum at each size is in a column named by the size."""
+    """A row for each curve; the optimum at each size is in a column named by the size, * if it is at the edge."""
     result = []
     for c in curves:
-        d, pairs = c.result.drift, zip(c.result.values, c.result.optimal_lr, strict=True)
-        drift = f"{d.octaves_per_doubling:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" if d else NONE
-        cells = {"verdict": c.result.verdict, "drift": drift, "why": c.result.reason}
-        result.append({**_names(c), **cells, **{f"{size:g}": _log2(rate) for size, rate in pairs}})
+        found = c.result
+        cells = {"verdict": found.verdict, "by regret": found.by_regret.verdict, "drift": _drift(found.drift)}
+        cells |= {"why": found.reason, "why by regret": found.by_regret.reason}
+        pairs = zip(found.values, found.optima, strict=True)
+        sizes = {f"{size:g}": _log2(o.learning_rate) + "*" * o.at_edge for size, o in pairs}
+        result.append({**_names(c), **cells, **sizes})
+    return result
+
+
+def edges(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve with an edge at some size; the edge at each size is in a column named by the size."""
+    result = []
+    for c in curves:
+        of_size = {f"{size:g}": o.edge for size, o in zip(c.result.values, c.result.optima, strict=True)}
+        if not any(edge and edge.learning_rate for edge in of_size.values()):
+            continue
+        law = c.result.edge
+        cells = {"verdict": law.verdict, "drift": _drift(law.drift), "why": law.reason}
+        sizes = {size: _log2(edge.learning_rate if edge else None) for size, edge in of_size.items()}
+        result.append({**_names(c), **cells, **sizes})
     return result
 
 
@@ -127,10 +144,12 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
                     "size": f"{c.result.values[i]:g}",
                     "log2 optimum": _log2(o.learning_rate) if o.learning_rate else o.reason,
                     "interval": interval if o.learning_rate else "",
-                    loss: f"{o.loss:.4f}",
+                    "edge": _edge(o),
+                    "all seeds train up to": _log2(o.edge.all_train) if o.edge else NONE,
+                    loss: f"{o.loss:.4f}" if o.learning_rate else NONE,
                     "regret": "diverges or none" if regret is None else f"{regret:.4f}",
+                    "cost": _cost(c.result.costs[i]),
                     "in accuracy": "" if regret_accuracy is None else f"{100 * regret_accuracy:.1f}",
-                    "to divergence": "" if o.cliff is None else f"{o.cliff:.1f}",
                     "settled": "" if share is None else f"{100 * share:.0f}%",
                 }
             )
@@ -138,17 +157,18 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
 
 
 def verdict_table(curves: Sequence[TransferCurve]) -> str:
-    """The verdicts as text: a block for each axis and hyperparameter, a line for each curve."""
+    """The verdicts as text: for each axis and hyperparameter a block of optima and one of edges, a line for each curve."""
     blocks = []
     for axis, hyperparameter in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
         block = [c for c in curves if (c.axis, c.hyperparameter) == (axis, hyperparameter)]
-        sizes = [f"{size:g}" for size in block[0].result.values]
-        table = _text(
-            verdicts(block),
-            {size: (size, "{:>7}") for size in sizes}
-            | {"drift": ("drift per doubling", "   {:22}"), "verdict": ("verdict", " {}")},
-        )
-        blocks.append(f"log2 of the best {hyperparameter.replace('_', ' ')} at {axis}\n{table}")
+        sizes = {f"{size:g}": (f"{size:g}", "{:>8}") for size in block[0].result.values}
+        drift, verdict = {"drift": ("drift per doubling", "   {:22}")}, ("verdict", " {:18}")
+        name = hyperparameter.replace("_", " ")
+        table = _text(verdicts(block), sizes | drift | {"verdict": verdict, "by regret": ("by regret", "{}")})
+        blocks.append(f"log2 of the best {name} at {axis} (*: at the edge)\n{table}")
+        if found := edges(block):
+            table = _text(found, sizes | drift | {"verdict": verdict})
+            blocks.append(f"log2 of the edge, the {name} above which training is not possible, at {axis}\n{table}")
     return "\n\n".join(blocks)
 
 
@@ -201,9 +221,17 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
         "optimal_lr": found.optimal_lr,
         "interval": [[o.low, o.high] for o in found.optima],
         "stderr_octaves": [o.stderr for o in found.optima],
-        "octaves_to_divergence": [o.cliff for o in found.optima],
+        "at_edge": [o.at_edge for o in found.optima],
+        "edge": {
+            "learning_rate": [o.edge and o.edge.learning_rate for o in found.optima],
+            "interval": [o.edge and [o.edge.low, o.edge.high] for o in found.optima],
+            "all_train": [o.edge and o.edge.all_train for o in found.optima],
+            **_law(found.edge),
+        },
         "drift": found.drift and _fields(found.drift, "octaves_per_doubling", "low", "high"),
         "regret": found.regret,
+        "cost": [cost and cost._asdict() for cost in found.costs],
+        "by_regret": {"verdict": found.by_regret.verdict, "reason": found.by_regret.reason},
         "regret_accuracy": found.regret_accuracy,
         "best_loss": [o.loss for o in found.optima],
         "verdict": found.verdict,
@@ -252,6 +280,29 @@ def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
 def _names(c: TransferCurve) -> Cells:
     hyperparameter = c.hyperparameter.replace("_", " ")
     return {"over": c.axis, "optimum of": hyperparameter, "parameterization": c.name, "optimizer": c.optimizer}
+
+
+def _drift(drift: Drift | None) -> str:
+    return f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]" if drift else NONE
+
+
+def _law(law: Law) -> dict[str, Any]:
+    drift = law.drift and _fields(law.drift, "octaves_per_doubling", "low", "high")
+    return {"drift": drift, "verdict": law.verdict, "reason": law.reason}
+
+
+def _edge(o: Optimum) -> str:
+    if o.edge is None or o.edge.learning_rate is None:
+        return NONE
+    interval = "" if math.isnan(o.edge.low) else f" [{_log2(o.edge.low)}, {_log2(o.edge.high)}]"
+    return f"{_log2(o.edge.learning_rate)}{interval}"
+
+
+def _cost(cost: Cost | None) -> str:
+    if cost is None:
+        return NONE
+    interval = "" if math.isnan(cost.low) else f" [{100 * cost.low:.1f}, {100 * cost.high:.1f}]"
+    return f"{100 * cost.share:.1f}%{interval}"
 
 
 def _rule_at(rule: Rule, i: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup.fit import log_losses, optimum
-from depthmup.fit.optimum import WINDOW
+from depthmup.fit.optimum import POINTS
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row
@@ -59,9 +59,9 @@ class Curve:
         self._settings, self._cap = settings, cap(settings, settings.sweep.judge_by)
 
     def window(self, centre: int) -> set[int]:
-        """The WINDOW numbers around `centre`: an optimum is fitted to so many rates."""
-        first = min(max(centre - WINDOW // 2, min(self.trials)), max(self.trials) - WINDOW + 1)
-        return set(range(first, first + WINDOW))
+        """The POINTS numbers around `centre`: an optimum is fitted to so many rates."""
+        first = min(max(centre - POINTS // 2, min(self.trials)), max(self.trials) - POINTS + 1)
+        return set(range(first, first + POINTS))
 
     def search(self, rows: Mapping[str, Row], start: Iterable[int]) -> tuple[set[int], Found | None]:
         """(numbers to train next, the result). The result is None while there are numbers to train.

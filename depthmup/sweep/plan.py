@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.optimum import WINDOW
+from depthmup.fit.optimum import POINTS
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
 from depthmup.settings import LEARNING_RATE, OWN, TRACED, Settings, SettingsError, flat, named, put
@@ -106,8 +106,8 @@ def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]
     """
     more = parse(settings)
     rates = more.pop(LEARNING_RATE, None)
-    if rates is not None and len(rates) < WINDOW:
-        raise SettingsError(f"sweep.axes: {LEARNING_RATE} needs {WINDOW} values or more, for an optimum")
+    if rates is not None and len(rates) < POINTS:
+        raise SettingsError(f"sweep.axes: {LEARNING_RATE} needs {POINTS} values or more, for an optimum")
     static = {key: values for key, values in more.items() if key not in TRACED}
     traced = {key: values for key, values in more.items() if key in TRACED}
     result = []

@@ -1,0 +1,241 @@
+"""Does the estimator of optima find what was planted, also beside a divergence cliff?
+
+    python -m experiments.planted_curves [redraws] [file.json]        2,000 redraws: 12 minutes
+
+Curves of known shape are planted, with noise between seeds, on grids whose place differs from redraw to redraw, and
+`fit.optimum` looks for their optimum. A row of the table is a kind of curve, a grid and a number of seeds:
+
+- bias: the mean of log2(found / planted). The planted optimum is the best of all learning rates, not only those of the
+  grid, at which all seeds train.
+- coverage: how often, in percent, the 95% interval holds the planted optimum; the smaller number of two, for the
+  optimum below the drawn seeds' edges and the one below the middle of all edges.
+- width: the median width of the interval in octaves.
+- edge: how often the 95% interval of the edge holds the planted one.
+- old: bias, coverage and width of the vertex of a parabola through the five grid points around the smallest mean log
+  loss, with diverged losses cut to that of chance and the interval from redraws of the seeds: the estimator of before.
+- on curve: how often the loss at the optimum, interpolated between grid points, is at most the smallest of the grid
+  plus its standard error.
+
+Of curves with a flat bottom the regret is shown instead: by how much, in percent, the planted loss at the optimum that
+was found is above the smallest planted loss.
+
+Cliffs: "fixed" is the same for all seeds, "moving" scatters by .2 octaves between seeds, "soft" is fixed and the loss
+rises by a third within the half octave below it. The noise (between learning rates, for one seed; a seed's own level
+scatters by .1 on top) is like that of our sweeps: .08 for smooth bowls, as with Adam, .15 for one-sided curves, as with
+SGD. docs/laws.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from depthmup import fit
+from depthmup.fit.optimum import half_width
+
+REDRAWS = 2000
+CAP = math.log(10)
+LEVEL = -3.0  # log loss at the optimum
+OF_SEED = 0.1  # scatter of a seed's own level
+MOVING, SOFT = 0.2, 0.5  # octaves
+Shape = Callable[[np.ndarray], np.ndarray]
+
+
+def bowl(curvature: float, skew: float) -> Shape:
+    """curvature u^2 near its minimum at 0, steeper to the right for a positive skew, which is not 0."""
+    return lambda u: 2 * curvature / skew**2 * (np.exp(skew * u) - 1 - skew * u)
+
+
+def corner(left: float, right: float, width: float) -> Shape:
+    """Two straight flanks, with their slopes per octave, that meet in a corner rounded over `width` octaves."""
+    shift = width * math.log(left / right)
+
+    def curve(u: np.ndarray) -> np.ndarray:
+        return width * (left * np.logaddexp(0, -u / width) + right * np.logaddexp(0, u / width))
+
+    return lambda u: curve(u + shift) - curve(np.array(shift))
+
+
+class Kind(NamedTuple):
+    """A kind of curve. cliff: octaves from the optimum to the middle of the edges, or None."""
+
+    name: str
+    shape: Shape
+    noise: float
+    cliff: float | None = None
+    moving: float = 0.0
+    soft: bool = False
+    flat: bool = False
+
+    def loss(self, u: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        """The planted log loss, above LEVEL, at u octaves from the bowl's minimum. u broadcasts with edges."""
+        wall = 0.3 * np.maximum((u - edges) / SOFT + 1, 0) ** 2 if self.soft else 0.0
+        return self.shape(u) + wall
+
+
+SYMMETRIC = Kind("symmetric", lambda u: 0.2 * u**2, 0.08)
+LEFT = Kind("steep to the left", bowl(0.1, -0.6), 0.08)
+ONE_SIDED = Kind("one-sided", corner(0.7, 0.35, 0.4), 0.15)
+SMOOTH = (
+    SYMMETRIC,
+    Kind("symmetric, flatter", lambda u: 0.1 * u**2, 0.08),
+    LEFT,
+    Kind("steep to the right", bowl(0.1, 0.6), 0.08),
+    ONE_SIDED,
+    Kind("one-sided, steep to the right", corner(0.7, 1.0, 0.4), 0.15),
+)
+FLAT = Kind("flat bottom", lambda u: 0.3 * np.maximum(np.abs(u) - 1, 0) ** 2, 0.08, flat=True)
+SHARP = Kind("corner sharper than the grid", corner(0.7, 0.35, 0.1), 0.15)
+CLIFFS = [
+    kind._replace(name=f"{kind.name}, {name} cliff", cliff=distance, moving=moving, soft=soft)
+    for kind in (SYMMETRIC, LEFT, ONE_SIDED)
+    for name, moving, soft in (("fixed", 0.0, False), ("moving", MOVING, False), ("soft", 0.0, True))
+    for distance in (0.1, 0.5, 1.0, 2.0)
+]
+KINDS = (*SMOOTH, FLAT, SHARP, *CLIFFS)
+
+
+class Planted(NamedTuple):
+    """One made-up curve. optimum: log2, the best where all drawn seeds train. middle: the best below the middle edge."""
+
+    rates: np.ndarray
+    losses: np.ndarray
+    optimum: float
+    middle: float
+
+
+def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Planted:
+    """A curve of `kind` on a grid of `step` octaves, whose place is drawn as well."""
+    x = np.arange(-5, 3.01, step) + rng.uniform(0, step)
+    edges = np.full(seeds, np.inf) if kind.cliff is None else kind.cliff + kind.moving * rng.normal(size=seeds)
+    log_loss = LEVEL + kind.loss(x[:, None], edges) + kind.noise * rng.normal(size=(len(x), seeds))
+    log_loss += OF_SEED * rng.normal(size=seeds)
+    fine = np.linspace(-3, 3, 3001)
+    middle = math.inf if kind.cliff is None else kind.cliff
+    planted = kind.loss(fine, np.array(middle))
+    best = [fine[np.argmin(np.where(fine <= limit, planted, np.inf))] for limit in (edges.min(), middle)]
+    return Planted(2**x, np.where(x[:, None] > edges, np.nan, np.exp(log_loss)), *map(float, best))
+
+
+def parabola(lrs: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
+    """(optimum, low, high), log2, of the estimator of before; NaN without an optimum."""
+    x, log = np.log2(lrs), fit.log_losses(losses, CAP)
+    if int(log.mean(axis=1).argmin()) in (0, len(x) - 1):
+        return math.nan, math.nan, math.nan
+
+    def vertex(mean: np.ndarray) -> float:
+        best = int(mean.argmin())
+        near = slice(start := min(max(best - 2, 0), len(x) - 5), start + 5)
+        square, linear, _ = np.polyfit(x[near] - x[best], mean[near], 2)
+        return float(np.clip(x[best] - linear / (2 * square), *x[near][[0, -1]])) if square > 0 else float(x[best])
+
+    seeds = log.shape[1]
+    draws = np.random.default_rng(0).integers(seeds, size=(100, seeds))
+    star = vertex(log.mean(axis=1))
+    scatter = np.std([vertex(log[:, draw].mean(axis=1)) for draw in draws]) * math.sqrt(seeds / (seeds - 1))
+    half = float(half_width(seeds - 1) * scatter)
+    return star, star - half, star + half
+
+
+def compare(kind: Kind, planted: Planted) -> dict[str, float]:
+    """The columns of the table for one curve; NaN where there is nothing to compare."""
+    found, (old, old_low, old_high) = fit.optimum(planted.rates, planted.losses, CAP), parabola(*planted[:2])
+    if found.learning_rate is None:
+        return {"none": 1.0}
+    star, low, high = (math.log2(value) for value in (found.learning_rate, found.low, found.high))
+    finite = np.isfinite(planted.losses).all(axis=1)
+    log = np.log(planted.losses[finite])
+    best = log[log.mean(axis=1).argmin()]
+    worst = best.mean() + best.std(ddof=1) / math.sqrt(len(best))
+    assert found.edge
+    edge = math.nan
+    if kind.cliff is not None and found.edge.learning_rate is not None:
+        edge = float(math.log2(found.edge.low) <= kind.cliff <= math.log2(found.edge.high))
+    at = [float(kind.loss(np.array(value), np.array(kind.cliff or np.inf))) for value in (star, planted.optimum)]
+    return {
+        "none": 0.0,
+        "bias": star - planted.optimum,
+        "coverage": float(low - 1e-9 <= planted.optimum <= high + 1e-9),
+        "of the middle": float(low - 1e-9 <= planted.middle <= high + 1e-9),
+        "width": high - low,
+        "edge": edge,
+        "old bias": old - planted.optimum,
+        "old coverage": float(old_low <= planted.optimum <= old_high),
+        "old width": old_high - old_low,
+        "on curve": float(math.log(found.loss) <= worst + 1e-9),
+        "regret": math.expm1(at[0] - at[1]),
+    }
+
+
+def measured(kind: Kind, step: float, seeds: int, redraws: int) -> dict[str, float]:
+    """The columns of the table: means over redraws, of widths medians."""
+    rng = np.random.default_rng(0)
+    curves = [compare(kind, plant(rng, kind, step, seeds)) for _ in range(redraws)]
+    columns = dict.fromkeys(name for curve in curves for name in curve)
+    result = dict[str, float]()
+    for name in columns:
+        values = np.array([curve.get(name, math.nan) for curve in curves])
+        values = values[~np.isnan(values)]
+        average = np.median if "width" in name else np.mean
+        result[name] = float(average(values)) if values.size else math.nan
+    result["coverage"] = min(result["coverage"], result["of the middle"])
+    return result
+
+
+def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
+    for kind in KINDS:
+        for step in (0.5, 1.0):
+            for seeds in (3, 6):
+                yield kind, step, seeds, measured(kind, step, seeds, redraws)
+
+
+def line(kind: Kind, step: float, seeds: int, found: dict[str, float]) -> str:
+    """A row of the table, in Markdown."""
+    percent = {name: f"{100 * found[name]:.1f}" for name in ("coverage", "old coverage", "on curve", "edge")}
+    cells = [f"{found['bias']:+.2f}", percent["coverage"], f"{found['width']:.2f}"]
+    cells += [f"{found['old bias']:+.2f}", percent["old coverage"], f"{found['old width']:.2f}"]
+    if kind.flat:
+        cells = [
+            f"regret {100 * found['regret']:.1f}%",
+            "",
+            f"{found['width']:.2f}",
+            "",
+            "",
+            f"{found['old width']:.2f}",
+        ]
+    cells += ["" if kind.cliff is None else percent["edge"], percent["on curve"]]
+    distance = "" if kind.cliff is None else f" {kind.cliff:g} above"
+    return f"| {kind.name}{distance} | {step:g} | {seeds} | " + " | ".join(cells) + " |"
+
+
+def main(redraws: int, path: Path | None) -> None:
+    titles = (
+        "curve",
+        "step",
+        "seeds",
+        "bias",
+        "coverage",
+        "width",
+        "old bias",
+        "old coverage",
+        "old width",
+        "edge",
+        "on curve",
+    )
+    print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|", flush=True)
+    found = []
+    for kind, step, seeds, numbers in rows(redraws):
+        print(line(kind, step, seeds, numbers), flush=True)
+        found.append({"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **numbers})
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else REDRAWS, Path(sys.argv[2]) if sys.argv[2:] else None)
