@@ -102,7 +102,7 @@ KINDS = (*SMOOTH, FLAT, SHARP, *CLIFFS)
 
 
 class Planted(NamedTuple):
-    """One made-up curve. optimum: log2, the best where all drawn seeds train. middle: the best below the middle edge."""
+    """A made-up curve. optimum: log2, the best where all drawn seeds train. middle: the best below the middle edge."""
 
     rates: np.ndarray
     losses: np.ndarray

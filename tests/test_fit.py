@@ -353,6 +353,7 @@ def test_costs():
         ({2: -4.0, 4: -4.5, 8: -4.5}, 0.04, "undecided"),
         ({2: -4.0, 4: -4.0, 8: -5.0}, 0.01, "does not transfer"),
         ({2: -9.0, 4: -4.0}, 0.01, "does not transfer"),
+        ({2: -4.0, 4: -9.0}, 0.01, "does not transfer"),
     ):
         law = fit.transfer(table(optima, noise=noise), cap=CAP).by_regret
         assert law.verdict == verdict, law.reason

@@ -62,8 +62,8 @@ class Optimum(NamedTuple):
         optimum.
     low, high: 95% interval of learning_rate; NaN for a single seed or without an optimum.
     stderr: standard error of learning_rate in octaves, from the scatter between seeds alone; NaN where low is.
-    resolution: octaves by which the optimum may lie above learning_rate because the grid does not resolve the edge: half
-        a grid step if at_edge, else 0. NaN without an optimum.
+    resolution: octaves by which the optimum may lie above learning_rate because the grid does not resolve the edge:
+        half a grid step if at_edge, else 0. NaN without an optimum.
 
     docs/laws.md has the biases and the coverage of the intervals on planted curves (`experiments/planted_curves.py`).
     """
@@ -113,12 +113,12 @@ def optimum(
         None: every finite loss has learned something.
       diverged: bool, shaped like losses. None: losses that are NaN or infinite are those of diverged trainings.
 
-    What has diverged is censored: above the best learning rate only those learning rates count at which all seeds train.
-    On them, the log loss of every seed is smoothed by local polynomials of degree 3 in log2 learning rate. The optimum is
-    the minimum of the seeds' mean, among the learning rates at which the mean log loss itself, interpolated linearly
-    between grid points, is at most the smallest of the grid plus its standard error: a star lies on its curve. The
-    interval reaches from the optimum to the next learning rates at which the slopes of the smooth curves are below or
-    above 0 by a t test over seeds. Taking slopes seed by seed keeps the seeds paired.
+    What has diverged is censored: above the best learning rate only those learning rates count at which all seeds
+    train. On them, the log loss of every seed is smoothed by local polynomials of degree 3 in log2 learning rate. The
+    optimum is the minimum of the seeds' mean, among the learning rates at which the mean log loss itself, interpolated
+    linearly between grid points, is at most the smallest of the grid plus its standard error: a star lies on its curve.
+    The interval reaches from the optimum to the next learning rates at which the slopes of the smooth curves are below
+    or above 0 by a t test over seeds. Taking slopes seed by seed keeps the seeds paired.
 
     A loss of 0, such as the error where no example is wrong, counts as half the smallest other loss, so that its
     logarithm does not outweigh the rest.
@@ -149,7 +149,7 @@ def optimum(
 def _checked(
     lrs: np.ndarray, losses: np.ndarray, cap: float | None, diverged: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log2 learning rates, rising; losses, NaN where diverged; whether a training learned nothing: (points, seeds)."""
+    """log2 learning rates, rising; losses, NaN where diverged; whether training failed: (points, seeds)."""
     lrs, losses = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
     if lrs.ndim != 1 or losses.ndim not in (1, 2) or losses.shape[0] != len(lrs) or losses.size == 0:
         raise ValueError(f"losses must be (points,) or (points, seeds) for {len(lrs)} rates, got {losses.shape}")
@@ -160,8 +160,8 @@ def _checked(
         missing = np.argwhere(~np.isfinite(losses) & ~diverged)
         if missing.size:
             raise ValueError(
-                f"the loss at learning rate {lrs[missing[0][0]]:g} is {losses[tuple(missing[0])]}, but its training has "
-                "not diverged: mark it as diverged, or leave the learning rate out"
+                f"the loss at learning rate {lrs[missing[0][0]]:g} is {losses[tuple(missing[0])]}, but its training "
+                "has not diverged: mark it as diverged, or leave the learning rate out"
             )
         losses = np.where(diverged, np.nan, losses)
     if (losses < 0).any():
@@ -224,9 +224,7 @@ def _inside(x: np.ndarray, log: np.ndarray, best: int, edge: Edge) -> Optimum:
         # What limits the optimum is the edge, whose place differs between seeds, or the bowl below.
         scatter = max(edge.stderr, (star - low) / half_width(seeds - 1))
     if best >= last - 1:
-        high = max(
-            high, x[-1]
-        )  # a single point above the best may lie on a steep wall, which the grid does not resolve
+        high = max(high, x[-1])  # the only point above the best may lie on a wall, which the grid does not resolve
     if (at_edge or end == len(fine) - 1) and edge.learning_rate is not None:
         high = max(high, math.log2(edge.high))
     return Optimum(2**star, "", edge, at_edge, loss, 2**low, 2**high, scatter, resolution)

@@ -73,8 +73,8 @@ def transfer(
     hyperparameter: str = "learning_rate",
     measure: str = "loss",
 ) -> Transfer:
-    """The optimum and the edge at each size, their drifts over sizes, the cost of the smallest size's best learning rate
-    at each size, and verdicts.
+    """The optimum and the edge at each size, their drifts over sizes, the cost of the smallest size's best learning
+    rate at each size, and verdicts.
 
     Args:
       table: rows with `axis`, `hyperparameter`, "seed", `measure` and (if known) "diverged", "validation_accuracy".
@@ -92,8 +92,8 @@ def transfer(
     The verdict by regret asks what decides in practice, with c the share by which the loss at the smallest size's best
     learning rate is above the size's best loss:
       "transfers"          the 95% interval of c ends below 5% at every size;
-      "does not transfer"  the interval of c begins above 5% at some size, or this learning rate diverges there, or the
-                           smallest size has no optimum;
+      "does not transfer"  the interval of c begins above 5% at some size, or this learning rate diverges there, or a
+                           size has no optimum;
       "undecided"          otherwise.
 
     `drift.fitted_drift` explains the interval of d; `regret_at` explains regret. Sizes may have different rates
@@ -170,20 +170,21 @@ def _cost(result: Transfer, i: int, learning_rate: float) -> Cost | None:
 
 def _by_regret(result: Transfer, axis: str, name: str, seeds: int) -> Law:
     first = f"the best {name} of {axis} {result.values[0]:g}"
-    if result.optimal_lr[0] is None:
-        return Law(None, NOT, f"{axis} {result.values[0]:g} has no best {name}: {result.optima[0].reason}")
+    for size, found in zip(result.values, result.optima, strict=True):
+        if found.learning_rate is None:
+            return Law(None, NOT, f"{axis} {size:g} has no best {name}: {found.reason}")
     pairs = list(zip(result.values, result.costs, strict=True))
     without = [f"{size:g}" for size, cost in pairs if cost is None]
     if without:
         return Law(None, NOT, f"{first} diverges, or was not trained, at {axis} {', '.join(without)}")
-    found = [(size, cost) for size, cost in pairs if cost is not None]
+    costs = [(size, cost) for size, cost in pairs if cost is not None]
     if seeds == 1:
-        worst, cost = max(found, key=lambda pair: pair[1].share)
+        worst, cost = max(costs, key=lambda pair: pair[1].share)
         return Law(None, UNDECIDED, f"one seed: no interval; {first} costs {cost.share:.1%} at {axis} {worst:g}")
-    beyond = [f"{size:g}" for size, cost in found if cost.low > COST]
+    beyond = [f"{size:g}" for size, cost in costs if cost.low > COST]
     if beyond:
         return Law(None, NOT, f"{first} costs more than {COST:.0%} of the best loss at {axis} {', '.join(beyond)}")
-    worst, cost = max(found, key=lambda pair: pair[1].high)
+    worst, cost = max(costs, key=lambda pair: pair[1].high)
     words = f"{first} costs at most {cost.high:.1%} of the best loss (the end of the interval at {axis} {worst:g})"
     return Law(None, TRANSFERS if cost.high <= COST else UNDECIDED, words)
 

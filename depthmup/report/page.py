@@ -157,7 +157,7 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
 
 
 def verdict_table(curves: Sequence[TransferCurve]) -> str:
-    """The verdicts as text: for each axis and hyperparameter a block of optima and one of edges, a line for each curve."""
+    """The verdicts as text: a block of optima and one of edges for each axis and hyperparameter."""
     blocks = []
     for axis, hyperparameter in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
         block = [c for c in curves if (c.axis, c.hyperparameter) == (axis, hyperparameter)]
