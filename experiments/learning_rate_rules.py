@@ -3,37 +3,43 @@
     python -m experiments.learning_rate_rules 8 runs/digits_transfer runs/patches16_simple_resnet runs/patches16_vit
 
 The first argument is this multiple, the others are workdirs of finished sweeps, whose summary.json is read. In
-brackets is the regret: the loss at the rule's learning rate minus the smallest loss.
+brackets is the regret: the loss at the rule's learning rate minus the smallest loss; x: that learning rate diverges or
+lies outside the grid. none: no prediction, or no optimum inside the grid at that depth.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+
+def table(summary: Mapping[str, Any], ratio: float) -> str:
+    """A Markdown table from the content of a summary.json. Raises ValueError if no depth is `ratio` times the first."""
+    curves = [curve for curve in summary["sweeps"] if curve["rules"]]
+    names = list(dict.fromkeys(name for curve in curves for name in curve["rules"]))
+    lines = ["| | depths | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for curve in curves:
+        first, depths = next(iter(curve["rules"].values()))["tuned"], curve["values"]
+        if ratio * first not in depths:
+            raise ValueError(f"depth {ratio * first:g} was not swept, only {depths}")
+        at, cells = depths.index(ratio * first), []
+        for name in names:
+            rule = curve["rules"].get(name)
+            off, regret = (rule[key][at] if rule else None for key in ("octaves_off", "regret"))
+            loss = "x" if regret is None else f"{regret:.3f}"
+            cells.append("none" if off is None else f"{off:+.2f} ({loss})")
+        label = " ".join(filter(None, (curve["optimizer"], curve["parameterization"], curve["variant"])))
+        lines.append("| " + " | ".join([label, f"{first:g}, {depths[at]:g}", *cells]) + " |")
+    return "\n".join(lines)
 
 
 def main(ratio: float, workdirs: Sequence[Path]) -> None:
     for workdir in workdirs:
         summary = json.loads((workdir / "summary.json").read_text())
-        curves = [curve for curve in summary["sweeps"] if curve["rules"]]
-        model = summary["settings"]["model.name"]
-        names = list(dict.fromkeys(name for curve in curves for name in curve["rules"]))
-        print(f"\n{model}, {workdir}\n{'':34}{'depths':9}" + "".join(f"{name:>16}" for name in names))
-        for curve in curves:
-            first, depths = next(iter(curve["rules"].values()))["tuned"], curve["values"]
-            if ratio * first not in depths:
-                sys.exit(f"{workdir}: depth {ratio * first:g} was not swept, only {depths}")
-            at, cells = depths.index(ratio * first), []
-            for name in names:
-                rule = curve["rules"].get(name)
-                off, regret = (rule[key][at] if rule else None for key in ("octaves_off", "regret"))
-                loss = "x" if regret is None else f"{regret:.3f}"
-                cells.append("none" if off is None else f"{off:+.2f} ({loss})")
-            label = f"{curve['optimizer']} {curve['parameterization']} {curve['variant']}"
-            print(f"{label:34}{f'{first:g}, {depths[at]:g}':9}" + "".join(f"{cell:>16}" for cell in cells))
-    print("\nx: it diverges or lies outside the grid; none: no prediction, or no optimum inside the grid at that depth")
+        print(f"\n{summary['settings']['model.name']}, {workdir}\n\n{table(summary, ratio)}")
 
 
 if __name__ == "__main__":

@@ -1,45 +1,51 @@
 """How often would other seeds have given the same verdicts?
 
-    python experiments/verdict_redraws.py runs/digits_transfer
+    python -m experiments.verdict_redraws digits_transfer          a published sweep (experiments/documents.py)
 
-The command redraws the seeds of a finished sweep with replacement, 40 times, and prints how often each verdict comes
-out.
+The command redraws the seeds of a sweep with replacement, 40 times, and prints how often each verdict comes out: on the
+drift of the optimum, and by regret.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
+import pandas
 
-from depthmup import fit
-from depthmup.sweep import load
+from depthmup.fit import transfer
+from depthmup.report.curves import variants
+from depthmup.settings import Settings
+from depthmup.sweep.plan import axes, cap
 
 REDRAWS = 40
+ORDER = ("transfers", "undecided", "does not transfer")
 
 
-def main(workdir: Path) -> None:
-    settings = json.loads((workdir / "settings.json").read_text())
-    rows = load(workdir).to_dict("records")
-    columns = {"width": settings["sweep"]["width"], "depth": settings["sweep"]["depth"]}
-    seeds = sorted({row["seed"] for row in rows})
-    rng = np.random.default_rng(0)
-    for axis, other in (("depth", "width"), ("width", "depth")):
-        for optimizer in settings["sweep"]["optimizers"]:
-            for name in settings["sweep"]["parameterizations"]:
-                key = (optimizer, name, columns[other])
-                own = [row for row in rows if (row["optimizer"], row["parameterization"], row[other]) == key]
-                verdicts: Counter[str] = Counter()
-                for _ in range(REDRAWS):
-                    draw = enumerate(rng.choice(seeds, size=len(seeds)))
-                    table = [{**row, "seed": i} for i, seed in draw for row in own if row["seed"] == seed]
-                    verdicts[fit.transfer(table, axis, cap=math.log(10)).verdict] += 1
-                print(f"{axis:6} {optimizer:6} {name:10} {dict(verdicts.most_common())}", flush=True)
+def table(rows: pandas.DataFrame, settings: Settings) -> str:
+    """A line for each axis, optimizer, parameterization and variant."""
+    measure, rng = settings.sweep.judge_by, np.random.default_rng(0)
+    titles = "".join(f"{title:>20}" for title in (*ORDER, *(f"by regret: {ORDER[0]}", *ORDER[1:])))
+    lines = [f"of {REDRAWS} redraws{'':28}{titles}"]
+    for axis, sizes in axes(settings):
+        other = "width" if axis == "depth" else "depth"
+        for names, trials in variants(rows, settings):
+            own = trials[(trials[other] == getattr(settings.model, other)) & trials[axis].isin(sizes)]
+            counts = Counter[tuple[str, str]]()
+            of_seed = {seed: found.to_dict("records") for seed, found in own.groupby("seed")}
+            for _ in range(REDRAWS):
+                drawn = rng.choice(list(of_seed), size=len(of_seed))
+                redrawn = [{**row, "seed": i} for i, seed in enumerate(drawn) for row in of_seed[seed]]
+                found = transfer(redrawn, axis, cap(settings, measure), measure=measure)
+                counts.update([("drift", found.verdict), ("regret", found.by_regret.verdict)])
+            cells = [counts[kind, verdict] for kind in ("drift", "regret") for verdict in ORDER]
+            lines.append(f"{axis:6} {' '.join(names):36}" + "".join(f"{cell:>20}" for cell in cells))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    from experiments import documents
+
+    sweep = documents.read(sys.argv[1])
+    print(table(sweep.rows, sweep.settings))

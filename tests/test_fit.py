@@ -343,8 +343,10 @@ def test_regret():
 def test_costs():
     """The share by which the loss is above the best, with the interval of the seeds' ratios; verdicts by regret."""
     found = fit.transfer(table({2: -4.0, 4: -4.5}, noise=0.02), cap=CAP)
-    log = np.log(found.losses[1])
-    ratios = log[8] - log[7]
+    log, at = np.log(found.losses[1]), math.log2(found.optimal_lr[0])
+    point = 8 if at >= -4 else 7
+    share = (at - math.log2(LRS[point])) / 0.5
+    ratios = (1 - share) * log[point] + share * log[point + 1] - log[log.mean(axis=1).argmin()]
     half = stats.t.ppf(0.975, 5) * ratios.std(ddof=1) / math.sqrt(6)
     cost = found.costs[1]
     assert cost == pytest.approx([math.expm1(ratios.mean() + sign * half) for sign in (0, -1, 1)])
@@ -357,6 +359,9 @@ def test_costs():
     ):
         law = fit.transfer(table(optima, noise=noise), cap=CAP).by_regret
         assert law.verdict == verdict, law.reason
+    beside = fit.transfer(table({2: -4.2}, noise=0.001) + table({4: -4.2}, noise=0.001, cliff=0.1), cap=CAP)
+    assert beside.costs[1].high == math.inf
+    assert beside.by_regret[1:] == ("undecided", "the next larger LR of the grid diverges at depth 4")
     one = fit.transfer(table({2: -4.0, 4: -4.5}, seeds=1), cap=CAP)
     assert one.by_regret.verdict == "undecided"
     assert math.isnan(one.costs[1].low)

@@ -32,7 +32,9 @@ class Law(NamedTuple):
 class Cost(NamedTuple):
     """What a learning rate costs at one size: the share by which its loss is above the best loss, such as .05.
 
-    Both losses are geometric means over seeds. low, high: 95% interval from the seeds' own ratios; NaN for one seed.
+    Both losses are geometric means over seeds; between grid points the log loss is interpolated.
+    low, high: 95% interval from the seeds' own ratios; NaN for one seed. If the next larger grid point diverges, share
+        is that of the next smaller one and high is infinite.
     """
 
     share: float
@@ -54,7 +56,8 @@ class Transfer(NamedTuple):
     reason: str  # why this is the verdict, in words
     edge: Law  # the drift of the edge, above which training is not possible
     regret: list[float | None]  # `regret_at` with the smallest size's best learning rate; None if that size has none
-    costs: list[Cost | None]  # the same in shares of the best loss, with intervals; None where regret is None
+    # Of the smallest size's best learning rate; None if that size has none, if it diverges, or if it is off the grid.
+    costs: list[Cost | None]
     by_regret: Law  # the verdict by costs; its drift is None
     # The best seed-mean validation accuracy minus the one at the smallest size's best learning rate. None where
     # `regret` is None, and everywhere if a row of the table lacks "validation_accuracy".
@@ -95,6 +98,7 @@ def transfer(
       "does not transfer"  the interval of c begins above 5% at some size, or this learning rate diverges there, or a
                            size has no optimum;
       "undecided"          otherwise.
+    Between two grid points of which only the larger one diverges nothing is known, and the interval of c has no end.
 
     `drift.fitted_drift` explains the interval of d; `regret_at` explains regret. Sizes may have different rates
     (an adaptive sweep), but each size needs all seeds at each of its rates.
@@ -140,32 +144,35 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
     grid and in gaps of an adaptive sweep's grid.
     """
-    chosen = _chosen(result, i, learning_rate)
-    if chosen is None:
+    rates = result.learning_rates[i]
+    chosen = nearest(rates, learning_rate)
+    if not _on_grid(rates, learning_rate) or result.diverged[i][chosen].any():
         return None
     mean = capped(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap).mean(axis=1)
     return float(mean[chosen] - mean.min())
 
 
-def _chosen(result: Transfer, i: int, learning_rate: float) -> int | None:
-    """The index of the grid point at which a learning rate is judged; None as in `regret_at`."""
-    rates = result.learning_rates[i]
-    chosen = nearest(rates, learning_rate)
-    usable = _on_grid(rates, learning_rate) and not result.diverged[i][chosen].any()
-    return chosen if usable else None
-
-
 def _cost(result: Transfer, i: int, learning_rate: float) -> Cost | None:
-    """`regret_at` as a share of the best loss."""
-    chosen = _chosen(result, i, learning_rate)
-    if chosen is None:
+    """The cost of `learning_rate` at the size with index `i`, with its log loss interpolated between grid points.
+
+    None if the grid point at or below it diverges, or if it is more than half a grid step beyond the grid.
+    """
+    rates, failed = result.learning_rates[i], [bool(flags.any()) for flags in result.diverged[i]]
+    if not _on_grid(rates, learning_rate):
+        return None
+    x, at = np.log2(rates), math.log2(learning_rate)
+    below = int(np.clip(np.searchsorted(x, at + 1e-9) - 1, 0, len(x) - 1))
+    above = min(below + 1, len(x) - 1) if at > x[below] + 1e-9 else below
+    if failed[below]:
         return None
     log = log_losses(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap)
-    ratios = log[chosen] - log[int(log.mean(axis=1).argmin())]  # of each seed
+    share = 0.0 if above == below or failed[above] else (at - x[below]) / (x[above] - x[below])
+    ratios = log[below] + share * (log[above] - log[below]) - log[int(log.mean(axis=1).argmin())]  # of each seed
     mean, half = float(ratios.mean()), math.nan
     if len(ratios) > 1:
         half = half_width(len(ratios) - 1) * float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
-    return Cost(math.expm1(mean), math.expm1(mean - half), math.expm1(mean + half))
+    high = math.inf if failed[above] else math.expm1(mean + half)
+    return Cost(math.expm1(mean), math.expm1(mean - half), high)
 
 
 def _by_regret(result: Transfer, axis: str, name: str, seeds: int) -> Law:
@@ -184,6 +191,9 @@ def _by_regret(result: Transfer, axis: str, name: str, seeds: int) -> Law:
     beyond = [f"{size:g}" for size, cost in costs if cost.low > COST]
     if beyond:
         return Law(None, NOT, f"{first} costs more than {COST:.0%} of the best loss at {axis} {', '.join(beyond)}")
+    unknown = [f"{size:g}" for size, cost in costs if math.isinf(cost.high)]
+    if unknown:
+        return Law(None, UNDECIDED, f"the next larger {name} of the grid diverges at {axis} {', '.join(unknown)}")
     worst, cost = max(costs, key=lambda pair: pair[1].high)
     words = f"{first} costs at most {cost.high:.1%} of the best loss (the end of the interval at {axis} {worst:g})"
     return Law(None, TRANSFERS if cost.high <= COST else UNDECIDED, words)
