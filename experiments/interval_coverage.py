@@ -1,11 +1,12 @@
-"""How often do the 95% intervals of optima, exponents, bands, drifts and errors of finite size hold the truth?
+"""How often do the 95% intervals of exponents, bands, drifts and errors of finite size hold the truth?
 
     python -m experiments.interval_coverage
 
 The first table has 2,000 made-up sweeps for each line: parabolas of log loss over log2 learning rate with noise between
 seeds, at seven depths and 19 rates. "cliff": trials diverge above the optimum; the two numbers are the octaves from the
 optimum to the cliff and their scatter between seeds. "scatter": the octaves by which the optima themselves scatter
-about the law. The true optimum is the optimum of 4,000 seeds.
+about the law. The band is compared with the law where an estimate beside the cliff is on average (it is biased there;
+experiments/planted_curves.py has the biases, and the coverage of the intervals of optima).
 
 The second table has 1,000 made-up sets of ensembles for each line, with four widths N and three depths L. The outputs
 of a network differ from their limit by m/N + d/L and Gaussian noise of variance .45/N. Its columns: all terms fitted to
@@ -22,6 +23,7 @@ import numpy as np
 from depthmup import fit
 
 SWEEPS = 2000
+SHIFTS = 400  # curves from which the bias beside a cliff is taken
 DEPTHS = np.array([3, 4, 6, 8, 12, 16, 24])
 RATES = 2.0 ** np.arange(-8, 1.01, 0.5)
 LAW = -3.0  # log2 of the optimum at depth 3
@@ -67,7 +69,6 @@ def planted(
         losses = curve(rng, centre, seeds, cliff)
         found = fit.optimum(RATES, losses, math.log(10))
         optima.append(found)
-        hold[f"optimum at {depth}"] = bool(found.low <= 2 ** (centre + shift) <= found.high)
         rows += [
             {"depth": depth, "learning_rate": rate, "seed": seed, "loss": losses[i, seed]}
             for i, rate in enumerate(RATES.tolist())
@@ -80,9 +81,11 @@ def planted(
         low, high = law.band(10)
         hold[f"{name} exponent"] = law.low <= exponent <= law.high
         hold[f"{name} band"] = bool(low <= truth <= high)
-    drift = fit.transfer(rows, cap=math.log(10)).drift
-    assert drift is not None
-    return hold | {"drift": drift.low <= exponent <= drift.high}
+    judged = fit.transfer(rows, cap=math.log(10))
+    for name, drift in (("drift", judged.drift), ("edge's drift", judged.edge.drift)):
+        if drift is not None:
+            hold[name] = drift.low <= exponent <= drift.high
+    return hold
 
 
 def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: float, d: float) -> dict[str, bool]:
@@ -106,17 +109,16 @@ def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: flo
 
 
 def main() -> None:
-    names = ["weighted exponent", "weighted band", "ordinary exponent", "ordinary band", "drift"]
-    print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in ("optimum", *names)))
+    names = ["weighted exponent", "weighted band", "ordinary exponent", "ordinary band", "drift", "edge's drift"]
+    print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in names))
     for label, case in CASES.items():
         rng = np.random.default_rng(0)
-        many = fit.optimum(RATES, curve(rng, LAW, 4000, case[-1]), math.log(10)).learning_rate
-        assert many is not None
-        shift = math.log2(many) - LAW  # A cliff shifts the optimum, by as much at every depth.
+        found = [fit.optimum(RATES, curve(rng, LAW, case[1], case[-1]), math.log(10)) for _ in range(SHIFTS)]
+        shift = float(np.mean([math.log2(o.learning_rate) for o in found if o.learning_rate])) - LAW
         results = [planted(rng, *case, shift) for _ in range(SWEEPS)]
-        optimum = np.mean([hold for result in results for name, hold in result.items() if name.startswith("optimum")])
-        shares = [optimum, *(np.mean([result[name] for result in results]) for name in names)]
-        print(f"{label:46}" + "".join(f"{100 * share:19.1f}" for share in shares), flush=True)
+        shares = [[result[name] for result in results if name in result] for name in names]
+        cells = [f"{100 * np.mean(share):.1f}" if share else "" for share in shares]
+        print(f"{label:46}" + "".join(f"{cell:>19}" for cell in cells), flush=True)
     rng = np.random.default_rng(0)
     sets = {label: [planted_ensembles(rng, *case) for _ in range(ENSEMBLES)] for label, case in FINITE_SIZES.items()}
     print(f"{'':48}" + "".join(f"{name.split()[0]:>14}" for name in sets["40 seeds"][0]))

@@ -43,13 +43,16 @@ def search(chosen, row_of):
 
 
 def optima(rows, chosen):
-    """(axis, parameterization) -> best learning rates. (Their errors, from redraws of fewer points, may be others.)"""
+    """(axis, parameterization) -> best learning rates."""
     return {(c.axis, c.name): c.result.optimal_lr for c in judge(pandas.DataFrame(rows), chosen)}
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_planted_optima(seed):
-    """That stay, drift down and drift up: where the full grid finds them, with less than 60% of its trials."""
+    """That stay, drift down and drift up: where the full grid finds them, with less than 60% of its trials.
+
+    Nearly there, since points farther off, which only the full grid has, take part in the fit.
+    """
     rng = np.random.default_rng(seed)
     start = rng.uniform(-4, -2)
     slopes = {"sp": rng.uniform(-0.8, -0.3), "mup": rng.uniform(0.1, 0.3), "depth_mup": 0.0}
@@ -61,7 +64,8 @@ def test_planted_optima(seed):
     full = {trial.key: planted(trial, optimum, rng) for trial in trials(chosen)}
     rows, searching = search(chosen, lambda trial: full.get(trial.key) or planted(trial, optimum, rng))
     found = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen)
-    assert found == optima(full.values(), chosen)
+    for curve, rates in optima(full.values(), chosen).items():
+        assert np.log2(found[curve]) == pytest.approx(np.log2(rates), abs=0.35), curve
     assert len(rows) < 0.6 * len(full)
 
 

@@ -18,6 +18,7 @@ from depthmup.settings import Settings
 from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row
 
+AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
 TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
 Shape = tuple[int, int]  # width, depth
@@ -57,16 +58,18 @@ class Curve:
         }
         self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in self._rates.items()}
         self._settings, self._cap = settings, cap(settings, settings.sweep.judge_by)
+        self._per_octave = per_octave
 
     def window(self, centre: int) -> set[int]:
-        """The POINTS numbers around `centre`: an optimum is fitted to so many rates."""
-        first = min(max(centre - POINTS // 2, min(self.trials)), max(self.trials) - POINTS + 1)
-        return set(range(first, first + POINTS))
+        """The numbers within AROUND octaves of `centre`, POINTS at least: an optimum is fitted to these rates."""
+        size = max(POINTS, 2 * round(AROUND * self._per_octave) + 1)
+        first = min(max(centre - size // 2, min(self.trials)), max(self.trials) - size + 1)
+        return set(range(first, first + size))
 
     def search(self, rows: Mapping[str, Row], start: Iterable[int]) -> tuple[set[int], Found | None]:
         """(numbers to train next, the result). The result is None while there are numbers to train.
 
-        The search begins with the numbers in `start` and goes on until the best rate has two neighbours on either side.
+        The search begins with the numbers in `start` and goes on until the best rate has all its neighbours (`window`).
         If nothing trains, it asks for the whole grid. Rows of numbers that it did not ask for change nothing, so after
         an interruption it asks for the same numbers.
         """
