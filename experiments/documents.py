@@ -4,13 +4,15 @@
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
 
-docs/results/NAME.parquet has the rows of a sweep, NAME.json its settings, the calibrations that its rules start from,
-and what it was computed with. A table stands in a document between the lines <!-- NAME: TABLE --> and <!-- end -->.
+docs/results/NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json its
+settings, the calibrations that its rules start from, and what it was computed with. A table stands in a document between
+the lines <!-- NAME: TABLE --> and <!-- end -->.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -27,7 +29,7 @@ from depthmup.report import figures, page
 from depthmup.report.calibration import FILE
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import Settings, column, from_config
-from depthmup.sweep import load
+from depthmup.sweep import load, measured
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import identity
 from depthmup.train.workdir import first_difference
@@ -58,15 +60,28 @@ def _pictures(prefix: str = "") -> dict[str, str]:
 PUBLISHED = {
     "digits_transfer": Published(digits.get_config, pictures=_pictures()),
     "digits_constant": Published(digits.get_config, {"schedule": "constant"}),
+    "digits_measured": Published(
+        digits.get_config,
+        {
+            "sweep.seeds": 2,
+            "sweep.depths": (2, 4, 8),
+            "sweep.widths": (),
+            "sweep.optimizers": ("sgd",),
+            "sweep.measure": ("updates", "sharpness", "kernels"),
+        },
+    ),
     "patches16_simple_resnet": Published(patches16_simple_resnet.get_config, pictures=_pictures("simple_resnet_")),
     "patches16_vit": Published(patches16_vit.get_config, pictures=_pictures("vit_")),
 }
 
 
 class Sweep(NamedTuple):
+    """measured: as `depthmup.sweep.measured` returns it, with the number of a row instead of its key."""
+
     rows: pandas.DataFrame
     settings: Settings
     curves: list[TransferCurve]
+    measured: pandas.DataFrame | None
 
 
 def settings_of(name: str) -> Settings:
@@ -87,7 +102,9 @@ def read(name: str) -> Sweep:
         order.argsort(kind="stable")
     ]
     calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
-    return Sweep(rows, settings, judge(rows, settings, calibrated))
+    path = RESULTS / f"{name}_measured.parquet"
+    measured = pandas.read_parquet(path) if settings.sweep.measure else None
+    return Sweep(rows, settings, judge(rows, settings, calibrated), measured)
 
 
 def publish(name: str, workdir: Path) -> None:
@@ -99,10 +116,16 @@ def publish(name: str, workdir: Path) -> None:
     measures = dict.fromkeys(("loss", settings.sweep.judge_by, ACCURACY))
     axes = [column(key) for key in parse(settings)]
     names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
-    rows = found[[*names, *measures, "diverged"]].sort_values([*names], ignore_index=True)
-    rows = rows.astype(dict.fromkeys(measures, "float32"))  # in which they were computed
+    found = found.sort_values([*names], ignore_index=True)
+    rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
     RESULTS.mkdir(exist_ok=True)
     rows.to_parquet(RESULTS / f"{name}.parquet", compression="zstd", index=False)
+    if settings.sweep.measure:
+        table = measured(workdir)
+        table = table.assign(row=table.pop("key").map(pandas.Series(found.index, found["key"])))
+        table.astype({"value": "float32"}).to_parquet(
+            RESULTS / f"{name}_measured.parquet", compression="zstd", index=False
+        )
     calibration = json.loads((workdir / FILE).read_text()) if (workdir / FILE).exists() else {}
     content = {
         "settings": about,
@@ -118,12 +141,30 @@ def _rounded(tree: Any) -> Any:
     return float(f"{tree:.6g}") if isinstance(tree, float) else tree
 
 
+def measured_table(sweep: Sweep) -> str:
+    """Means over seeds at the start and at the end of training with learning rate 1/2; of kernels the last one."""
+    assert sweep.measured is not None
+    chosen = sweep.measured.join(sweep.rows[sweep.rows["learning_rate"] == 0.5], on="row", how="inner")
+    lines = ["| depth | | sharpness, start | sharpness, end | movement of the last kernel |", "|---|---|---|---|---|"]
+    for (depth, name), own in chosen.sort_values("depth", kind="stable").groupby(
+        ["depth", "parameterization"], sort=False
+    ):
+        sharpness, kernel = (own[own["quantity"] == quantity] for quantity in ("sharpness", "kernels"))
+        kernel = kernel[kernel["layer"] == kernel["layer"].max()]
+        ends = [sharpness[sharpness["step"] == step]["value"].mean() for step in (0, chosen["step"].max())]
+        cells = [*ends, kernel[kernel["step"] == chosen["step"].max()]["value"].mean()]
+        words = ["diverges" if math.isnan(cell) else f"{cell:.1f}" for cell in cells]
+        lines.append(f"| {depth} | {name} | " + " | ".join(words) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Sweep], str]] = {
     "verdicts": lambda sweep: _code(page.verdict_table(sweep.curves)),
     "rules": lambda sweep: _code(page.rule_table(sweep.curves)),
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
         page.summary(sweep.curves, sweep.settings), RATIO
     ),
+    "measured": measured_table,
     "redraws": lambda sweep: _code(verdict_redraws.table(sweep.rows, sweep.settings)),
 }
 
