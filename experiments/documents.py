@@ -4,9 +4,9 @@
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
 
-docs/results/NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json its
-settings, the calibrations that its rules start from, and what it was computed with. A table stands in a document between
-the lines <!-- NAME: TABLE --> and <!-- end -->.
+docs/results/NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json
+its settings, the calibrations that its rules start from, and what it was computed with. A table stands in a document
+between the lines <!-- NAME: TABLE --> and <!-- end -->.
 """
 
 from __future__ import annotations
