@@ -230,7 +230,7 @@ def _inside(x: np.ndarray, log: np.ndarray, best: int, edge: Edge) -> Optimum:
     return Optimum(2**star, "", edge, at_edge, loss, 2**low, 2**high, scatter, resolution)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)
 def _smoother(x: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(fine,) places between x[0] and x[-1], and twice (fine, points): the weights that turn the values of a curve at x
     into its smoothed values and slopes there, by local polynomials of degree DEGREE with tricube weights (Cleveland
