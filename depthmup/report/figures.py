@@ -46,7 +46,8 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
                 panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
         panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        title = f"{c.parameterization}, {c.optimizer}: {found.verdict}" + f"\n{c.variant}" * bool(c.variant)
+        names = ", ".join(filter(None, (c.parameterization, c.optimizer, c.variant)))
+        title = f"{names}: {found.verdict}\n(by regret: {found.by_regret.verdict})"
         panel.set_title(title, fontsize=10, color=VERDICT_COLORS[found.verdict])
 
     measure = curves[0].measure.replace("_", " ")
