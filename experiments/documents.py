@@ -33,7 +33,7 @@ from depthmup.sweep import load, measured
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import identity
 from depthmup.train.workdir import first_difference
-from experiments import learning_rate_rules, verdict_redraws
+from experiments import learning_rate_rules, planted_curves, verdict_redraws
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -173,12 +173,18 @@ def _code(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
+OTHERS: dict[str, Callable[[], str]] = {
+    "planted_curves": lambda: planted_curves.summary(json.loads((RESULTS / "planted_curves.json").read_text()))
+}
+
+
 def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
     """A document's text with its tables made again. Raises KeyError for a sweep or a table that is not known."""
 
     def made(block: re.Match[str]) -> str:
         head, name, table, end = block.groups()
-        return f"{head}\n{TABLES[table](sweeps[name])}\n\n{end}"
+        content = OTHERS[name]() if name in OTHERS else TABLES[table](sweeps[name])
+        return f"{head}\n{content}\n\n{end}"
 
     return BLOCK.sub(made, text)
 

@@ -1,6 +1,8 @@
 """Does the estimator of optima find what was planted, also beside a divergence cliff?
 
-    python -m experiments.planted_curves [redraws] [file.json]        2,000 redraws: 12 minutes
+    python -m experiments.planted_curves [redraws] [file.json]      2,000 redraws: half an hour on one core
+
+docs/results/planted_curves.json has the numbers of 2,000 redraws, docs/laws.md the table that `summary` makes of them.
 
 Curves of known shape are planted, with noise between seeds, on grids whose place differs from redraw to redraw, and
 `fit.optimum` looks for their optimum. A row of the table is a kind of curve, a grid and a number of seeds:
@@ -22,7 +24,7 @@ was found is above the smallest planted loss.
 Cliffs: "fixed" is the same for all seeds, "moving" scatters by .2 octaves between seeds, "soft" is fixed and the loss
 rises by a third within the half octave below it. The noise (between learning rates, for one seed; a seed's own level
 scatters by .1 on top) is like that of our sweeps: .08 for smooth bowls, as with Adam, .15 for one-sided curves, as with
-SGD. docs/laws.md has the table.
+SGD.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -212,6 +214,38 @@ def line(kind: Kind, step: float, seeds: int, found: dict[str, float]) -> str:
     cells += ["" if kind.cliff is None else percent["edge"], percent["on curve"]]
     distance = "" if kind.cliff is None else f" {kind.cliff:g} above"
     return f"| {kind.name}{distance} | {step:g} | {seeds} | " + " | ".join(cells) + " |"
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of one kind of curve and one grid in one row: ranges over seeds and over distances of the cliff."""
+    of_curve: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for row in found:
+        of_curve.setdefault((row["curve"], row["step"]), []).append(row)
+    titles = "curve", "grid step", "bias", "coverage", "width", "edge", "old bias", "old coverage", "old width"
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for (name, step), own in of_curve.items():
+        cells = [
+            "" if np.isnan([row[column] for row in own]).any() else _range([row[column] for row in own], form, scale)
+            for column, form, scale in (
+                ("bias", "+.2f", 1),
+                ("coverage", ".1f", 100),
+                ("width", ".2f", 1),
+                ("edge", ".1f", 100),
+                ("old bias", "+.2f", 1),
+                ("old coverage", ".1f", 100),
+                ("old width", ".2f", 1),
+            )
+        ]
+        if name == FLAT.name:
+            cells[:2] = [f"regret {_range([row['regret'] for row in own], '.1f', 100)}%", ""]
+            cells[4:6] = ["", ""]
+        lines.append(f"| {name} | {step:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float], form: str, scale: float) -> str:
+    low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def main(redraws: int, path: Path | None) -> None:
