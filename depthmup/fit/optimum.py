@@ -21,7 +21,7 @@ FINE = 64  # learning rates per octave among which the optimum is looked for
 NEVER_DIVERGES = "no seed diverges on the grid"
 # The level of the t test for slopes. The interval ends at the first slopes that fail the test, and some slope fails
 # before the true optimum more often than the slope there (experiments/planted_curves.py).
-LEVEL = 0.96
+LEVEL = 0.97
 UNSEEN = 1 / 8  # of a grid step: the interval reaches as far at least, since a grid does not show what lies between
 
 
@@ -219,10 +219,10 @@ def _inside(x: np.ndarray, log: np.ndarray, best: int, edge: Edge) -> Optimum:
     first, _ = _connected(slopes.mean(axis=1) > -errors, centre)
     _, end = _connected(slopes.mean(axis=1) < errors, centre)
     low, high = min(fine[first], star - UNSEEN * step), max(fine[end], min(star + UNSEEN * step, x[-1]))
-    scatter = (high - low) / 2 / half_width(seeds - 1)
+    scatter = (high - low) / 2 / half_width(seeds - 1, LEVEL)
     if at_edge:
         # What limits the optimum is the edge, whose place differs between seeds, or the bowl below.
-        scatter = max(edge.stderr, (star - low) / half_width(seeds - 1))
+        scatter = max(edge.stderr, (star - low) / half_width(seeds - 1, LEVEL))
     if best >= last - 1:
         high = max(high, x[-1])  # the only point above the best may lie on a wall, which the grid does not resolve
     if (at_edge or end == len(fine) - 1) and edge.learning_rate is not None:
