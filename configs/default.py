@@ -158,8 +158,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         alpha=config_dict.placeholder(float),  # branch exponent in [1/2, 1]; unset: the parameterization's own
         gamma0=1.0,  # richness: the output is divided by it
         beta0=1.0,  # branch multiplier at the base depth
-        # exponent of the LR in depth; am_mup: of every LR, unset: -3/2; other depth rules: of the LRs in branches,
-        # unset: 2 alpha - 1 (SGD), alpha - 1 (Adam)
+        # exponent in depth of every LR (am_mup; unset: -3/2) or of the LRs in branches (the others; unset: 2 alpha - 1
+        # for SGD, alpha - 1 for Adam)
         lr_depth=config_dict.placeholder(float),
         branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
     )

@@ -105,8 +105,8 @@ class ParameterizationSettings:
     beta0: float = key(1.0, "branch multiplier at the base depth", positive=True, traced=True)
     lr_depth: float | None = key(
         None,
-        "exponent of the LR in depth; am_mup: of every LR, unset: -3/2; other depth rules: of the LRs in branches, unset: "
-        "2 alpha - 1 (SGD), alpha - 1 (Adam)",
+        "exponent in depth of every LR (am_mup; unset: -3/2) or of the LRs in branches (the others; unset: 2 alpha - 1 "
+        "for SGD, alpha - 1 for Adam)",
         traced=True,
     )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)

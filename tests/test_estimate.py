@@ -37,7 +37,7 @@ def test_cost_is_said():
 def test_dry_run_writes_nothing(tmp_path, capsys):
     """And finds mistakes."""
     chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
-    with pytest.raises(SettingsError, match="36 trials, more than sweep.max_trials = 10: .* or give --yes"):
+    with pytest.raises(SettingsError, match=r"36 trials, more than sweep.max_trials = 10: .* or give --yes"):
         verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2")
     assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, yes=True, shard="1/2") == 0
     assert capsys.readouterr().out.startswith("18 trials, 1 programs, ")

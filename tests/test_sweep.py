@@ -493,7 +493,7 @@ def test_a_large_plan_is_refused_before_its_trials_are_made(monkeypatch, tmp_pat
     monkeypatch.setattr("depthmup.sweep.engine.trials", lambda settings: pytest.fail("trials are made"))
     settings = tiny.settings(sweep__seeds=1_000_000)
     for refused in (lambda: run(settings, tmp_path), lambda: sweep.cost(settings)):
-        with pytest.raises(SettingsError, match="would have 108,000,000 trials, more than sweep.max_trials = 20,000"):
+        with pytest.raises(SettingsError, match=r"would have 108,000,000 trials, more than sweep.max_trials = 20,000"):
             refused()
 
 

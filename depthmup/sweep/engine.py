@@ -121,8 +121,8 @@ def checked(
     planned, most = count(settings), settings.sweep.max_trials
     if planned > most and not yes:
         raise SettingsError(
-            f"the sweep would have {planned:,} trials, more than sweep.max_trials = {most:,}: leave out values of an axis "
-            "or seeds, or raise sweep.max_trials, or give --yes"
+            f"the sweep would have {planned:,} trials, more than sweep.max_trials = {most:,}: leave out values of an "
+            "axis or seeds, or raise sweep.max_trials, or give --yes"
         )
     plan = trials(settings)
     for trial in {trial.program: trial for trial in plan}.values():
