@@ -214,7 +214,8 @@ def _unused(settings: Settings, optimizer: str, name: str) -> dict[str, Any]:
     `depth_mup`, say, but not `mup`.
     """
     options = {option for used in OPTIONS.values() for option in used} - set(OPTIONS[optimizer])
-    result = {f"optimizer.{option}": value_of(settings, f"optimizer.{option}") for option in options}
+    unused = TRACED & {f"optimizer.{option}" for option in options}
+    result = {key: value_of(settings, key) for key in unused}
     if TABLES[name].alpha is None:
         result |= {"parameterization.alpha": None, "parameterization.lr_depth": None}
     if TABLES[name].lr_depth is None:
