@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
             "average", "arithmetic", "calibrate: of the layers: arithmetic, geometric, harmonic or sum."
         )
         flags.DEFINE_bool("dry_run", False, "sweep: say what it would cost, by steps measured here, and train nothing.")
-        flags.DEFINE_bool("yes", False, "sweep: also a plan of more than sweep.max_trials trials.")
+        flags.DEFINE_bool("yes", False, "sweep, also with --dry_run: allow more than sweep.max_trials trials.")
         flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")
         flags.DEFINE_string("shard", "0/1", "sweep: only part i of n, as i/n from 0/n; without it, all parts' results.")
         flags.DEFINE_bool(

@@ -1,12 +1,14 @@
-"""The SimpleResNet of the depthwise-transfer paper (A.1) on CIFAR-10, with its augmentation (A.4).
+"""The SimpleResNet of the depthwise-transfer paper (A.1; Fig 1, B.2) on CIFAR-10, with its augmentation (A.4): SGD.
 
     python -m depthmup.data.prepare cifar10
     python main.py --config=configs/cifar10_simple_resnet.py --workdir=runs/cifar10_simple_resnet
     python main.py sweep --config=configs/cifar10_simple_resnet.py --workdir=runs/sweep
 
-Cost: 14,060 steps of batch 64; time not measured, the data set needs a download.
-Expect, by the paper: the best learning rate of depth_mup does not move with depth or width.
-20 epochs as in the paper's figures; learning rate and base shape are our choice.
+Cost: COST_
+Expect, by the paper: the best learning rate of depth_mup moves neither with depth nor with width, that of mup moves
+with depth, that of sp with both.
+20 epochs are the paper's (B.1, B.8). Ours: the branch factor counts residual blocks, A.1 counts all layers
+(--config.model.count=weight_layers) and no base depth; learning rate, shapes and base shape.
 """
 
 from ml_collections import config_dict

@@ -47,7 +47,7 @@ FAMILIES: dict[str, dict] = dict(
         width=128,  # channels of the last stage, 8 times those of the first
         depth=4,  # the number of residual blocks, each of one convolution; 3 or more
         pool="average",  # average | max; the kind of the three poolings
-        count="blocks",  # blocks | layers; what the branch factor counts; layers is the paper's
+        count="blocks",  # blocks | weight_layers; what the depth rules count; weight_layers is the paper's
         padding="zero",  # zero | circular
         norm="none",  # none | batch; batch: a batch norm after each convolution of a branch
         zero_init_branch=False,  # branches start at 0
@@ -152,13 +152,15 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     # At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.
     config.parameterization = dict(
         name="depth_mup",  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; docs/rules.md
-        base_width=32,
-        base_depth=2,
+        base_width=32,  # counts what model.width counts
+        base_depth=2,  # counts what model.depth counts
         base_head_dim=1,  # attention equals 1/sqrt(head_dim) at this head size
         alpha=config_dict.placeholder(float),  # branch exponent in [1/2, 1]; unset: the parameterization's own
         gamma0=1.0,  # richness: the output is divided by it
         beta0=1.0,  # branch multiplier at the base depth
-        lr_depth=config_dict.placeholder(float),  # am_mup: exponent of its LR in depth; unset: its own, -3/2
+        # exponent in depth of every LR (am_mup; unset: -3/2) or of the LRs in branches (the others; unset: 2 alpha - 1
+        # for SGD, alpha - 1 for Adam)
+        lr_depth=config_dict.placeholder(float),
         branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
     )
 
@@ -241,7 +243,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         measure_points=5,  # how often while a trial trains, from its start to its end
         adaptive=False,  # from the second size on, train only the rates around the last size's optimum
         at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128
-        max_trials=20_000,  # a larger plan needs --yes
+        max_trials=20_000,  # a plan of more trials is refused, by --dry_run too, unless --yes is given
         cache=True,  # compiled programs are kept in the workdir
         cpus=1.0,  # CPUs of each group of trials, for --launcher=ray
         gpus=0.0,  # GPUs of each group of trials, for --launcher=ray

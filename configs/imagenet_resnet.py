@@ -1,4 +1,4 @@
-"""ResNet-18 (its depth is 8 residual blocks) with batch norm (depthwise-transfer paper, A.2) on ImageNet.
+"""ResNet-18 (depth 2: 8 residual blocks) with batch norm (depthwise-transfer paper, A.2, B.6) on ImageNet.
 
     python -m depthmup.data.prepare imagenet2012
     python main.py --config=configs/imagenet_resnet.py --workdir=runs/imagenet_resnet
@@ -21,7 +21,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.stages = (1, 1, 1, 1)
     config.model.stem = "imagenet"
     config.parameterization.base_width = 64
-    config.parameterization.base_depth = 8
+    config.parameterization.base_depth = 2  # ResNet-18 itself: depth, too, is 2 for its 8 blocks
     config.data.workers = 16
     config.sweep.depths = (1, 2, 4)
     config.sweep.widths = (16, 32, 64)

@@ -5,7 +5,8 @@
 
 Cost: 1,200 trainings of 78 steps, about 35 minutes on two CPU cores.
 Expect: the best learning rate of depth_mup stays within .2 octaves from depth 3 to 24, while the best learning rates of
-sp and mup fall by 5 octaves (docs/laws.md). Sizes, steps and rates are our choice.
+sp and mup fall by 5 octaves (docs/laws.md). Sizes, steps and rates are our choice, and that the branch factor counts
+residual blocks (A.1 counts layers).
 """
 
 from ml_collections import config_dict

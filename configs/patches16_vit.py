@@ -7,7 +7,7 @@ with LayerNorm and without; no download.
 Cost: 960 trainings of 78 steps of batch 32, about 17 minutes on two CPU cores.
 Expect: with LayerNorm the best learning rates of sp and mup fall as 1/depth, and the one of depth_mup stays within .4
 octaves; without LayerNorm sp and mup do not train at depth 8 and 16 (docs/laws.md). Sizes, steps and rates are our
-choice.
+choice, and Adam's rule with L^-1/2 in branches (the paper's is --config.parameterization.lr_depth=0).
 """
 
 from ml_collections import config_dict

@@ -1,12 +1,13 @@
-"""The SimpleResNet of the depthwise-transfer paper (A.1) on Tiny ImageNet, with its augmentation (A.4).
+"""The SimpleResNet of the depthwise-transfer paper (A.1) on Tiny ImageNet, with the paper's augmentation (A.4): SGD.
 
     python -m depthmup.data.prepare tiny_imagenet
     python main.py --config=configs/tiny_imagenet_simple_resnet.py --workdir=runs/tiny_imagenet_simple_resnet
     python main.py sweep --config=configs/tiny_imagenet_simple_resnet.py --workdir=runs/sweep
 
-Cost: 14,060 steps of batch 64; time not measured, the data set needs a download.
-Expect, by the paper: the best learning rate of depth_mup does not move with depth or width.
-Epochs, learning rate and base shape are our choice.
+Cost: COST_
+Expect, as the paper says of CIFAR-10: the best learning rate of depth_mup moves neither with depth nor with width.
+Ours: all but batch size and augmentation, since the paper has no SimpleResNet on Tiny ImageNet. The branch factor
+counts residual blocks, A.1 counts all layers (--config.model.count=weight_layers).
 """
 
 from ml_collections import config_dict

@@ -40,7 +40,8 @@ def explain(
         params the column is computed for models whose weights start with 1/sqrt(fan_in); vectors and scalars show "-".
 
     The column forward is the factor that the model multiplies the leaf's output by: the branch factor in branches, the
-    output factor at the readout, times the storage form's multiplier.
+    output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if
+    the parameterization says how many a depth has (`blocks`).
     """
     family = family_of(optimizer)
     lr = 1.0 if callable(learning_rate) else learning_rate
@@ -56,8 +57,9 @@ def explain(
     lines = []
     for row in (COLUMNS, *rows):
         lines.append("  ".join(align(cell, w) for align, cell, w in zip(aligns, row, widths, strict=True)))
+    blocks = f"{p.count_blocks(first.depth)} blocks (base {p.count_blocks(p.base_depth)}), " if p.blocks else ""
     title = (
-        f"{p.name} at width {first.width} (base {p.base_width}), depth {first.depth} (base {p.base_depth}), "
+        f"{p.name} at width {first.width} (base {p.base_width}), depth {first.depth} (base {p.base_depth}), {blocks}"
         f"{optimizer}: branch factor {forward.branch:.4g}, output factor {forward.output:.4g}"
     )
     return "\n".join([title, *(line.rstrip() for line in lines)])

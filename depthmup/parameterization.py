@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import fnmatch
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 ROLES = ("input", "hidden", "output", "readout", "vector", "scalar")
@@ -44,8 +44,9 @@ READOUT = WidthRule(init_std=Powers(0.5), output=Powers(-1), sgd=Powers(1), eps=
 class Table:
     """One named parameterization, as exponents.
 
-    alpha: branch exponent; None means no power of depth anywhere. Else, with m_L = depth / base_depth, m_L^-alpha
-      multiplies a branch's output and its leaves' eps, m_L^(2 alpha - 1) their SGD LR, m_L^(alpha - 1) their Adam LR.
+    alpha: branch exponent; None means no power of depth anywhere. Else, with m_L the number of blocks over that at the
+      base depth, m_L^-alpha multiplies a branch's output and its leaves' eps, m_L^(2 alpha - 1) their SGD LR,
+      m_L^(alpha - 1) their Adam LR.
     gamma_width: gamma = gamma0 m^gamma_width; NTP is muP with gamma ~ width^-1/2 (docs/theory.md section 1).
     attention: attention logits are divided by head_dim^attention.
     lr_depth: if given (AM-muP), every LR is multiplied by m_L^lr_depth, and m_L^-alpha multiplies the initial standard
@@ -110,8 +111,8 @@ def at_least_one(what: str, value: float) -> None:
 class Parameterization:
     """A row of `TABLES` with its base shape; `parameterization` explains the fields, `in_form` explains `form`.
 
-    All ratios are relative to the base shape: m = width / base_width, m_L = depth / base_depth. A ratio may be below 1:
-    every rule is a power law, which holds on both sides of the base.
+    All ratios are relative to the base shape: m = width / base_width, m_L = blocks(depth) / blocks(base_depth). A ratio
+    may be below 1: every rule is a power law, which holds on both sides of the base.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Parameterization:
     beta0: float = 1.0
     lr_depth: float | None = None
     branch_init: str = "*"
+    blocks: Callable[[int], int] | None = None
     form: str = "mup"
 
     def __post_init__(self) -> None:
@@ -138,31 +140,43 @@ class Parameterization:
                 f"alpha must be between 1/2 and 1, got {self.alpha}: below, features grow with depth; above, branches "
                 "vanish"
             )
-        if self.lr_depth is not None and self.table.lr_depth is None:
-            raise ValueError(f"lr_depth is a setting of am_mup only, not of {self.name!r}")
-        if self.branch_init != "*" and self.table.lr_depth is None:
+        if self.branch_init != "*" and not self.arithmetic_mean:
             raise ValueError(f"branch_init is a setting of am_mup only, not of {self.name!r}")
         for own in ("alpha", "lr_depth"):
             if getattr(self, own) is None:
                 object.__setattr__(self, own, getattr(self.table, own))
+        if self.lr_depth is not None and self.alpha is None:
+            raise ValueError(f"lr_depth is the exponent of a depth rule, which {self.name!r} lacks: give alpha too")
 
     @property
     def table(self) -> Table:
         return TABLES[self.name]
 
-    def ratios(self, width: float, depth: float) -> tuple[float, float]:
-        """(m, m_L) = (width / base_width, depth / base_depth). Raises ValueError for a width or depth below 1."""
+    @property
+    def arithmetic_mean(self) -> bool:
+        """Whether depth acts as in AM-muP: on every LR and on the init of branch weights, not on the forward pass."""
+        return self.table.lr_depth is not None
+
+    def count_blocks(self, depth: int) -> int:
+        """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""
+        return depth if self.blocks is None else self.blocks(depth)
+
+    def ratios(self, width: int, depth: int) -> tuple[float, float]:
+        """(m, m_L): width and number of blocks over those at the base. Raises ValueError for a width or depth below 1.
+
+        depth is in the unit of `base_depth`. This is the only place where either becomes a number of blocks.
+        """
         at_least_one("width", width)
         at_least_one("depth", depth)
-        return width / self.base_width, depth / self.base_depth
+        return width / self.base_width, self.count_blocks(depth) / self.count_blocks(self.base_depth)
 
-    def forward_factors(self, *, width: float, depth: float, head_dim: float | None = None) -> ForwardFactors:
+    def forward_factors(self, *, width: int, depth: int, head_dim: float | None = None) -> ForwardFactors:
         """The branch, output and attention factors at this shape.
 
         branch = beta0 m_L^-alpha (am_mup: beta0); output = 1 / (gamma m) (sp, am_mup: 1 / gamma); attention =
         sqrt(base_head_dim) / head_dim (sp, ntp, am_mup: 1 / sqrt(head_dim)) or None. Docs: rules.md section 0.
         """
-        m, _ = self.ratios(width, depth)
+        m, m_L = self.ratios(width, depth)
         attention = None
         if head_dim is not None:
             at_least_one("head_dim", head_dim)
@@ -170,15 +184,15 @@ class Parameterization:
             attention = self.base_head_dim ** (power - 0.5) / head_dim**power
         if self.form == "absorbed":
             return ForwardFactors(1.0, 1.0, attention)
-        return ForwardFactors(self._branch(depth), self._output(m), attention)
+        return ForwardFactors(self._branch(m_L), self._output(m), attention)
 
     def leaf(
         self,
         *,
         role: str,
         in_branch: bool,
-        width: float,
-        depth: float,
+        width: int,
+        depth: int,
         fan_in: float,
         family: str = "sgd",
         path: str = "",
@@ -196,7 +210,7 @@ class Parameterization:
         m, m_L = self.ratios(width, depth)
         table = self.table
         if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
-            lr = 1.0 if self.lr_depth is None else m_L**self.lr_depth
+            lr = m_L ** self._depth_power(adam=False) if self.arithmetic_mean else 1.0
             return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
         rule = table.readout if role == "readout" else table.matrix
         m_in = m if role in ("hidden", "output", "readout") else 1.0
@@ -211,18 +225,18 @@ class Parameterization:
         lr = width_power(rule.adam if adam else rule.sgd) * (gamma if adam else gamma**2)
         eps = width_power(rule.eps) / gamma
         decay = 1.0 / (width_power(rule.adam if adam else rule.sgd) if table.decay_follows == "m_in" else lr)
-        if self.lr_depth is not None:
-            lr *= m_L**self.lr_depth
-            decay /= m_L**self.lr_depth
+        depth_lr = m_L ** self._depth_power(adam)
+        if self.arithmetic_mean:
+            lr *= depth_lr
+            decay /= depth_lr
             if in_branch and role not in ("vector", "scalar") and fnmatch.fnmatchcase(path, self.branch_init):
                 init *= m_L**-self.alpha  # type: ignore[operator]
         elif in_branch and self.alpha is not None:
-            depth_lr = m_L ** (self.alpha - 1 if adam else 2 * self.alpha - 1)
             lr *= depth_lr
             decay /= 1.0 if table.decay_follows == "m_in" else depth_lr
             eps *= m_L**-self.alpha
 
-        s = self._storage(role, in_branch, m, depth, fan_in, init)
+        s = self._storage(role, in_branch, m, m_L, fan_in, init)
         lr_power = 1.0 if adam else 2.0
         multiplier = 1.0 if self.form == "absorbed" else s
         return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
@@ -252,19 +266,27 @@ class Parameterization:
     def _gamma(self, m: float) -> float:
         return self.gamma0 * m**self.table.gamma_width
 
-    def _branch(self, depth: float) -> float:
-        power = 0.0 if self.alpha is None or self.lr_depth is not None else -self.alpha
-        return self.beta0 * (depth / self.base_depth) ** power
+    def _branch(self, m_L: float) -> float:
+        power = 0.0 if self.alpha is None or self.arithmetic_mean else -self.alpha
+        return self.beta0 * m_L**power
+
+    def _depth_power(self, adam: bool) -> float:
+        """The exponent of m_L in the LR: of every leaf under AM-muP, else of the leaves in branches."""
+        if self.lr_depth is not None:
+            return self.lr_depth
+        if self.alpha is None:
+            return 0.0
+        return self.alpha - 1 if adam else 2 * self.alpha - 1
 
     def _output(self, m: float) -> float:
         return m**self.table.readout.output.m_in / self._gamma(m)
 
-    def _storage(self, role: str, in_branch: bool, m: float, depth: float, fan_in: float, init: float) -> float:
+    def _storage(self, role: str, in_branch: bool, m: float, m_L: float, fan_in: float, init: float) -> float:
         """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":
             return 1.0
         if self.form == "absorbed":
-            return 1.0 / (self._output(m) if role == "readout" else self._branch(depth) if in_branch else 1.0)
+            return 1.0 / (self._output(m) if role == "readout" else self._branch(m_L) if in_branch else 1.0)
         return init / (math.sqrt(fan_in) if self.form == "canonical" and role not in ("vector", "scalar") else 1.0)
 
 
@@ -279,22 +301,28 @@ def parameterization(
     beta0: float = 1.0,
     lr_depth: float | None = None,
     branch_init: str = "*",
+    blocks: Callable[[int], int] | None = None,
 ) -> Parameterization:
     """A parameterization by name.
 
     Args:
       name: "sp", "ntp", "mup", "depth_mup" (branches 1/sqrt(depth)), "depth_ode" (1/depth), "am_mup", "completep".
       base_width, base_depth: the shape at which hyperparameters were tuned. "mup", "depth_mup" and "depth_ode" equal
-        "sp" there. With the default 1 the factors are absolute, as in the papers.
+        "sp" there. With the default 1 the factors are absolute, as in the papers. base_depth counts what the model's
+        depth counts.
       base_head_dim: head size at which attention has the usual 1/sqrt(head_dim); 1 gives the paper's 1/head_dim.
       alpha: branch exponent in [1/2, 1] instead of the table's own (docs/theory.md section 1.1); it switches the depth
         rule on for "sp", "mup" and "ntp".
       gamma0: richness. The output is divided by gamma0; with a small one training is lazy (features hardly move).
       beta0: branch multiplier at the base depth.
-      lr_depth: for "am_mup" only, the exponent of the learning rate in depth, by default -3/2.
+      lr_depth: the exponent of the learning rate in depth: of every LR under "am_mup", by default -3/2; of the LRs in
+        branches under any other depth rule, by default 2 alpha - 1 (SGD) and alpha - 1 (Adam).
       branch_init: for "am_mup" only, a glob of parameter paths: the branch weights whose initial standard deviation is
         multiplied by m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
+      blocks: the number of residual blocks of the model at a depth, such as `lambda n: 3 * n`; None: the depth itself.
 
     Raises ValueError for an unknown name or a value out of range.
     """
-    return Parameterization(name, base_width, base_depth, base_head_dim, alpha, gamma0, beta0, lr_depth, branch_init)
+    return Parameterization(
+        name, base_width, base_depth, base_head_dim, alpha, gamma0, beta0, lr_depth, branch_init, blocks
+    )

@@ -97,13 +97,18 @@ MODEL_NAME = Key(meaning="the family of models", choices=tuple(MODELS), column="
 @dataclasses.dataclass(frozen=True)
 class ParameterizationSettings:
     name: str = key("depth_mup", "docs/rules.md", choices=TABLES, traced=True, column="parameterization")
-    base_width: int = key(32, "", low=1, traced=True)
-    base_depth: int = key(2, "", low=1, traced=True)
+    base_width: int = key(32, "counts what model.width counts", low=1, traced=True)
+    base_depth: int = key(2, "counts what model.depth counts", low=1, traced=True)
     base_head_dim: int = key(1, "attention equals 1/sqrt(head_dim) at this head size", low=1, traced=True)
     alpha: float | None = key(None, "branch exponent in [1/2, 1]; unset: the parameterization's own", traced=True)
     gamma0: float = key(1.0, "richness: the output is divided by it", positive=True, traced=True)
     beta0: float = key(1.0, "branch multiplier at the base depth", positive=True, traced=True)
-    lr_depth: float | None = key(None, "am_mup: exponent of its LR in depth; unset: its own, -3/2", traced=True)
+    lr_depth: float | None = key(
+        None,
+        "exponent in depth of every LR (am_mup; unset: -3/2) or of the LRs in branches (the others; unset: 2 alpha - 1 "
+        "for SGD, alpha - 1 for Adam)",
+        traced=True,
+    )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
 
     def build(self) -> Parameterization:
@@ -169,7 +174,7 @@ class SweepSettings:
     measure_points: int = key(5, "how often while a trial trains, from its start to its end", low=1)
     adaptive: bool = key(False, "from the second size on, train only the rates around the last size's optimum")
     at_once: int | None = key(None, "trials that run together; unset: as many as fit in memory, at most 128", low=1)
-    max_trials: int = key(20_000, "a larger plan needs --yes", low=1)
+    max_trials: int = key(20_000, "a plan of more trials is refused, by --dry_run too, unless --yes is given", low=1)
     cache: bool = key(True, "compiled programs are kept in the workdir")
     cpus: float = key(1.0, "CPUs of each group of trials, for --launcher=ray", low=0, high=2**14)
     gpus: float = key(0.0, "GPUs of each group of trials, for --launcher=ray", low=0, high=2**14)

@@ -48,7 +48,7 @@ def sweep(
         raise SettingsError(f"--shard={shard} must be i/n, from 0/n to n-1/n")
     part = int(found[1]), int(found[2])
     if dry_run:
-        print(sweeps.cost(settings, launcher, part))
+        print(sweeps.cost(settings, launcher, part, yes))
         return 0
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
@@ -83,7 +83,7 @@ def explain_parameters(settings: Settings, workdir: Path | None, command: str) -
     state = task.init(hyper_of(settings).arrays())
     print(
         explain(
-            settings.parameterization.build(),
+            task.counting_blocks(settings.parameterization.build()),
             task.specs,
             optimizer.name,
             optimizer.learning_rate,

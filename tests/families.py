@@ -27,7 +27,7 @@ CASES = {
         dict(width=8, depth=2, kernels=(1, 3, 1), bottleneck=4, padding="zero"),
         IMAGE,
     ),
-    "simple_resnet": ("simple_resnet", dict(width=16, depth=6, norm="batch", count="layers"), IMAGE),
+    "simple_resnet": ("simple_resnet", dict(width=16, depth=6, norm="batch", count="weight_layers"), IMAGE),
     "resnet": ("resnet", dict(width=4, depth=2), IMAGE),
     "resnet bottleneck": ("resnet", dict(width=4, depth=1, stages=(2, 2), bottleneck=True, norm="layer"), IMAGE),
     "vit": ("vit", dict(width=8, depth=3, patch=4), IMAGE),

@@ -52,6 +52,8 @@ def test_values(text, values):
         ("epochs = grid(1, 2)", r"must be grid\(low, high, points\)"),
         ("epochs = grid(2, 1, 3)", "needs low < high"),
         ("epochs = log(0, 1, 3)", "for log a low above 0"),
+        ("epochs = grid(0, 1, 1e9)", "2 to 1,000,000 points"),
+        ("epochs = grid(0, 1, 2.5)", r"must be grid\(low, high, points\)"),
         ("data.batch_size = grid(1, 2, 3)", "data.batch_size must be int, got float"),
         ("model.name = cnn", "run a sweep for each"),
         ("log_every = 1, 2", "log_every decides nothing"),

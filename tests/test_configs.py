@@ -9,11 +9,15 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from depthmup import data
+from depthmup import data, fit
 from depthmup.data.images import TFDS
-from depthmup.settings import from_config
+from depthmup.models import MODELS
+from depthmup.settings import LEARNING_RATE, from_config
+from depthmup.sweep.axes import parse
+from depthmup.sweep.plan import count
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.train.task import Task
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))
@@ -25,6 +29,48 @@ SMALLEST = {
     "residual_cnn": dict(width=4, depth=1),
 }
 EXAMPLES = 20
+# {config: (blocks at the base depth, blocks, branch factor, width over base width)}
+SHAPES = {
+    "default": (2, 8, 0.5, 4.0),
+    "digits": (2, 2, 1.0, 4.0),
+    "patches16_simple_resnet": (3, 3, 1.0, 2.0),
+    "patches16_vit": (2, 2, 1.0, 2.0),
+    "patches_resnet": (6, 3, 1.4142, 0.5),
+    "patches_simple_resnet": (2, 6, 0.5774, 4.0),
+    "patches_vit": (2, 4, 0.7071, 2.0),
+    "cifar10_simple_resnet": (3, 4, 0.8660, 4.0),
+    "tiny_imagenet_simple_resnet": (3, 4, 0.8660, 4.0),
+    "cifar10_resnet": (6, 9, 0.8165, 0.5),
+    "cifar100_resnet": (6, 9, 0.8165, 0.5),
+    "tiny_imagenet_resnet": (6, 9, 0.8165, 0.5),
+    "imagenet_resnet": (8, 8, 1.0, 1.0),  # ResNet-18 at ResNet-18's shape
+    "cifar10_vit": (2, 8, 0.5, 4.0),
+    "tiny_imagenet_vit": (2, 8, 0.5, 4.0),
+    "imagenet_vit": (2, 12, 0.4082, 12.0),
+    # Plain networks have no branches.
+    "cifar10_cnn": (3, 3, 1.0, 1.0),
+    "cifar10_cnn_gelu": (3, 3, 1.0, 1.0),
+    "cifar100_cnn": (3, 3, 1.0, 1.0),
+    "imagenet_cnn": (3, 3, 1.0, 1.0),
+    # Not 1/sqrt(4): AM-muP has 1/sqrt(K) in the init of branch weights, not in the forward pass.
+    "cifar10_residual_cnn": (1, 4, 1.0, 1.0),
+    "cifar100_residual_cnn": (1, 4, 1.0, 1.0),
+    "imagenet_residual_cnn": (1, 4, 1.0, 1.0),
+}
+TWO, THREE = ["A", "B"], ["A", "B", "C"]
+PAPER_B = {  # the segments of which the sweep has both anchors and all depths to predict, C's odd ones excepted
+    "cifar10_cnn": THREE,
+    "cifar10_cnn_gelu": THREE,
+    "cifar100_cnn": THREE,
+    "imagenet_cnn": TWO,
+    "cifar10_residual_cnn": TWO,
+    "cifar100_residual_cnn": TWO,
+    "imagenet_residual_cnn": TWO,
+}
+
+
+def settings_of(name):
+    return from_config(importlib.import_module(f"configs.{name}").get_config())
 
 
 def fake_records(builder, split, **_):
@@ -83,3 +129,63 @@ def test_header(name):
     config = importlib.import_module(f"configs.{name}").get_config()
     if config.data.name in TFDS:
         assert f"python -m depthmup.data.prepare {config.data.name}\n" in text
+
+
+def test_every_config_is_in_the_table():
+    assert {p.stem for p in (ROOT / "configs").glob("*.py")} - {"papers"} == SHAPES.keys()
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES.items())
+def test_branch_factor(name, shape):
+    """The base shape has the units of the model's: a base depth in blocks where depth counts n would show here."""
+    settings = settings_of(name)
+    s, at_base, blocks, branch, width = settings.model, *shape
+    task = Task(MODELS[s.name](width=s.width, depth=s.depth, **s.options), (), "sgd")
+    p = task.counting_blocks(settings.parameterization.build())
+    assert (p.count_blocks(p.base_depth), p.count_blocks(s.depth)) == (at_base, blocks)
+    assert p.forward_factors(width=s.width, depth=s.depth).branch == pytest.approx(branch, abs=1e-4)
+    assert s.width / p.base_width == width
+
+
+@pytest.mark.parametrize(("name", "segments"), PAPER_B.items())
+def test_the_protocol_of_paper_b(name, segments):
+    """Sections 4.1 to 4.3; the figures show how the best learning rate falls, so it has no power of depth."""
+    settings = settings_of(name)
+    sweep, model, p = settings.sweep, settings.model, settings.parameterization
+    assert (p.name, p.lr_depth, sweep.parameterizations) == ("am_mup", 0.0, ("am_mup",))
+    assert (settings.optimizer.name, settings.optimizer.weight_decay, sweep.optimizers) == ("sgd", 0.0, ("sgd",))
+    assert (settings.epochs, settings.schedule, settings.warmup_epochs) == (1.0, "constant", 0.0)
+    assert settings.data.batch_size == (256 if settings.data.name == "imagenet2012" else 128)
+    assert sweep.judge_by == "validation_accuracy"
+    rates = np.array(parse(settings)[LEARNING_RATE])
+    np.testing.assert_allclose(np.log10(rates), np.linspace(-4, 1, 40), atol=1e-12)
+    found = fit.segmented(sweep.depths, [depth**-1.5 for depth in sweep.depths])
+    assert [s.name for s in found] == segments
+    assert [len(s.depths) for s in found] == [5] * len(segments)
+    assert count(settings) == len(sweep.depths) * 40 * sweep.seeds
+    assert 64 <= model.width <= 512
+    assert model.options["padding"] == "circular"
+    if model.name == "residual_cnn":
+        assert (model.width, model.options["kernels"], model.options["norm"]) == (64, (3, 3), "none")
+        assert bool(model.options["dropout"]) == (name == "imagenet_residual_cnn")  # Fig 9
+    else:
+        gelu = name == "cifar10_cnn_gelu"  # Fig 3
+        assert model.options["activation"] == ("gelu" if gelu else "relu")
+        assert model.options["gelu_variance"] == ("paper" if gelu else "stationary")
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - {"default", "digits", "patches16_vit"}))
+def test_the_protocol_of_paper_a(name):
+    """A.4: batches of 64. ViTs as in Fig 3: Adam without a power of depth, linear warm-up, layer norm or none."""
+    settings = settings_of(name)
+    assert settings.data.batch_size == 64
+    assert settings.data.augment.flip or name.startswith("patches16")
+    if settings.model.name == "vit" and not name.startswith("patches"):
+        assert (settings.optimizer.name, settings.parameterization.lr_depth) == ("adam", 0.0)
+        assert (settings.schedule, settings.warmup_epochs) == ("constant", 1.0)
+    if name == "tiny_imagenet_vit":
+        assert settings.epochs == 20
+        assert parse(settings) == {"model.norm": ("layer", "none")}
+        assert settings.sweep.parameterizations == ("mup", "depth_mup")
+    if name == "imagenet_vit":
+        assert (settings.model.options["norm"], settings.sweep.parameterizations) == ("none", ("depth_mup",))

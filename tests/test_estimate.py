@@ -37,7 +37,9 @@ def test_cost_is_said():
 def test_dry_run_writes_nothing(tmp_path, capsys):
     """And finds mistakes."""
     chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
-    assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2") == 0
+    with pytest.raises(SettingsError, match=r"36 trials, more than sweep.max_trials = 10: .* or give --yes"):
+        verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2")
+    assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, yes=True, shard="1/2") == 0
     assert capsys.readouterr().out.startswith("18 trials, 1 programs, ")
     assert not (tmp_path / "x").exists()
     with pytest.raises(SettingsError, match="--shard=1 must be i/n"):

@@ -84,13 +84,19 @@ def test_explain(call):
     done = call("explain", *SMALL, "--config.optimizer.name=adam")
     assert done.returncode == 0, done.stderr
     header, columns, *rows = done.stdout.splitlines()
-    assert "depth_mup at width 16 (base 32), depth 2 (base 2), adam: branch factor 1, output factor 2" in header
+    shape = "depth_mup at width 16 (base 32), depth 2 (base 2), 2 blocks (base 2), adam: "
+    assert shape + "branch factor 1, output factor 2" in header
     assert columns.split() == [word for name in COLUMNS for word in name.split()]
     assert [row.split()[:3] for row in rows] == [
         ["blocks/dense/kernel", "branch/hidden", "2x16x16"],
         ["read_in/kernel", "input", "64x16"],
         ["readout/kernel", "readout", "16x10"],
     ]
+
+
+def test_explain_counts_blocks(call):
+    done = call("explain", "--config=configs/default.py:resnet", "--config.model.depth=3")
+    assert "depth 3 (base 2), 9 blocks (base 6), sgd: branch factor 0.8165," in done.stdout.splitlines()[0]
 
 
 def test_calibrate(call):
@@ -136,6 +142,10 @@ def test_check_exit_status(tmp_path, call):
         (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
         (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain"),
         (["sweep"], "sweep needs --workdir=DIR"),
+        (
+            ["sweep", "--dry_run", "--config.sweep.seeds=1000000"],
+            "912,000,000 trials, more than sweep.max_trials = 20,000",
+        ),
         (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
         (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),
         (["train", "--profile"], "--profile needs --workdir=DIR"),

@@ -7,6 +7,7 @@ import pytest
 import depthmup as dm
 from depthmup.models import MODELS, model_specs
 from depthmup.specs import is_spec
+from depthmup.train.task import Task
 from tests.families import CASES, model
 
 IN, HID, VEC, OUT, SCALAR = "input", "hidden", "vector", "readout", "scalar"
@@ -125,6 +126,21 @@ def test_am_mup_scales_all_or_the_last_layers_of_branches():
     assert scaled(branch_init="*/last/*") == {both[1]: 1 / 4}
     with pytest.raises(ValueError, match="branch_init is a setting of am_mup only, not of 'mup'"):
         dm.parameterization("mup", branch_init="*/last/*")
+
+
+def test_a_training_counts_the_blocks_of_its_model():
+    """At the base depth 3 and at another: 8 and 11 weight layers, 3 and 6 blocks, 9 and 6 blocks."""
+    for case, attributes, ratio in [
+        ("simple_resnet", dict(depth=6, count="weight_layers"), 11 / 8),
+        ("simple_resnet", dict(depth=6, count="blocks"), 2),
+        ("resnet", dict(depth=2), 2 / 3),
+    ]:
+        task = Task(model(case, **attributes), CASES[case][2], "adam")
+        hyper = task.hyper(dm.parameterization("depth_mup", base_width=task.model.width, base_depth=3), 0.1)
+        assert hyper.forward.branch == pytest.approx(ratio**-0.5, rel=1e-12)
+        rates = {s.path: lr for s, lr in zip(leaves(task.specs), jax.tree.leaves(hyper.factors.lr), strict=True)}
+        kernel = "block_0/conv/kernel" if case == "simple_resnet" else "stage_0/block_0/conv_0/kernel"
+        assert rates[kernel] == pytest.approx(ratio**-0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -25,7 +25,7 @@ from depthmup.models import (
     unstack_blocks,
 )
 from depthmup.models.layers import conv, fan_in_init
-from tests.families import CASES, FACTORS, applied, init, inputs, model, variables
+from tests.families import CASES, FACTORS, IMAGE, applied, init, inputs, model, variables
 
 COLLECTIONS = ["batch_stats", "stream", "features"]
 
@@ -180,15 +180,39 @@ def test_zero_init_branch(family):
         assert bool(jnp.array_equal(one, two)) == same
 
 
-def test_simple_resnet_counts_layers_and_pools(x64):
-    """`count` is a factor sqrt(depth / (depth + 5)) on the branches; pools after blocks 3, 6 and 9 of 12 (A.1)."""
-    x = inputs("simple_resnet")
-    blocks, layers = (SimpleResNet(16, 12, count=count, scan=False) for count in ("blocks", "layers"))
-    held = init(blocks, x)
-    scaled = FACTORS._replace(branch=FACTORS.branch * np.sqrt(12 / 17))
-    expected, sown = applied(blocks, mutable=("stream",))(held, x, scaled)
-    np.testing.assert_allclose(applied(layers)(held, x), expected, rtol=1e-10)
-    shapes = [h.shape[1:] for h in states(sown["stream"])]
+def stream(module, shape):
+    """The shapes of the states h^0 .. h^L, without the examples."""
+    x = jnp.ones((1, *shape))
+    held = jax.eval_shape(lambda: module.init(jax.random.key(0), x, FACTORS))
+    sown = jax.eval_shape(lambda held: module.apply(held, x, FACTORS, mutable=["stream"])[1], held)
+    return [h.shape[1:] for h in states(sown["stream"])]
+
+
+@pytest.mark.parametrize(
+    ("case", "attributes", "blocks", "more"),
+    [
+        ("mlp", dict(depth=3), 3, 0),
+        ("residual_mlp", dict(depth=7), 7, 1),
+        ("cnn", dict(depth=3), 3, 0),
+        ("residual_cnn", dict(depth=2), 2, 1),
+        ("simple_resnet", dict(depth=12, count="blocks"), 12, 1),
+        ("simple_resnet", dict(depth=12, count="weight_layers"), 17, -4),
+        ("resnet", dict(depth=3), 9, 1),  # ResNet-20
+        ("resnet", dict(depth=2, stages=(1, 1, 1, 1)), 8, 1),  # ResNet-18
+        ("resnet", dict(depth=1, stages=(3, 4, 6, 3)), 16, 1),  # ResNet-34
+        ("vit", dict(depth=5), 5, 1),
+    ],
+)
+def test_block_count(case, attributes, blocks, more):
+    """A residual network has a state before its blocks and one after each."""
+    module = model(case, **attributes)
+    assert module.block_count(module.depth) == blocks
+    assert len(stream(module, CASES[case][2])) == blocks + more
+
+
+def test_simple_resnet_pools():
+    """After blocks 3, 6 and 9 of 12 (A.1)."""
+    shapes = stream(SimpleResNet(16, 12, scan=False), IMAGE)
     assert shapes == [(8, 8, 2)] * 4 + [(4, 4, 4)] * 3 + [(2, 2, 8)] * 3 + [(1, 1, 16)] * 3
 
 

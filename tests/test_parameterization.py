@@ -59,6 +59,55 @@ def test_depth_mup_is_our_table(key, expected):
     assert (sgd.lr * sgd.decay, adam.lr * adam.decay) == pytest.approx((1, 1), rel=1e-12)
 
 
+# Paper A's Adam, that of microsoft/mup (docs/rules.md section 1) with the branch factor m_L^-1/2: lr_depth=0 at m = 8.
+PAPER_A = {
+    ("input", False): 1,
+    ("hidden", False): 1 / 8,
+    ("output", False): 1 / 8,
+    ("readout", False): 1,
+    ("vector", False): 1,
+    ("scalar", False): 1,
+    ("input", True): 1,
+    ("hidden", True): 1 / 8,
+    ("output", True): 1 / 8,
+    ("vector", True): 1,
+    ("scalar", True): 1,
+}
+
+
+@pytest.mark.parametrize(("key", "lr"), PAPER_A.items())
+@pytest.mark.parametrize("m_l", [1, M_L, 64])
+def test_the_adam_rule_of_paper_a(key, lr, m_l):
+    """No power of depth in any learning rate. SGD's are ours, and so are eps and the forward pass."""
+    adam = factors("depth_mup", key[0], "adam", key[1], m_l=m_l, lr_depth=0.0)
+    assert (adam.lr, adam.decay) == pytest.approx((lr, 1 / lr), rel=1e-12)
+    assert adam.eps == factors("depth_mup", key[0], "adam", key[1], m_l=m_l).eps
+    sgd = factors("depth_mup", key[0], "sgd", key[1], m_l=m_l, lr_depth=0.0)
+    assert sgd == factors("depth_mup", key[0], "sgd", key[1], m_l=m_l)
+    p = parameterization("depth_mup", base_depth=BASE_L, lr_depth=0.0)
+    assert p.forward_factors(width=8, depth=BASE_L * m_l).branch == pytest.approx(m_l**-0.5, rel=1e-12)
+
+
+def test_lr_depth_is_the_exponent_in_branches():
+    inside, outside = (factors("depth_ode", "hidden", "sgd", b, lr_depth=-0.25) for b in (True, False))
+    assert (inside.lr, inside.decay) == pytest.approx((M_L**-0.25, M_L**0.25), rel=1e-12)
+    assert (outside.lr, outside.init, inside.init) == (1, 1, 1)
+    assert factors("mup", "hidden", "adam", True, alpha=0.5, lr_depth=0.0).lr == pytest.approx(1 / 8, rel=1e-12)
+
+
+def test_depth_ratio_is_that_of_blocks():
+    """Counted alike at the base and at the depth: 9 + 5 blocks over 2 + 5."""
+    p = parameterization("depth_mup", base_depth=2, blocks=lambda depth: depth + 5)
+    assert p.ratios(1, 9) == (1, 2)
+    assert p.forward_factors(width=1, depth=9).branch == pytest.approx(2**-0.5, rel=1e-12)
+    leaf = p.leaf(role="hidden", in_branch=True, width=1, depth=9, fan_in=1, family="adam")
+    assert (leaf.lr, leaf.eps) == pytest.approx((2**-0.5, 2**-0.5), rel=1e-12)
+    absorbed = p.in_form("absorbed").leaf(role="hidden", in_branch=True, width=1, depth=9, fan_in=1)
+    assert absorbed.init == pytest.approx(2**-0.5, rel=1e-12)
+    am = parameterization("am_mup", base_depth=2, blocks=lambda depth: 3 * depth)
+    assert am.leaf(role="readout", in_branch=False, width=1, depth=8, fan_in=1).lr == pytest.approx(1 / 8, rel=1e-12)
+
+
 def test_defaults_hold_however_it_is_made():
     assert Parameterization("depth_mup") == parameterization("depth_mup")
     with pytest.raises(ValueError, match="unknown parameterization 'bogus'"):
@@ -184,7 +233,7 @@ def test_attention():
         (lambda: parameterization("mup", base_width=0), "base_width must be at least 1"),
         (lambda: parameterization("mup", alpha=0.3), "alpha must be between 1/2 and 1"),
         (lambda: parameterization("mup", gamma0=0.0), "gamma0 must be positive"),
-        (lambda: parameterization("mup", lr_depth=-1.0), "lr_depth is a setting of am_mup only"),
+        (lambda: parameterization("mup", lr_depth=-1.0), "lr_depth is the exponent of a depth rule, which 'mup' lacks"),
         (lambda: parameterization("mup").forward_factors(width=0, depth=1), "width must be at least 1"),
         (lambda: parameterization("mup").forward_factors(width=1, depth=0), "depth must be at least 1"),
         (lambda: parameterization("mup").in_form("cannonical"), "did you mean 'canonical'"),

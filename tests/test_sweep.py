@@ -20,7 +20,7 @@ from depthmup.settings import SettingsError, column, flat
 from depthmup.sweep.engine import train
 from depthmup.sweep.group import GroupCheckpoints, Runner
 from depthmup.sweep.history import History
-from depthmup.sweep.plan import SCHEMA, Group, axes, grouped, identity, learning_rates, shapes, trials
+from depthmup.sweep.plan import SCHEMA, Group, axes, count, grouped, identity, learning_rates, shapes, trials
 from depthmup.sweep.store import Finished, Store
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
@@ -432,7 +432,7 @@ def test_alpha_is_not_given_to_those_without_one():
 @pytest.mark.parametrize(
     ("overrides", "options", "says"),
     [
-        ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: look at it with --dry_run"),
+        ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: leave out values of an axis"),
         ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give i/n with i from 0"),
         ({}, {"shard": (0, 0)}, "shard 0/0 is out of range"),
         ({}, {"launcher": "rya"}, "unknown launcher 'rya'; did you mean 'ray'"),
@@ -458,6 +458,43 @@ def test_what_cannot_be_run(overrides, options, says, tmp_path):
     with pytest.raises(SettingsError, match=says):
         run(tiny.settings(**overrides), tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"sweep__adaptive": True},
+        {"sweep__widths": ()},
+        {"sweep__depths": (), "sweep__widths": (8,)},
+        {"sweep__widths": (8, 16, 32), "model__depth": 4},  # (16, 4) is on both axes
+        {"sweep__widths": (8, 32), "model__depth": 8},  # no shape is on both
+        {"sweep__seeds": 1, "sweep__per_octave": 3},
+        {"sweep__log2_learning_rates": {"sgd": (-4.0, 0.0), "adam": (-9.0, -3.0)}},
+        {"sweep__axes": "optimizer.learning_rate = log(0.0001, 10, 40)"},
+        {"sweep__axes": "model.norm = none, layer; model.use_bias = True, False; data.batch_size = 32, 64"},
+        {"sweep__axes": "optimizer.b1 = 0.5, 0.9; optimizer.weight_decay = 0.0, 0.1"},  # SGD has no b1
+        {"sweep__axes": "parameterization.alpha = None, 0.5, 1.0; parameterization.gamma0 = log(0.5, 2, 3)"},
+        {"sweep__axes": "parameterization.lr_depth = None, 0.0; loss = cross_entropy, mse; label_noise = 0.0, 0.2"},
+        {
+            "sweep__axes": "parameterization.branch_init = '*', 'last'; parameterization.lr_depth = -1.0, 0.0",
+            "sweep__parameterizations": ("am_mup", "depth_mup", "sp"),
+            "sweep__optimizers": ("sgd",),
+        },
+    ],
+)
+def test_count(overrides):
+    """Of the plan's trials, each once, without making them."""
+    settings = tiny.settings(**overrides)
+    assert count(settings) == len(trials(settings))
+
+
+def test_a_large_plan_is_refused_before_its_trials_are_made(monkeypatch, tmp_path):
+    monkeypatch.setattr("depthmup.sweep.engine.trials", lambda settings: pytest.fail("trials are made"))
+    settings = tiny.settings(sweep__seeds=1_000_000)
+    for refused in (lambda: run(settings, tmp_path), lambda: sweep.cost(settings)):
+        with pytest.raises(SettingsError, match=r"would have 108,000,000 trials, more than sweep.max_trials = 20,000"):
+            refused()
 
 
 def test_yes_runs_a_large_plan(finished):

@@ -216,6 +216,12 @@ class Model(nn.Module):
         for name, declaration in declared(type(self)).items():
             declaration.check(name, getattr(self, name))
 
+    @nn.nowrap
+    def block_count(self, depth: int) -> int:
+        """The number of residual blocks (of layers, in a plain network) that this model has at a depth: what the branch
+        factor counts."""
+        return depth
+
     @property
     def head_dim(self) -> int:
         """Size of an attention head; 1 without attention."""

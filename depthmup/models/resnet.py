@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,15 +57,17 @@ class SimpleResNet(Model):
     the paper leaves both open.
 
     With scan, the blocks between two poolings are one scanned `blocks_0` .. `blocks_3`. The paper's text says both
-    average and max pooling. With `count="layers"`, the paper's, the branch factor counts all weight layers (blocks + 5:
-    with the read-in, three doublings and readout; ours), by an extra factor sqrt(depth / layers), which goes to 1. The
-    paper has no norm. `zero_init_branch` is of Appendix M.
+    average and max pooling. With `count="weight_layers"`, the paper's "total number of layers instead of the number of
+    residual blocks", the depth rules count depth + 5 (with the read-in, three doublings and readout; ours), at the base
+    depth too. The paper has no norm. `zero_init_branch` is of Appendix M.
     """
 
     width: int = key(128, "channels of the last stage, 8 times those of the first", low=1)
     depth: int = key(4, "the number of residual blocks, each of one convolution; 3 or more", low=1)
     pool: str = key("average", "the kind of the three poolings", choices=("average", "max"))
-    count: str = key("blocks", "what the branch factor counts; layers is the paper's", choices=("blocks", "layers"))
+    count: str = key(
+        "blocks", "what the depth rules count; weight_layers is the paper's", choices=("blocks", "weight_layers")
+    )
     padding: str = key("zero", "", choices=PADDINGS)
     norm: str = key("none", "batch: a batch norm after each convolution of a branch", choices=("none", "batch"))
     zero_init_branch: bool = key(False, "branches start at 0")
@@ -82,6 +83,10 @@ class SimpleResNet(Model):
         if min(space) < 2 ** (STAGES - 1):
             raise ValueError(f"SimpleResNet pools three times: images must be 8x8 or larger, got {space}")
 
+    @nn.nowrap
+    def block_count(self, depth: int) -> int:
+        return depth + (STAGES + 1 if self.count == "weight_layers" else 0)
+
     @property
     def ways(self) -> list[tuple[int, ...]]:
         return [(0, 1)] * self.depth + [(1,)] * (STAGES - 1)  # PathSum does not depend on the order of stages
@@ -90,9 +95,6 @@ class SimpleResNet(Model):
     def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
         self.check(x.shape)
         dtype = DTYPES[self.dtype]
-        branch_factor = factors.branch
-        if self.count == "layers":
-            branch_factor = branch_factor * math.sqrt(self.depth / (self.depth + STAGES + 1))
         pool = nn.avg_pool if self.pool == "average" else nn.max_pool
         channels = self.width // 2 ** (STAGES - 1)
         h = conv(x, channels, "read_in", padding=self.padding, dtype=dtype)
@@ -107,7 +109,7 @@ class SimpleResNet(Model):
                 lambda name: SimpleBranch(
                     self.activation, self.norm, self.padding, self.zero_init_branch, dtype, name=name
                 ),
-                lambda branch, h: h + jnp.asarray(branch_factor, h.dtype) * branch(h, train),
+                lambda branch, h: h + jnp.asarray(factors.branch, h.dtype) * branch(h, train),
                 h,
                 bounds[stage + 1] - bounds[stage],
                 first=bounds[stage],
@@ -224,6 +226,10 @@ class ResNet(Model):
                 f"ResNet halves the image {halvings} times: images must be {smallest}x{smallest} or larger, got {space}"
                 + why
             )
+
+    @nn.nowrap
+    def block_count(self, depth: int) -> int:
+        return depth * sum(self.stages)
 
     @property
     def ways(self) -> list[tuple[int, ...]]:

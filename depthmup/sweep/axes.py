@@ -13,6 +13,7 @@ from depthmup.parameterization import unknown
 from depthmup.settings import OWN, Settings, SettingsError, convert, flat, keys
 
 GRIDS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {"grid": np.linspace, "log": np.geomspace}
+MOST_POINTS = 1_000_000
 CONSTANTS = {"True": True, "False": False, "None": None}
 
 
@@ -67,11 +68,13 @@ def _grid(name: str, text: str) -> list[float]:
     """Values with equal distances or, for log, equal ratios; integers if low, high and all values are whole."""
     arguments = _list(text)
     numbers = all(isinstance(a, int | float) for a in arguments)
-    if len(arguments) != 3 or not numbers or int(arguments[2]) != arguments[2]:
+    if len(arguments) != 3 or not numbers or arguments[2] % 1 != 0:
         raise SettingsError(f"'{name}({text})' must be {name}(low, high, points)")
     low, high, points = arguments
-    if points < 2 or not low < high or (name == "log" and low <= 0):
-        raise SettingsError(f"'{name}({text})' needs low < high, two points or more, and for log a low above 0")
+    if not 2 <= points <= MOST_POINTS or not low < high or (name == "log" and low <= 0):
+        raise SettingsError(
+            f"'{name}({text})' needs low < high, 2 to {MOST_POINTS:,} points, and for log a low above 0"
+        )
     values = [float(value) for value in GRIDS[name](low, high, int(points))]
     whole = isinstance(low, int) and isinstance(high, int) and all(math.isclose(v, round(v)) for v in values)
     return [round(value) for value in values] if whole else values

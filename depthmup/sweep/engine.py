@@ -15,9 +15,9 @@ from depthmup.parameterization import unknown
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, from_config
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import parse
-from depthmup.sweep.estimate import Estimator, at_once, too_large
+from depthmup.sweep.estimate import Estimator, at_once
 from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
-from depthmup.sweep.plan import Group, Trial, grouped, identity, part, trials
+from depthmup.sweep.plan import Group, Trial, count, grouped, identity, part, trials
 from depthmup.sweep.progress import CompileClock, Progress
 from depthmup.sweep.store import Claims, Finished, Store
 from depthmup.train.build import task_of
@@ -58,10 +58,7 @@ def train(
     """
     settings = settings if isinstance(settings, Settings) else from_config(settings)
     workdir = Path(workdir)
-    plan = checked(settings, launcher, shard)
-    mistake = too_large(settings, len(plan))
-    if mistake and not yes:
-        raise SettingsError(mistake)
+    plan = checked(settings, launcher, shard, yes)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings))))
         stack.callback(store.export)
@@ -89,17 +86,28 @@ def train(
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
-def cost(settings: Settings | Mapping[str, Any], launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> str:
-    """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps."""
+def cost(
+    settings: Settings | Mapping[str, Any], launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
+) -> str:
+    """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
+
+    Arguments and errors are those of `train`.
+    """
     settings = settings if isinstance(settings, Settings) else from_config(settings)
-    plan = part(checked(settings, launcher, shard), *shard)
+    plan = part(checked(settings, launcher, shard, yes), *shard)
     groups, estimator = grouped(plan, _sizes(plan)), Estimator()
     estimator.measure(groups, Runner(settings.parallel.wrapper))
     return f"{estimator.total(groups)}{'; adaptive: about half of that' if settings.sweep.adaptive else ''}"
 
 
-def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1)) -> list[Trial]:
-    """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run."""
+def checked(
+    settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
+) -> list[Trial]:
+    """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run.
+
+    yes: make a plan of any size. Otherwise a plan of more than sweep.max_trials is refused before its trials are made,
+    since a million of them take minutes and gigabytes.
+    """
     if launcher not in LAUNCHERS:
         raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
     if not 0 <= shard[0] < shard[1]:
@@ -110,6 +118,12 @@ def checked(settings: Settings, launcher: str = "local", shard: tuple[int, int] 
         )
     if settings.sweep.adaptive and LEARNING_RATE in parse(settings):
         raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
+    planned, most = count(settings), settings.sweep.max_trials
+    if planned > most and not yes:
+        raise SettingsError(
+            f"the sweep would have {planned:,} trials, more than sweep.max_trials = {most:,}: leave out values of an "
+            "axis or seeds, or raise sweep.max_trials, or give --yes"
+        )
     plan = trials(settings)
     for trial in {trial.program: trial for trial in plan}.values():
         task_of(trial.settings)

@@ -14,7 +14,6 @@ import numpy as np
 
 from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
-from depthmup.settings import Settings
 from depthmup.sweep.group import LOG_EVERY, Runner, hypers_of
 from depthmup.sweep.plan import Group, Trial
 from depthmup.train import flops
@@ -223,14 +222,3 @@ def _used(device: jax.Device) -> float:
     """The peak so far of memory in use, in bytes: of the device, or of this process if the device is a CPU."""
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return float(peak) if peak is not None else 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def too_large(settings: Settings, trials: int) -> str:
-    """The error message for a plan of more than sweep.max_trials trials; "" for a smaller plan."""
-    limit = settings.sweep.max_trials
-    if trials <= limit:
-        return ""
-    return (
-        f"the plan has {trials:,} trials, more than sweep.max_trials = {limit:,}: look at it with --dry_run, then give "
-        "--yes, or narrow an axis, or set sweep.adaptive"
-    )

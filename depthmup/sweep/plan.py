@@ -13,7 +13,7 @@ import numpy as np
 from depthmup.fit.optimum import POINTS
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.settings import LEARNING_RATE, OWN, TRACED, Settings, SettingsError, flat, named, put
+from depthmup.settings import LEARNING_RATE, OWN, TRACED, Settings, SettingsError, flat, named, put, value_of
 from depthmup.sweep.axes import parse
 from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
@@ -80,8 +80,13 @@ class Group:
 def learning_rates(settings: Settings, optimizer: str) -> tuple[float, ...]:
     """The grid of one optimizer: `per_octave` rates for each factor of 2, both ends included."""
     low, high = settings.sweep.log2_learning_rates[optimizer]
-    points = round((high - low) * settings.sweep.per_octave) + 1
-    return tuple(float(lr) for lr in np.exp2(np.linspace(low, high, points)))
+    return tuple(float(lr) for lr in np.exp2(np.linspace(low, high, grid_points(settings, optimizer))))
+
+
+def grid_points(settings: Settings, optimizer: str) -> int:
+    """The number of `learning_rates`."""
+    low, high = settings.sweep.log2_learning_rates[optimizer]
+    return round((high - low) * settings.sweep.per_octave) + 1
 
 
 def shapes(settings: Settings) -> list[tuple[int, int]]:
@@ -122,8 +127,8 @@ def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]
             **dict(zip(static, others, strict=True)),
         }
         for name, *values in itertools.product(settings.sweep.parameterizations, *traced.values()):
-            point = _effective(settings, optimizer, name, dict(zip(traced, values, strict=True)))
-            curve = put(settings, at | point)
+            point = {"parameterization.name": name, **dict(zip(traced, values, strict=True))}
+            curve = put(settings, at | point | _unused(settings, optimizer, name))
             try:
                 curve.parameterization.build().check_family(family_of(optimizer))
             except ValueError as error:
@@ -133,6 +138,18 @@ def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]
         if not {flat(curve)[key] for curve, _ in result}.issuperset(given):
             raise SettingsError(f"sweep.axes: {key} is a setting of none of the optimizers and parameterizations swept")
     return result
+
+
+def count(settings: Settings) -> int:
+    """The number of `trials`, which are not made for it."""
+    more = parse(settings)
+    rates = len(more.pop(LEARNING_RATE, ()))
+    per_shape = 0
+    for optimizer, name in itertools.product(settings.sweep.optimizers, settings.sweep.parameterizations):
+        unused = _unused(settings, optimizer, name)
+        points = math.prod(len(values) for key, values in more.items() if key not in unused)
+        per_shape += points * (rates or grid_points(settings, optimizer))
+    return per_shape * len(shapes(settings)) * settings.sweep.seeds
 
 
 def trials(settings: Settings) -> list[Trial]:
@@ -189,20 +206,20 @@ def identity(settings: Settings) -> dict[str, Any]:
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 
-def _effective(settings: Settings, optimizer: str, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of traced keys, without the values that this optimizer and this parameterization do not use.
+def _unused(settings: Settings, optimizer: str, name: str) -> dict[str, Any]:
+    """{traced key that this optimizer or this parameterization does not use: the value that it keeps}.
 
-    An unused key keeps its value in `settings`: two points that differ only in unused keys give the same trial. alpha,
-    lr_depth and branch_init are used only by parameterizations that define their own: a sweep of alpha changes
+    Points of a sweep that differ in unused keys alone are one trial. alpha and lr_depth are used only by
+    parameterizations with a depth rule of their own, and branch_init only by am_mup: a sweep of alpha changes
     `depth_mup`, say, but not `mup`.
     """
-    table, result = TABLES[name], {"parameterization.name": name, **values}
-    for option in {key for keys in OPTIONS.values() for key in keys} - set(OPTIONS[optimizer]):
-        result.pop(f"optimizer.{option}", None)
-    if table.alpha is None:
-        result["parameterization.alpha"] = None
-    if table.lr_depth is None:
-        result |= {"parameterization.lr_depth": None, "parameterization.branch_init": "*"}
+    options = {option for used in OPTIONS.values() for option in used} - set(OPTIONS[optimizer])
+    unused = TRACED & {f"optimizer.{option}" for option in options}
+    result = {key: value_of(settings, key) for key in unused}
+    if TABLES[name].alpha is None:
+        result |= {"parameterization.alpha": None, "parameterization.lr_depth": None}
+    if TABLES[name].lr_depth is None:
+        result["parameterization.branch_init"] = "*"
     return result
 
 

@@ -115,8 +115,10 @@ class Task:
     ) -> Hyper:
         """The hyperparameters of one trial under a parameterization.
 
+        p: its base_depth is in the unit of the model's depth.
         optimizer: values of `Hyper.optimizer` that differ from the defaults (`OptimizerSettings`).
         """
+        p = self.counting_blocks(p)
         numbers = {**dataclasses.asdict(OptimizerSettings()), **optimizer}
         return Hyper(
             seed=seed,
@@ -128,6 +130,10 @@ class Task:
             forward=p.forward_factors(width=self.model.width, depth=self.model.depth, head_dim=self.model.head_dim),
             factors=leaf_factors(p, self.specs, family_of(self.optimizer)),
         )
+
+    def counting_blocks(self, p: Parameterization) -> Parameterization:
+        """The parameterization whose depth ratio is that of the model's numbers of blocks."""
+        return dataclasses.replace(p, blocks=self.model.block_count)
 
     def init(self, hyper: Hyper) -> TrainState:
         """The state before the first step."""

@@ -1,0 +1,23 @@
+"""Plain convolutional networks with GELU of the AM-muP paper (D.1, Fig 3) on CIFAR-10: one epoch of SGD.
+
+    python -m depthmup.data.prepare cifar10
+    python main.py --config=configs/cifar10_cnn_gelu.py --workdir=runs/cifar10_cnn_gelu
+    python main.py sweep --config=configs/cifar10_cnn_gelu.py --workdir=runs/sweep
+
+Cost: COST_
+Expect, by the paper: the best learning rate falls like depth^-1.38. Its init, He's variance times sqrt(2), is meant
+to keep the variance over depth; in fact the variance grows (docs/models.md), which
+--config.model.gelu_variance=stationary avoids.
+Ours: as in configs/cifar10_cnn.py.
+"""
+
+from ml_collections import config_dict
+
+from configs import papers
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = papers.paper_b("cnn", "cifar10")
+    config.model.activation = "gelu"
+    config.model.gelu_variance = "paper"
+    return config
