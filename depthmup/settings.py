@@ -186,10 +186,11 @@ class CheckSettings:
     width: int = key(256, "", low=1)
     depth: int = key(8, "", low=1)
     steps: tuple[int, ...] = key((1, 10), "after which the change of the features is measured", low=1, nonempty=True)
-    seeds: int = key(8, "", low=1)
+    seeds: int = key(8, "of each training", low=1)
+    max_seeds: int = key(64, "seeds are doubled up to this where the answer is undecided", low=1)
     batch_size: int = key(32, "", low=1)
     beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
-    tolerance: float = key(0.1, "a slope beyond this is not ok")
+    tolerance: float = key(0.1, "a slope is ok within +- this, not ok beyond, else undecided")
 
 
 # What main.py check does for other families than the residual MLP: convolutions are dear. Plain networks claim nothing
