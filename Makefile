@@ -7,7 +7,7 @@ BIN := .venv/bin
 transfer: .venv/ready
 	$(BIN)/python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer
 
-# Coordinate checks of every family of models; writes docs/checks.md. About an hour on 2 cores; goes on where it stopped.
+# Coordinate checks of every family of models; writes docs/checks.md. About two hours on 2 cores; goes on where it stopped.
 checks: .venv/ready
 	$(BIN)/python -m experiments.coordinate_checks runs/checks
 

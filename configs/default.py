@@ -81,7 +81,6 @@ CHECKS: dict[str, dict] = dict(
     mlp=dict(
         depths=(),
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
     ),
     cnn=dict(
@@ -90,47 +89,42 @@ CHECKS: dict[str, dict] = dict(
         depths=(),
         depth=3,
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
     ),
     residual_cnn=dict(
         log2_learning_rates=dict(sgd=-11.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(32, 64, 128),
-        depths=(8, 12, 16, 32),
+        depths=(4, 8, 16, 32),
         width=64,
         depth=4,
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
     ),
     simple_resnet=dict(
         log2_learning_rates=dict(sgd=-5.0, momentum=-12.0, adam=-10.0, adamw=-10.0),
         widths=(128, 256, 512),
-        depths=(8, 12, 16, 32),
+        depths=(4, 8, 16, 32),
         depth=4,
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
     ),
     resnet=dict(
         log2_learning_rates=dict(sgd=-12.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(16, 32, 64),
-        depths=(4, 6, 8, 12),
+        depths=(2, 4, 8, 16),
         width=16,
         depth=1,
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
         beta0=0.0625,
     ),
     vit=dict(
         log2_learning_rates=dict(sgd=-12.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
         widths=(64, 128, 256),
-        depths=(8, 12, 16, 32),
+        depths=(4, 8, 16, 32),
         width=64,
         depth=4,
         steps=(1, 4),
-        seeds=16,
         batch_size=8,
     ),
 )
@@ -259,10 +253,11 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         width=256,
         depth=8,
         steps=(1, 10),  # after which the change of the features is measured
-        seeds=8,
+        seeds=8,  # of each training
+        max_seeds=64,  # seeds are doubled up to this where the answer is undecided
         batch_size=32,
         beta0=1.0,  # branch multiplier at depth 1, on top of parameterization.beta0
-        tolerance=0.1,  # a slope beyond this is not ok
+        tolerance=0.1,  # a slope is ok within +- this, not ok beyond, else undecided
     )
 
     config.model.update(FAMILIES[model])

@@ -15,6 +15,7 @@ from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import explain
 from depthmup.measure.maximal_update import AVERAGES
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.optim import family_of
 from depthmup.parameterization import unknown
 from depthmup.settings import Settings, SettingsError
@@ -60,7 +61,7 @@ def sweep(
 
 
 def check(settings: Settings, workdir: Path | None, command: str) -> int:
-    """Coordinate check for every optimizer of `settings.check`; status 1 if one is not ok."""
+    """Coordinate check for every optimizer of `settings.check`; status 0 for ok, 1 for not ok, 3 for undecided."""
     verdicts = []
     for name in settings.check.optimizers:
         settings.parameterization.build().check_family(family_of(name))
@@ -73,8 +74,8 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
             path = workdir / f"coordinate_check_{name}.png"
             result.plot(path)
             print(f"plot: {path}")
-        verdicts.append(result.ok)
-    return 0 if all(verdicts) else 1
+        verdicts.append(result.verdict)
+    return {OK: 0, NOT_OK: 1, UNDECIDED: 3}[overall(verdicts)]
 
 
 def explain_parameters(settings: Settings, workdir: Path | None, command: str) -> int:

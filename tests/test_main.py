@@ -124,7 +124,10 @@ def test_check_exit_status(tmp_path, call):
     assert (tmp_path / "coordinate_check_adam.png").read_bytes().startswith(b"\x89PNG")
     bad = call("check", *CHECK, "--config.parameterization.name=sp")
     assert bad.returncode == 1
-    assert "NOT OK" in bad.stdout
+    assert "2^-10: not ok (" in bad.stdout
+    undecided = call("check", *CHECK, "--config.check.seeds=1", "--config.check.max_seeds=1")
+    assert undecided.returncode == 3
+    assert "2^-10: undecided (" in undecided.stdout
 
 
 @pytest.mark.parametrize(

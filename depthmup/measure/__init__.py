@@ -3,7 +3,7 @@
 Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md).
 """
 
-from depthmup.measure.coordinate_check import CoordinateReport, Slope, coordinate_check
+from depthmup.measure.coordinate_check import CoordinateReport, coordinate_check
 from depthmup.measure.kernels import (
     NetworkFields,
     NetworkKernels,
@@ -18,9 +18,11 @@ from depthmup.measure.maximal_update import MaximalUpdate, maximal_update, updat
 from depthmup.measure.ntk import Outer, empirical_ntk, linen_dense
 from depthmup.measure.probe import Probe, groups_of, probe, train_only
 from depthmup.measure.sharpness import sharpness
+from depthmup.measure.slope import Estimate, Slope
 
 __all__ = [
     "CoordinateReport",
+    "Estimate",
     "MaximalUpdate",
     "NetworkFields",
     "NetworkKernels",

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.measure.probe import Probe, feature_changes
+from depthmup.measure.probe import ALL, Probe, feature_changes
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
 from depthmup.parameterization import at_least_one
 
-
-class Slope(NamedTuple):
-    """The slope of log2 RMS change of a quantity over log2 size, with its 95% interval over seeds."""
-
-    axis: str  # "width" or "depth"
-    group: str  # the group of parameters that was trained, or "all"
-    quantity: str  # what changed: "hidden", "logits" or another key of `Probe.features`
-    step: int  # number of training steps
-    slope: float
-    low: float
-    high: float
-    judged: bool  # whether the verdict uses this slope
-    ok: bool  # whether the slope is within the tolerance
-    sizes: tuple[int, ...]  # widths or depths
-    changes: np.ndarray  # (sizes, seeds), RMS changes since initialization
+Shape = tuple[int, int]  # width and depth
 
 
 class CoordinateReport(NamedTuple):
-    """The result of a coordinate check: all slopes, `ok`, `str(report)` (a table) and `plot(path)`."""
+    """The result of a coordinate check: all slopes, `verdict`, `ok`, `str(report)` (a table) and `plot(path)`."""
 
     title: str
     slopes: list[Slope]
     tolerance: float
 
     @property
+    def verdict(self) -> str:
+        """ "ok" if all judged slopes are ok, "not ok" if one is not, "undecided" otherwise."""
+        return overall([s.answer for s in self.slopes])
+
+    @property
     def ok(self) -> bool:
-        """Are all judged slopes within the tolerance?"""
-        return all(s.ok for s in self.slopes if s.judged)
+        """Is the verdict "ok"?"""
+        return self.verdict == OK
 
     def __str__(self) -> str:
-        lines = [f"{'axis':6} {'trained':22} {'quantity':9} {'step':>4}  {'slope':>6}  95% interval"]
-        for s in self.slopes:
-            verdict = ("ok" if s.ok else "NOT OK") if s.judged else ""
-            interval = f"[{s.low:+.2f}, {s.high:+.2f}]"
-            lines.append(
-                f"{s.axis:6} {s.group:22} {s.quantity:9} {s.step:4d}  {s.slope:+6.2f}  {interval:15} {verdict}"
-            )
-        summary = f"{self.title}: {'ok' if self.ok else 'NOT OK'} (judged slopes within {self.tolerance} of 0)"
-        return "\n".join([*lines, summary])
+        columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
+        head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
+        rows = [
+            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""), s.answer)
+            for s in self.slopes
+        ]
+        count = sum(s.judged for s in self.slopes)
+        rule = f"within +-{self.tolerance:g} is ok, beyond it for {count} slopes together is not"
+        table = [columns.format(*row).rstrip() for row in (head, *rows)]
+        return "\n".join([*table, f"{self.title}: {self.verdict} ({rule})", *self._advice()])
+
+    @property
+    def undecided(self) -> list[Slope]:
+        """The undecided slopes along axes on which nothing is not ok."""
+        wrong = {s.axis for s in self.slopes if s.answer == NOT_OK}
+        return [s for s in self.slopes if s.answer == UNDECIDED and s.axis not in wrong]
+
+    def _advice(self) -> list[str]:
+        """What to do where the check could not decide, a line each."""
+        small = [
+            s for s in self.undecided if s.limit and (s.plain.low > self.tolerance or s.plain.high < -self.tolerance)
+        ]
+        seeds, lines = len(self.undecided) - len(small), []
+        if seeds:
+            lines.append(f"undecided: {seeds} slopes; take more seeds (max_seeds)")
+        if small:
+            lines.append(f"undecided: {len(small)} slopes that may fall like 1/depth; take larger depths or more seeds")
+        if any(s.axis == "depth" and s.answer == NOT_OK and not s.limit for s in self.slopes):
+            lines.append("two depths cannot tell a slope that falls like 1/depth from one that stays: give a third")
+        return lines
 
     def plot(self, path: str | Path) -> None:
         """Draw RMS changes against width and depth, one line per judged group, to a PNG."""
@@ -67,7 +80,8 @@ def coordinate_check(
     width: int = 256,
     depth: int = 8,
     steps: Sequence[int] = (1, 10),
-    seeds: int = 4,
+    seeds: int = 8,
+    max_seeds: int = 64,
     tolerance: float = 0.1,
     title: str = "coordinate check",
     progress: Callable[[str], None] = lambda message: None,
@@ -80,7 +94,14 @@ def coordinate_check(
       widths: the widths to compare, at depth `depth`. depths: the depths to compare, at width `width`. An axis with
         fewer than two values is not checked.
       steps: numbers of training steps after which the change is measured.
-      tolerance: a judged slope is ok if its absolute value is at most this.
+      seeds: trainings of each group at each shape. Along an axis on which nothing is not ok, the number is doubled for
+        the groups with an undecided slope, up to `max_seeds`; equal arguments give equal results. Further seeds are
+        trained by the compiled programs of the first ones.
+      tolerance: a slope is to be within +-tolerance.
+
+    Every judged slope gets one of three answers, from its interval: "ok", "not ok" or "undecided". `slope.answer` has
+    the rule. Along depth a slope that falls like 1/depth is no fault, so from three depths on the slope is also fitted
+    beside a term 1/depth; two depths cannot tell.
 
     For most groups the slope of "hidden" is judged. The slope of "logits" is judged instead for groups that do not move
     "hidden" (the readout, a norm before it, scalars), and along depth for vectors in branches: norms act on the
@@ -99,51 +120,87 @@ def coordinate_check(
     for name, values in (
         ("width", [*widths, width]),
         ("depth", [*depths, depth]),
-        ("seeds", [seeds]),
+        ("seeds", [seeds, max_seeds]),
         ("steps", steps),
     ):
         for value in values:
             at_least_one(name, value)
-    changes: dict[tuple[int, int], dict[tuple[str, str], np.ndarray]] = {}
-    for shape in sorted({s for shapes in axes.values() for s in shapes}):
-        progress(f"width {shape[0]} depth {shape[1]}")
-        changes[shape] = feature_changes(probe_at(*shape), max(steps), seeds)
-    slopes = []
-    for axis, shapes in axes.items():
-        sizes = tuple(s[0] if axis == "width" else s[1] for s in shapes)
-        for group, quantity in dict.fromkeys(key for s in shapes for key in changes[s]):
-            missing = [s for s in shapes if (group, quantity) not in changes[s]]
-            if missing:
-                raise ValueError(f"no {quantity!r} of the group {group!r} at (width, depth) = {missing[0]}")
-            still = not any(changes[s][group, "hidden"].any() for s in shapes)
-            by_logits = still or (group.startswith("branch/vector") and axis == "depth")
-            for step in steps:
-                table = np.stack([changes[s][group, quantity][:, step - 1] for s in shapes])  # (sizes, seeds)
-                slope = _slope(axis, group, quantity, step, sizes, table, tolerance, by_logits)
-                if slope.judged or table.any():
-                    slopes.append(slope)
-    return CoordinateReport(title, slopes, tolerance)
+    trainings, looks = _Trainings(probe_at, max(steps), seeds, progress), stages(seeds, max_seeds)
+    asked = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
+    counts: dict[tuple[str, str], int] = {}
+    for count in looks:
+        counts |= dict.fromkeys(asked, count)
+        slopes = _slopes(trainings, axes, counts, steps, tolerance, len(looks))
+        report = CoordinateReport(title, slopes, tolerance)
+        asked = [(s.axis, s.group) for s in report.undecided]
+        if not asked:
+            break
+    return report
 
 
-def _slope(
-    axis: str,
-    group: str,
-    quantity: str,
-    step: int,
-    sizes: tuple[int, ...],
-    changes: np.ndarray,
+class _Trainings:
+    """The changes measured so far; what is asked for and not there yet is trained, `block` seeds at a time."""
+
+    def __init__(
+        self, probe_at: Callable[[int, int], Probe], steps: int, block: int, progress: Callable[[str], None]
+    ) -> None:
+        self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
+        self._steps, self._block, self._progress = steps, block, progress
+        self._blocks: dict[tuple[Shape, str], list[dict[str, np.ndarray]]] = {}
+
+    def groups(self, shapes: Sequence[Shape]) -> list[str]:
+        """The groups to train. Raises ValueError for a group that not all shapes have."""
+        groups = [(*self._probe_at(*shape).groups, ALL) for shape in shapes]
+        for shape, own in zip(shapes, groups, strict=True):
+            if set(own) != set(groups[0]):
+                differ = sorted(set(own) ^ set(groups[0]))
+                raise ValueError(
+                    f"groups of parameters that (width, depth) = {shape} and {shapes[0]} do not share: {differ}"
+                )
+        return list(groups[0])
+
+    def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> dict[str, np.ndarray]:
+        """{quantity: RMS changes, (shapes, seeds, steps)}"""
+        found = [self._at(shape, group, seeds) for shape in shapes]
+        return {quantity: np.stack([own[quantity] for own in found]) for quantity in found[0]}
+
+    def _at(self, shape: Shape, group: str, seeds: int) -> dict[str, np.ndarray]:
+        blocks = self._blocks.setdefault((shape, group), [])
+        while len(blocks) * self._block < seeds:
+            first = len(blocks) * self._block
+            self._progress(f"width {shape[0]} depth {shape[1]}: {group}, seed {first}")
+            more = range(first, first + self._block)
+            blocks.append(feature_changes(self._probe_at(*shape), group, self._steps, more))
+        return {quantity: np.concatenate([b[quantity] for b in blocks])[:seeds] for quantity in blocks[0]}
+
+
+def _slopes(
+    trainings: _Trainings,
+    axes: Mapping[str, Sequence[Shape]],
+    counts: Mapping[tuple[str, str], int],
+    steps: Sequence[int],
     tolerance: float,
-    by_logits: bool,
-) -> Slope:
-    from scipy import stats  # here, so that `import depthmup` stays light
-
-    x = np.log2(sizes) - np.mean(np.log2(sizes))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_seed = x @ np.log2(changes) / (x @ x)  # NaN or infinite where a change is 0
-        slope, seeds = float(per_seed.mean()), len(per_seed)
-        half = math.inf
-        if seeds > 1:
-            half = float(stats.t.ppf(0.975, seeds - 1) * per_seed.std(ddof=1) / math.sqrt(seeds))
-    judged = quantity == ("logits" if by_logits else "hidden")
-    ok = bool(abs(slope) <= tolerance)  # NaN (nothing moved, or a run blew up) is not ok
-    return Slope(axis, group, quantity, step, slope, slope - half, slope + half, judged, ok, sizes, changes)
+    looks: int,
+) -> list[Slope]:
+    """All slopes, by counts[axis, group] seeds, with their answers."""
+    measured = []
+    for (axis, group), count in counts.items():
+        tables = trainings.changes(axes[axis], group, count)
+        still = not tables["hidden"].any()
+        by_logits = still or (group.startswith("branch/vector") and axis == "depth")
+        for quantity, table in tables.items():
+            judged = quantity == ("logits" if by_logits else "hidden")
+            measured += [
+                (axis, group, quantity, step, judged, table[..., step - 1])
+                for step in steps
+                if judged or table[..., step - 1].any()
+            ]
+    tests = sum(judged for *_, judged, _ in measured)
+    slopes = []
+    for axis, group, quantity, step, judged, changes in measured:
+        sizes = tuple(shape[axis == "depth"] for shape in axes[axis])
+        found = fits(axis, sizes, changes)
+        plain, *limit = (estimate(fit, looks) for fit in found)
+        said = answer(found, tolerance, looks, tests) if judged else ""
+        slopes.append(Slope(axis, group, quantity, step, said, plain, limit[0] if limit else None, sizes, changes))
+    return slopes

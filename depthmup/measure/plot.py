@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED
+
 if TYPE_CHECKING:
     from depthmup.measure.coordinate_check import CoordinateReport
+
+STYLES = {OK: "-", UNDECIDED: ":", NOT_OK: "--"}
 
 
 def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
     """Draw RMS change against size: a row per number of steps, a column per axis, a line per group and quantity that
-    is judged."""
+    is judged. A line is solid if its slope is ok, dotted if undecided, dashed if not ok."""
     judged = [s for s in report.slopes if s.judged]
     axes = list(dict.fromkeys(s.axis for s in judged))
     steps = list(dict.fromkeys(s.step for s in judged))
@@ -26,12 +30,14 @@ def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
         log = np.log2(np.maximum(s.changes, np.finfo(float).tiny))
         mean, spread = log.mean(axis=1), log.std(axis=1)
         color = f"C{names.index((s.group, s.quantity)) % 10}"
-        style = "-" if s.ok else "--"
+        style = STYLES[s.answer]
         panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=f"{s.group} ({s.quantity})")
         panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
-        if not s.ok:
+        if s.answer != OK:
             at = (s.sizes[-1], mean[-1])
-            panel.annotate(f"{s.slope:+.2f}", at, xytext=(5, 0), textcoords="offset points", fontsize=7, color=color)
+            panel.annotate(
+                f"{s.plain.slope:+.2f}", at, xytext=(5, 0), textcoords="offset points", fontsize=7, color=color
+            )
         panel.set_xscale("log", base=2)
         panel.set_xticks(s.sizes, [str(size) for size in s.sizes])
         panel.minorticks_off()
@@ -44,5 +50,6 @@ def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="trained (measured on)"
     )
-    figure.suptitle(f"{report.title}: {'ok' if report.ok else 'NOT OK (dashed, with slope)'}", fontsize=11)
+    styles = "" if report.ok else " (not ok: dashed, undecided: dotted, with their slopes)"
+    figure.suptitle(f"{report.title}: {report.verdict}{styles}", fontsize=11)
     figure.savefig(path, dpi=130)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,21 +105,16 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
     return jax.tree.map(np.float32, factors._replace(lr=masked))
 
 
-def feature_changes(probe: Probe, steps: int, seeds: int) -> dict[tuple[str, str], np.ndarray]:
-    """{(group, quantity): RMS changes since initialization after 1..steps steps, (seeds, steps)}.
+def feature_changes(probe: Probe, group: str, steps: int, seeds: Sequence[int]) -> dict[str, np.ndarray]:
+    """{quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}, with this group trained.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    Raises ValueError if "hidden" or "logits" is missing.
+    Calls with equally many seeds share a program. Raises ValueError if "hidden" or "logits" is missing.
     """
-    names = [(group, seed) for group in (*probe.groups, ALL) for seed in range(seeds)]
-    hypers = [probe.hyper(*name) for name in names]
+    hypers = [probe.hyper(group, seed) for seed in seeds]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
     rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
-    return {
-        (group, quantity): np.asarray(values)[[i for i, name in enumerate(names) if name[0] == group]]
-        for group in (*probe.groups, ALL)
-        for quantity, values in rms.items()
-    }
+    return {quantity: np.asarray(values) for quantity, values in rms.items()}
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,6 +28,7 @@ def check_optimizer(
         depth=c.depth,
         steps=c.steps,
         seeds=c.seeds,
+        max_seeds=c.max_seeds,
         tolerance=c.tolerance,
         title=f"{settings.parameterization.name}, {name}, learning rate 2^{c.log2_learning_rates[name]:g}",
         progress=progress,

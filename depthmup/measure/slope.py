@@ -1,0 +1,119 @@
+"""From measured changes to slopes, their intervals over seeds, and one of three answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+OK, NOT_OK, UNDECIDED = "ok", "not ok", "undecided"
+ERROR = 0.05  # 1 - confidence
+
+
+class Estimate(NamedTuple):
+    """A slope of log2 change over log2 size, and its 95% interval over seeds."""
+
+    slope: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.slope:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+class Slope(NamedTuple):
+    """How the change of one quantity depends on width or depth when one group of parameters is trained."""
+
+    axis: str  # "width" or "depth"
+    group: str  # the group of parameters that was trained, or "all"
+    quantity: str  # what changed: "hidden", "logits" or another key of `Probe.features`
+    step: int  # number of training steps
+    answer: str  # OK, NOT_OK or UNDECIDED; "" for a slope that is only shown
+    plain: Estimate  # of the line
+    limit: (
+        Estimate | None
+    )  # along depth from three depths on: of the line with a term 1/depth, the slope at large depth
+    sizes: tuple[int, ...]  # widths or depths
+    changes: np.ndarray  # (sizes, seeds), RMS changes since initialization
+
+    @property
+    def judged(self) -> bool:
+        """Does the verdict use this slope?"""
+        return bool(self.answer)
+
+
+def fits(axis: str, sizes: Sequence[int], changes: np.ndarray) -> list[np.ndarray]:
+    """The slopes of each seed, (seeds,), of a line and, along depth, of a line with a term 1/depth; by least squares.
+
+    The line is log2 change = a + slope log2 size. From three depths on, log2 change = a + slope log2 depth + c / depth
+    is fitted as well. changes: (sizes, seeds). A slope is not finite where a change is 0 or is not finite.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y, x = np.log2(changes), np.log2(sizes) - np.mean(np.log2(sizes))
+        found = [x @ y / (x @ x)]
+        if axis == "depth" and len(set(sizes)) > 2:
+            term = 1 / np.array(sizes) - np.mean(1 / np.array(sizes))
+            alone = x - term * (x @ term) / (term @ term)  # what the term cannot explain of log2 depth
+            found.append(alone @ y / (alone @ alone))
+    return found
+
+
+def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
+    """The mean of the slopes of all seeds, (seeds,), and its interval by Student's t.
+
+    The interval holds the slope with 95% confidence at all `looks` and for all `tests` together, by Bonferroni's
+    correction. With one seed it is infinite.
+    """
+    from scipy import special  # here, so that `import depthmup` stays light
+
+    mean, seeds = float(slopes.mean()), len(slopes)
+    if seeds == 1:
+        return Estimate(mean, -math.inf, math.inf)
+    with np.errstate(invalid="ignore"):
+        stderr = float(slopes.std(ddof=1)) / math.sqrt(seeds)
+    half = float(special.stdtrit(seeds - 1, 1 - ERROR / (2 * looks * tests))) * stderr
+    return Estimate(mean, mean - half, mean + half)
+
+
+def answer(found: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests: int = 1) -> str:
+    """Is the slope within +-tolerance? found: from `fits`; looks: how often it is asked; tests: of how many slopes.
+
+    A report is ok if all of its slopes are, and not ok if one is not. So a wrong report is called ok only if its wrong
+    slope is (an intersection-union test): the 95% interval of a slope within the tolerance is enough for "ok", however
+    many slopes there are. But a right report is called not ok if any of its slopes is: for "not ok" the interval must
+    lie beyond the tolerance with 95% confidence for all slopes together. Both are corrected for the number of looks.
+
+    Where the term 1/depth is fitted, "ok" needs the interval of either slope within the tolerance, and the one at large
+    depth not beyond it; "not ok" needs both beyond, on the same side. The reason is that at small depth a right model
+    has a slope that falls like 1/depth, while the term makes the interval several times wider: a slope that is flat at
+    the depths measured is ok without it (docs/rules.md section 0 has the errors of this rule and of others).
+
+    A slope that is not finite is not ok: nothing moved, or a training blew up.
+    """
+    if not all(np.isfinite(slopes).all() for slopes in found):
+        return NOT_OK
+    within = [max(-e.low, e.high) <= tolerance for e in (estimate(slopes, looks) for slopes in found)]
+    sides = [_side(estimate(slopes, looks, tests), tolerance) for slopes in found]
+    if set(sides) in ({1}, {-1}):
+        return NOT_OK
+    return OK if within[-1] or (within[0] and not sides[-1]) else UNDECIDED
+
+
+def overall(answers: Collection[str]) -> str:
+    """NOT_OK if one answer is, else UNDECIDED if one is, else OK."""
+    return next((worse for worse in (NOT_OK, UNDECIDED) if worse in answers), OK)
+
+
+def _side(interval: Estimate, tolerance: float) -> int:
+    """1 if the interval lies above +-tolerance, -1 if below, 0 otherwise."""
+    return int(interval.low > tolerance) - int(interval.high < -tolerance)
+
+
+def stages(seeds: int, max_seeds: int) -> list[int]:
+    """The numbers of seeds at which slopes are looked at: doubled up to max_seeds, in whole multiples of `seeds`."""
+    found, most = [seeds], max(1, max_seeds // seeds) * seeds
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
