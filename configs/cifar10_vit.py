@@ -4,7 +4,9 @@
     python main.py --config=configs/cifar10_vit.py --workdir=runs/cifar10_vit
     python main.py sweep --config=configs/cifar10_vit.py --workdir=runs/sweep
 
-Cost: COST_
+Cost: 14,060 steps of batch 64 and 6e14 operations for each training; 1,368 trainings and 1.1e18 operations for the
+sweep, by the arithmetic of --dry_run: 126 days at 1e11 operations a second. Nothing was run: the data set needs a
+download.
 Expect, as the paper says of Tiny ImageNet: the best learning rate transfers over depth. --config.model.norm=none
 trains without layer norm.
 Ours: all but batch size, augmentation and Adam's rule, since the paper has no such experiment. The paper's rule has

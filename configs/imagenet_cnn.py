@@ -4,7 +4,9 @@
     python main.py --config=configs/imagenet_cnn.py --workdir=runs/imagenet_cnn
     python main.py sweep --config=configs/imagenet_cnn.py --workdir=runs/sweep
 
-Cost: COST_
+Cost: 4,504 steps of batch 256 and 2.3e15 operations for each training; 1,680 trainings and 1.7e19 operations for the
+sweep, by the arithmetic of --dry_run: 5 years at 1e11 operations a second. Nothing was run: the data set needs a
+download.
 Expect, by the paper: the best learning rate falls like depth^-1.329.
 Ours: width 64, batch 256 ("the standard ImageNet recipe"), images of 64 pixels, crops and flips, 3 seeds, which two
 segments the depths are of, the learning rate of a lone training.
