@@ -134,7 +134,7 @@ def test_ntp_against_mup(written, monkeypatch):
         noise = np.mean(richness.mean(planted_limit(1, 0.5, 1, 3, 8, 1)[0])[1] ** 2)
         assert errors["mean"]["value"][-1] ** 2 == pytest.approx((m / 128) ** 2 - v / 128**2 - noise, rel=0.01)
         best = [2 / (1 + ntp_against_mup.RULES[name](width)) for width in sizes["widths"]]
-        np.testing.assert_allclose(numbers["tuned"][name]["theory"], best, rtol=0.06)
+        np.testing.assert_allclose(numbers["tuned"][name]["theory"], best, rtol=0.1)
     assert np.ptp(numbers["tuned"]["muP"]["theory"]) == 0
     assert numbers["tuned"]["muP"]["transferred"] < 1.5 < 5 < numbers["tuned"]["NTP from 16"]["transferred"]
     lazy = ntp_against_mup.RULES["NTP"](16)

@@ -306,7 +306,7 @@ def test_report(finished, tmp_path):
     assert found["settings"]["sweep"]["depths"] == [2, 4]
     assert len(found["sweeps"]) == len(curves) == 12
     for entry, curve in zip(found["sweeps"], curves, strict=True):
-        assert entry["verdict"] in ("transfers", "does not transfer", "inconclusive")
+        assert entry["verdict"] in ("transfers", "does not transfer", "undecided")
         assert entry["values"] == ([2, 4] if entry["axis"] == "depth" else [8, 16])
         assert entry["optimal_lr"] == curve.result.optimal_lr
         assert len(entry["regret"]) == 2
