@@ -1,9 +1,9 @@
 """Coordinate checks of every family, in width and depth, SGD and Adam: `make checks` writes docs/checks.md.
 
-    python -m experiments.coordinate_checks runs/checks [NAME ...] [--processes 2]
+    python -m experiments.coordinate_checks docs/results/checks [NAME ...] [--processes 2]
 
 A case is a family with its options and one optimizer. It is checked under several parameterizations, which share
-compiled programs. Finished cases are kept in runs/checks/*.json, so you may interrupt the command and start it again.
+compiled programs. Finished cases are kept in docs/results/checks/*.json, so you may interrupt the command and start it again.
 It takes about two hours on two cores.
 """
 

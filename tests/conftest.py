@@ -15,6 +15,9 @@ ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+    # As many processes as cores are busy: threads of NumPy's would only wait for each other.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
 }
 # XLA's older way of writing fused loops compiles gradients in a third of the time, on one thread in less than on many.
 # A jaxlib that does not know a flag ends the process, so others than these get none.
