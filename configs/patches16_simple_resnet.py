@@ -5,8 +5,8 @@
 
 Cost: 1,200 trainings of 78 steps, about 30 minutes on two CPU cores.
 Expect: under depth_mup the best learning rate of depth 3 costs at most 3% of the best loss up to depth 24, while the
-best learning rates of sp and mup fall by 6 octaves (docs/laws.md). Sizes, steps and rates are our choice, and that the branch factor counts
-residual blocks (A.1 counts layers).
+best learning rates of sp and mup fall by 6 octaves (docs/laws.md). Sizes, steps and rates are our choice, and that the
+branch factor counts residual blocks (A.1 counts layers).
 """
 
 from ml_collections import config_dict

@@ -6,8 +6,9 @@ with LayerNorm and without; no download.
 
 Cost: 960 trainings of 78 steps of batch 32, about 20 minutes on two CPU cores.
 Expect: with LayerNorm the best learning rates of sp and mup fall as 1/depth, and under depth_mup that of depth 2 costs
-at most 5% up to depth 16; without LayerNorm sp and mup do not train at depth 8 and 16 (docs/laws.md). Sizes, steps and rates are our
-choice, and Adam's rule with L^-1/2 in branches (the paper's is --config.parameterization.lr_depth=0).
+at most 5% up to depth 16; without LayerNorm sp and mup do not train at depth 8 and 16 (docs/laws.md). Sizes, steps
+and rates are our choice, and Adam's rule with L^-1/2 in branches (the paper's is
+--config.parameterization.lr_depth=0).
 """
 
 from ml_collections import config_dict

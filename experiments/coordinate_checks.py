@@ -3,8 +3,8 @@
     python -m experiments.coordinate_checks docs/results/checks [NAME ...] [--processes 2]
 
 A case is a family with its options and one optimizer. It is checked under several parameterizations, which share
-compiled programs. Finished cases are kept in docs/results/checks/*.json, so you may interrupt the command and start it again.
-It takes about two hours on two cores.
+compiled programs. Finished cases are kept in docs/results/checks/*.json, so you may interrupt the command and start
+it again. It takes about two hours on two cores.
 """
 
 from __future__ import annotations

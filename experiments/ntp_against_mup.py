@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
-from depthmup.fit import ensemble_errors, finite_size, log_losses, optimum, power_law
+from depthmup.fit import capped, ensemble_errors, finite_size, log_losses, optimum, power_law
 from depthmup.fit.drift import fitted_drift
 from depthmup.fit.transfer import nearest
 from depthmup.measure import distance
@@ -164,7 +164,8 @@ def tuned(
             losses[width] = np.array([[loss(one) for one in run] for run in runs])
             solved = [limit(rule(width), float(e), depth, **theory)[0].mean(0) for e in rates]
             line[width] = np.array([loss(one) for one in solved])
-        optima = [optimum(rates, of, CAP) for of in losses.values()]
+        # A few of hundreds of narrow networks diverge at any large rate: they count with the loss of chance.
+        optima = [optimum(rates, capped(of, CAP)) for of in losses.values()]
         best = [optimum(rates, of, CAP).learning_rate or math.nan for of in line.values()]
         drift = fitted_drift(widths, optima, min(seeds.values()))
         law = power_law(widths, best)
