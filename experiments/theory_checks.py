@@ -13,6 +13,7 @@ s^(-1/2). Exponents are slopes of log eta* in log depth or log width, of each se
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,7 @@ def slope(sizes: Sequence[float], values: np.ndarray) -> tuple[float, float]:
 # Section 1.1: other powers of depth
 
 
-def alpha_family(
+def powers_of_depth(
     depths: Sequence[int] = (16, 32, 64, 128),
     widths: Sequence[int] = (64, 128, 256, 512),
     width: int = 96,
@@ -278,7 +279,7 @@ def descent(widths: tuple[int, int] = (64, 128), seeds: int = 2048, samples: int
             train(problem, width=n, seeds=seeds, first_seed=n * seeds, batches=batches if batched else None)
             for n in widths
         ]
-        own = problem if not batched else Problem(**vars(problem) | dict(sample_weights=weights))
+        own = problem if not batched else dataclasses.replace(problem, sample_weights=weights)
         limit = dmft(own, samples=samples)
         assert limit.stderr is not None
         far, near = (of.astype(float) for of in runs)
@@ -424,7 +425,7 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
     def plain(depth: int) -> float:
         m = np.arange(depth)
         pairs = 1 + 2.0 * np.minimum.outer(m, m)
-        return float(np.mean([pairs[:l, :l].sum() for l in range(1, depth + 1)]))  # noqa: E741
+        return float(np.mean([pairs[:l, :l].sum() for l in range(depth)]))  # noqa: E741 - z^1 does not change
 
     def residual(depth: int, activation: str, beta: float) -> float:
         options = dict(steps=2, eta0=0.01, activation=activation, beta=beta, trained=("branch",))
@@ -556,12 +557,7 @@ def mean_change_over_width(widths: Sequence[int] = (64, 128, 256, 512), depth: i
     """Whether eta* depends on width (paper B, Theorem 1), with both readouts; and with as many outputs as units."""
     rows = []
     for kind in ("plain", "branches of one layer"):
-        variants = {
-            Variant(): 0.0,
-            Variant(readout=0.5): -0.5,
-            Variant("CE", 1.0, ALL): 0.0,
-            Variant("CE", 0.5, ALL): -0.5,
-        }
+        variants = {Variant(loss, readout): readout - 1 for loss in ("one sample", "CE") for readout in (1.0, 0.5)}
         s = np.stack([mean_changes(net(kind, n, depth), list(variants), seeds) for n in widths], axis=2)
         for (variant, exponent), of in zip(variants.items(), s, strict=True):
             rows.append(Row("6", f"{kind}: eta* in N, {variant}", about(exponent, 0.2), *slope(widths, of**-0.5)))
@@ -627,7 +623,7 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
 CHECKS: dict[str, Callable[..., list[Row]]] = {
     check.__name__: check
     for check in (
-        alpha_family,
+        powers_of_depth,
         series_remainder,
         lazy_depth,
         one_step_scatter,
