@@ -1,0 +1,672 @@
+"""The statements of docs/theory.md that no other command shows: each one simulated in a small way, and judged.
+
+    python -m experiments.theory_checks                      (all of them; twelve minutes on two cores)
+    python -m experiments.theory_checks training overlaps    (only these; their names are in CHECKS)
+
+It prints a table: the section of docs/theory.md, what is measured, the band in which the statement puts it, the value
+with its 95% interval over seeds, and whether the statement holds: the whole interval lies within the band.
+
+In section 6 the networks are the package's own, with one learning rate for all weights that are trained (depth-muP: its
+own rates). s is the mean over layers of the mean square change in a step of learning rate 1, linearised, and eta* =
+s^(-1/2). Exponents are slopes of log eta* in log depth or log width, of each seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import depthmup as dm
+from depthmup.backend import prepare_cpu
+from depthmup.fit import ensemble_errors, power_law
+from depthmup.fit.optimum import half_width
+from depthmup.measure import update_sizes
+from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
+from depthmup.theory import Problem, dmft, lazy_kernels, linear_dmft, minibatches
+from experiments.networks import train
+from experiments.one_step_kernels import X as ONE_SAMPLE
+from experiments.one_step_kernels import feature_kernel
+
+PyTree = Any
+Band = tuple[float, float]
+KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
+Y = np.array([1, -0.5, 0.8])
+CLASSES, FEATURES, BATCH = 10, 64, 16
+
+
+class Row(NamedTuple):
+    """One number that docs/theory.md states, and what was measured."""
+
+    section: str
+    statement: str
+    band: Band
+    value: float
+    half: float = 0.0  # half the width of the 95% interval; 0 for what has no noise
+
+    @property
+    def holds(self) -> bool:
+        return self.band[0] <= self.value - self.half and self.value + self.half <= self.band[1]
+
+    def __str__(self) -> str:
+        band = f"[{self.band[0]:.4g}, {self.band[1]:.4g}]"
+        interval = f" [{self.value - self.half:.4g}, {self.value + self.half:.4g}]" if self.half else ""
+        verdict = "yes" if self.holds else "NO"
+        return f"{self.section:5} {self.statement:82} {band:16} {f'{self.value:.4g}{interval}':30} {verdict}"
+
+
+def about(value: float, tolerance: float) -> Band:
+    return value - tolerance, value + tolerance
+
+
+def mean(values: np.ndarray) -> tuple[float, float]:
+    """Mean over seeds, and half of its 95% interval."""
+    seeds = len(values)
+    return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
+
+
+def slope(sizes: Sequence[float], values: np.ndarray) -> tuple[float, float]:
+    """Of log values, (seeds, sizes), in log size: the mean over seeds, and half of its 95% interval."""
+    return mean(np.polyfit(np.log2(sizes), np.log2(values).T, 1)[0])
+
+
+# Section 1.1: other powers of depth
+
+
+def powers_of_depth(
+    depths: Sequence[int] = (16, 32, 64, 128),
+    widths: Sequence[int] = (64, 128, 256, 512),
+    width: int = 96,
+    depth: int = 8,
+    seeds: int = 8,
+) -> list[Row]:
+    """The RMS change of h^L in training of the branches alone depends neither on depth nor on width."""
+    rows = []
+    for family, alpha in itertools.product(("sgd", "adam"), (0.5, 0.75, 1.0)):
+        power = 2 * alpha - 1 if family == "sgd" else alpha - 1
+        name = f"{family}, alpha {alpha:g}: change of h^L, slope in"
+        found = alpha_slopes(family, alpha, 0.0, seeds, depths=depths, width=width)
+        rows += [Row("1.1", f"{name} L, {step} steps", about(0, 0.1), *found[step]) for step in (1, 10)]
+        if power:
+            found = alpha_slopes(family, alpha, -power, seeds, depths=depths, width=width)
+            rows.append(Row("1.1", f"{name} L, 1 step, without L^{power:g}", about(-power, 0.1), *found[1]))
+        if alpha != 0.75:
+            found = alpha_slopes(family, alpha, 0.0, seeds, widths=widths, depth=depth)
+            rows.append(Row("1.1", f"{name} N, 10 steps", about(0, 0.1), *found[10]))
+    return rows
+
+
+def alpha_slopes(family: str, alpha: float, power: float, seeds: int, **sizes: Any) -> dict[int, tuple[float, float]]:
+    """{steps: (slope, half of its interval)} if learning rates are multiplied by L^power as well."""
+    p = dm.parameterization("depth_mup", alpha=alpha)
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(4, FEATURES)).astype(np.float32), rng.normal(size=(4, 1)).astype(np.float32)
+
+    def probe_at(width: int, depth: int) -> dm.Probe:
+        model = ResidualMLP(width, depth, 1, "tanh")
+
+        def features(params: PyTree, batch: Any, f: dm.ForwardFactors) -> dict[str, jax.Array]:
+            logits, sown = model.apply({"params": params}, batch[0], f, mutable=["stream"])
+            return {"hidden": states(sown["stream"])[-1], "logits": logits}
+
+        return dm.probe(
+            p,
+            model_specs(model, (FEATURES,)),
+            init=lambda key: model.init(key, batch[0], dm.ForwardFactors(1.0, 1.0, None))["params"],
+            loss=lambda params, batch, f: jnp.mean((features(params, batch, f)["logits"] - batch[1]) ** 2) / 2,
+            features=features,
+            optimizer=family,
+            learning_rate={"sgd": 0.05, "adam": 0.005}[family] * depth**power,
+            batch=batch,
+            **({"eps": 1e-20} if family == "adam" else {}),
+        )._replace(groups=("branch/hidden",))
+
+    report = dm.coordinate_check(probe_at, seeds=seeds, **sizes)
+    found = [of for of in report.slopes if (of.group, of.quantity) == ("branch/hidden", "hidden")]
+    return {of.step: (of.slope, of.high - of.slope) for of in found}
+
+
+# Section 2: the lazy limit
+
+
+def series_remainder(terms: int = 128) -> list[Row]:
+    """<phi^2> - sum_k c_k^2 over <phi^2>, for z ~ N(0, a)."""
+    z = np.linspace(-40, 40, 2**14 + 1)
+    weights = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    with jax.enable_x64(True):
+        functions = {
+            "tanh, a = 1": (np.tanh(z), (0, 1e-14)),
+            "tanh, a = 3": (np.tanh(np.sqrt(3) * z), (2e-9, 4e-9)),
+            "gelu, a = 1": (np.asarray(jax.nn.gelu(jnp.asarray(z), approximate=False)), (0, 1e-14)),
+            "leaky ReLU, slope .1": (np.maximum(z, 0.1 * z), (4e-5, 6e-5)),
+        }
+    he = [np.ones_like(z), z]
+    for k in range(1, terms - 1):
+        he.append((z * he[k] - np.sqrt(k) * he[k - 1]) / np.sqrt(k + 1))
+    rows = []
+    for name, (values, band) in functions.items():
+        whole, part = weights @ values**2, sum((weights @ (values * of)) ** 2 for of in he)
+        rows.append(Row("2", f"{name}: what {terms} terms of the series lack of <phi^2>", band, abs(1 - part / whole)))
+    return rows
+
+
+def lazy_depth(depths: tuple[int, int] = (256, 1024)) -> list[Row]:
+    """Kernels near their limit as 1/L: the slope between two depths that is farthest from -1."""
+    K, found = np.array([[1, 0.3], [0.3, 1]]), []
+    for activation, readout in itertools.product(("relu", "erf", "linear"), ("phi", "linear")):
+        limit, *at = (lazy_kernels(K, n, activation, 1.0, readout, times=(0, 0.5, 1)) for n in (None, *depths))
+        for name in ("H", "G", "ntk"):
+            far, near = (np.abs(getattr(k, name) - getattr(limit, name)).max() for k in at)
+            found.append(np.log(near / far) / np.log(depths[1] / depths[0]))
+    farthest = max(found, key=lambda of: abs(of + 1))
+    return [Row("2", "H, G, NTK, three phi, both readouts: worst slope in L", about(-1, 0.005), float(farthest))]
+
+
+# Sections 3 to 5: training
+
+
+def one_step_scatter(width: int = 512, depth: int = 32, seeds: int = 128) -> list[Row]:
+    """Standard deviation between seeds of H_1(1) of linear networks, c = 1, read-in frozen, over the mean."""
+    problem = Problem(
+        np.ones((1, 1)), np.ones(1), depth=depth, activation="linear", steps=2, eta0=1.0, trained=("branch", "readout")
+    )
+    scatter = {}
+    for mirrored in (False, True):
+        observe = feature_kernel(width, depth)
+        last = train(problem, ONE_SAMPLE, width=width, seeds=seeds, mirrored=mirrored, observe=observe)[1][:, 1, -1]
+        scatter[mirrored] = float(last.std(ddof=1) / last.mean())
+    half = 1.96 / np.sqrt(2 * seeds)
+    name = f"s.d. of H_1(1) over its mean, N = {width}"
+    return [
+        Row("3", name, about(0.22, 0.05), scatter[False], half * scatter[False]),
+        Row("3", f"{name}, mean of both signs of y", about(0.19, 0.05), scatter[True], half * scatter[True]),
+    ]
+
+
+def linear_networks(
+    widths: Mapping[int, int] = {32: 8192, 64: 8192, 128: 4096},
+    depths: Mapping[int, int] = {4: 2048, 8: 2048, 16: 1024},
+) -> list[Row]:
+    """Linear networks against the exact solution. widths: {width: networks} at L = 4. depths: {depth: networks} at
+    N = 64."""
+
+    def errors(width: int, depth: int, seeds: int) -> Any:
+        problem = Problem(KX, Y, depth=depth, steps=10, eta0=0.15, gamma0=0.8, activation="linear")
+        found = train(problem, width=width, seeds=seeds, first_seed=10**6 * depth + 10**5 * width)
+        return ensemble_errors(found[:, 1:].astype(float), linear_dmft(problem).predictions[1:])
+
+    wide, deep = ([errors(n, 4, of) for n, of in widths.items()], [errors(64, n, of) for n, of in depths.items()])
+    rows = []
+    for name, part, section, band in (
+        ("variance of F: slope in N", "variance", "5", about(-1, 0.1)),
+        ("squared bias of F: slope in N", "squared_bias", "4.1", about(-2, 0.4)),
+    ):
+        value, error = np.array([getattr(of, part) for of in wide]).T
+        law = power_law(list(widths), value.tolist(), error / value / np.log(2))
+        rows.append(Row(section, f"linear, L = 4, {name}", band, law.exponent, law.high - law.exponent))
+    value, error = 64 * np.array([of.variance for of in deep]).T
+    law = power_law(list(depths), value.tolist(), error / value / np.log(2))
+    shown = ", ".join(f"{of:.2f}" for of in value)
+    rows.append(
+        Row(
+            "5",
+            f"linear, N = 64: N x variance of F ({shown}): slope in L",
+            about(0, 0.25),
+            law.exponent,
+            law.high - law.exponent,
+        )
+    )
+    return rows
+
+
+def extrapolation(largest: int = 32) -> list[Row]:
+    """Linear networks of infinite width: |F_L - F_inf| halves with L; extrapolations agree."""
+
+    def last(depths: tuple[int, ...] | int) -> np.ndarray:
+        at: Any = dict(depth=depths) if isinstance(depths, int) else dict(depths=depths)
+        return linear_dmft(KX, Y, steps=10, eta0=0.15, gamma0=0.8, **at).predictions
+
+    limit, coarse = (last((n, 2 * n, 4 * n)) for n in (largest // 4, largest // 8))
+    far, near = (np.abs(last(n) - limit).max() for n in (largest // 2, largest))
+    two = 2 * last(largest) - last(largest // 2)
+    return [
+        Row(
+            "4.1",
+            f"F_L - F_inf, linear: slope from L = {largest // 2} to {largest}",
+            (-1.05, -0.9),
+            np.log2(near / far),
+        ),
+        Row("4.1", "extrapolations from three depths up to L and up to L/2", (0, 2e-3), np.abs(limit - coarse).max()),
+        Row("4.1", "extrapolations from three depths and from two", (0, 2e-3), np.abs(limit - two).max()),
+    ]
+
+
+def sampling(samples: Sequence[int] = (2000, 8000), replicates: int = 12) -> list[Row]:
+    """The Monte Carlo solver: exact for linear networks, and its standard deviation between seeds for others."""
+    options = dict(depth=3, steps=10, activation="linear", eta0=0.15)
+    gap = np.abs(
+        dmft(KX, Y, samples=2000, replicates=1, **options).predictions - linear_dmft(KX, Y, **options).predictions
+    )
+    rows = [Row("4.2", "linear, S = 2000: Monte Carlo minus exact", (0, 1e-12), float(gap.max()))]
+    expected = {("tanh", 2000): 0.007, ("tanh", 8000): 0.003, ("relu", 2000): 0.0011, ("relu", 8000): 0.0004}
+    for (activation, S), deviation in expected.items():
+        if S in samples:
+            options |= dict(activation=activation, eta0=0.5)
+            found = dmft(KX, Y, samples=S, replicates=replicates, **options)
+            assert found.stderr is not None
+            value = float(np.sqrt(replicates * np.mean(found.stderr[-1] ** 2)))
+            half = 1.96 * value / np.sqrt(2 * (replicates - 1) * len(Y))
+            band = (deviation / 2, deviation * 2)
+            rows.append(Row("4.2", f"{activation}, S = {S}: s.d. of F between seeds", band, value, half))
+    return rows
+
+
+def descent(widths: tuple[int, int] = (64, 128), seeds: int = 2048, samples: int = 16000) -> list[Row]:
+    """Momentum, decay, minibatches and two outputs: the mean of networks, extrapolated in 1/N, against the DMFT."""
+    batches = [[0, 1], [2, 1], [0, 2], [1, 2], [2, 0], [1, 0], [0, 1], [2, 1]]
+    weights = minibatches(batches, 3)
+    two = np.stack([Y, Y[::-1]], axis=1)
+    cases: dict[str, tuple[np.ndarray, dict[str, Any], bool]] = {
+        "momentum .6": (Y, dict(momentum=0.6), False),
+        "decay": (Y, dict(weight_decay=0.1), False),
+        "batches of 2 of 3": (Y, {}, True),
+        "all three": (Y, dict(momentum=0.6, weight_decay=0.1), True),
+        "two outputs": (two, {}, False),
+    }
+    rows = []
+    for activation, (name, (y, options, batched)) in itertools.product(("tanh", "relu"), cases.items()):
+        eta0 = 0.2 if "momentum" in options else 0.4
+        problem = Problem(KX, y, depth=3, steps=len(batches), eta0=eta0, activation=activation, **options)
+        runs = [
+            train(problem, width=n, seeds=seeds, first_seed=n * seeds, batches=batches if batched else None)
+            for n in widths
+        ]
+        own = problem if not batched else dataclasses.replace(problem, sample_weights=weights)
+        limit = dmft(own, samples=samples)
+        assert limit.stderr is not None
+        far, near = (of.astype(float) for of in runs)
+        gap = (2 * near.mean(0) - far.mean(0) - limit.predictions)[1:]
+        noise = np.sqrt(4 * near.var(0) / seeds + far.var(0) / seeds + limit.stderr**2)[1:]
+        rms, error = (float(np.sqrt(np.mean(of**2))) for of in (gap, noise))
+        rows.append(Row("4.3", f"{activation}, {name}: rms of networks - DMFT", (-0.02, 0.02), rms, 1.96 * error))
+    return rows
+
+
+# Section 6: AM-muP
+
+
+class Net(NamedTuple):
+    model: Model
+    p: dm.Parameterization
+    shape: tuple[int, ...]
+
+
+class Variant(NamedTuple):
+    """How the change is measured. readout: the power of 1/N in front of readout weights N(0, 1)."""
+
+    loss: str = "one sample"
+    readout: float = 1.0
+    trained: tuple[str, ...] = ("hidden",)
+
+    def __str__(self) -> str:
+        readout = {1.0: "1/N", 0.5: "1/sqrt(N)"}[self.readout]
+        return f"{self.loss}, readout {readout}, {'all' if len(self.trained) > 1 else 'hidden'} trained"
+
+
+ALL = ("input", "hidden", "readout")
+VARIANTS = (
+    Variant(),
+    Variant("MSE", 1.0, ALL),
+    Variant("CE", 1.0, ALL),
+    Variant("MSE", 0.5, ALL),
+    Variant("CE", 0.5, ALL),
+)
+AM = dict(name="am_mup", lr_depth=0.0)  # variance c / (K fan_in) and one learning rate
+KINDS: dict[str, tuple[Callable[[int, int], Model], dict[str, Any], float]] = {  # {kind: (model, rule, exponent)}
+    "plain": (lambda n, depth: MLP(n, depth), dict(name="sp"), -1.5),
+    "branches of one layer": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), AM, -1.0),
+    "branches of two, both scaled": (lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)), AM, 0.0),
+    "branches of two, last scaled": (
+        lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)),
+        AM | dict(branch_init="*/last/*"),
+        -1.0,
+    ),
+    "depth-muP": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), dict(name="depth_mup"), 0.0),
+}
+
+
+def net(kind: str, width: int, depth: int, outputs: int = CLASSES) -> Net:
+    make, rule, _ = KINDS[kind]
+    model = make(width, depth).clone(outputs=outputs)
+    return Net(model, dm.parameterization(**rule), (FEATURES,) if kind == "plain" else (1, FEATURES))
+
+
+def data(shape: tuple[int, ...], outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, real targets and classes, all random."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(BATCH, *shape)), rng.normal(size=(BATCH, outputs))
+    return x.astype(np.float32), y.astype(np.float32), rng.integers(0, outputs, BATCH)
+
+
+class Functions(NamedTuple):
+    """Of a `Net`."""
+
+    init: Callable[[Any], PyTree]  # seed -> parameters
+    run: Callable[..., Any]  # (parameters, inputs) -> (logits, [z^0, .. z^L])
+    step: Callable[..., Any]  # (parameters, variant) -> (the change of the parameters at learning rate 1, inputs)
+
+
+def functions(of: Net) -> Functions:
+    specs, f = model_specs(of.model, of.shape), of.p.forward_factors(width=of.model.width, depth=of.model.depth)
+    rates = dm.factors(of.p, specs).lr
+
+    def init(seed: Any) -> PyTree:
+        unit = dm.ForwardFactors(1.0, 1.0, None)
+        return dm.rescale(of.p, specs, of.model.init(jax.random.key(seed), jnp.ones((1, *of.shape)), unit)["params"])
+
+    def run(params: PyTree, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        logits, sown = of.model.apply({"params": params}, x, f, mutable=["stream"])
+        return logits, states(sown["stream"])
+
+    def step(params: PyTree, variant: Variant) -> tuple[PyTree, np.ndarray]:
+        x, y, labels = data(of.shape, of.model.outputs)
+        x = x[:1] if variant.loss == "one sample" else x
+        # depth-muP has the readout 1/N in any case, the others 1/sqrt(N).
+        scale = 1.0 if of.p.name == "depth_mup" else of.model.width ** (0.5 - variant.readout)
+
+        def loss(params: PyTree) -> jax.Array:
+            logits = scale * run(params, x)[0]
+            if variant.loss == "one sample":
+                return -logits[0, 0]
+            if variant.loss == "CE":
+                return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+            outputs = slice(None) if variant.loss == "MSE of all outputs" else slice(1)
+            return jnp.mean((logits - y)[:, outputs] ** 2) / 2
+
+        def change(g: jax.Array, rate: float, spec: dm.ParamSpec) -> jax.Array:
+            return -rate * g * float(spec.role in variant.trained)
+
+        return jax.tree.map(change, jax.grad(loss)(params), rates, specs), x
+
+    return Functions(init, run, step)
+
+
+def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray:
+    """s, the mean over layers of the mean square change in a step of learning rate 1, (variants, seeds)."""
+    init, run, step = functions(of)
+
+    @jax.jit
+    def one(seed: Any) -> jax.Array:
+        params, found = init(seed), []
+        for variant in variants:
+            change, x = step(params, variant)
+            found.append(update_sizes(lambda params, x=x: run(params, x)[1], params, change)[0].mean())
+        return jnp.stack(found)
+
+    return np.stack([np.asarray(one(np.uint32(seed)), float) for seed in range(seeds)], axis=1)
+
+
+def mean_change_over_depth(
+    depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int = 32, kinds: Sequence[str] = tuple(KINDS)
+) -> list[Row]:
+    """The exponent of eta* in depth, of each kind of branch, loss and readout (paper B, Theorem 3 and Appendix F)."""
+    rows = []
+    for kind in kinds:
+        variants = VARIANTS[:3] if kind == "depth-muP" else VARIANTS  # its readout is 1/N
+        s = np.stack([mean_changes(net(kind, width, depth), variants, seeds) for depth in depths], axis=2)
+        exponent = KINDS[kind][2]
+        for variant, of in zip(variants, s, strict=True):
+            found = slope(depths, of**-0.5)
+            rows.append(Row("6", f"{kind}: eta* in L, {variant}", about(exponent, 0.25), *found))
+    return rows
+
+
+def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
+    """The same at infinite width, one sample, hidden weights: the sum of section 6a, and the DMFT of one step."""
+
+    def plain(depth: int) -> float:
+        m = np.arange(depth)
+        pairs = 1 + 2.0 * np.minimum.outer(m, m)
+        return float(np.mean([pairs[:l, :l].sum() for l in range(depth)]))  # noqa: E741 - z^1 does not change
+
+    def residual(depth: int, activation: str, beta: float) -> float:
+        options = dict(steps=2, eta0=0.01, activation=activation, beta=beta, trained=("branch",))
+        H = dmft([[1.0]], [1.0], depth=depth, samples=4000, **options).H[:, :, 0, :, 0]
+        return float(np.mean(H[:, 1, 1] - 2 * H[:, 0, 1] + H[:, 0, 0]))
+
+    def last(s: Callable[[int], float]) -> float:
+        return -0.5 * np.log2(s(largest) / s(largest // 2))
+
+    name = f"N = inf: eta* from L = {largest // 2} to {largest}"
+    rows = [Row("6a", f"plain, {name}", about(-1.5, 0.03), last(plain))]
+    for activation, beta in (("relu", 2**0.5), ("linear", 1.0), ("tanh", 1.0)):
+        # In the absorbed form the learning rate of the branches is eta_0 / L.
+        value = last(lambda depth, activation=activation, beta=beta: residual(depth, activation, beta)) - 1
+        rows.append(Row("6b", f"{activation}, branches of one layer, {name}", about(-1, 0.08), value))
+    return rows
+
+
+def by_layer(of: Net, seeds: int) -> np.ndarray:
+    """Changes of every z^l on one sample in steps of each block's weights alone: (seeds, blocks, states, N)."""
+    init, run, step = functions(of)
+    specs = model_specs(of.model, of.shape)
+
+    @jax.jit
+    def every(seed: Any) -> jax.Array:
+        params = init(seed)
+        change, x = step(params, Variant())  # of the stacked weights of the blocks, and 0 of all others
+
+        def alone(block: jax.Array) -> jax.Array:
+            def kept(of: jax.Array, spec: dm.ParamSpec) -> jax.Array:
+                if spec.role != "hidden":
+                    return of
+                return of * (jnp.arange(len(of)) == block).reshape(-1, *[1] * (of.ndim - 1))
+
+            own = jax.tree.map(kept, change, specs)
+            return jnp.stack([dz.ravel() for dz in jax.jvp(lambda params: run(params, x)[1], (params,), (own,))[1]])
+
+        return jax.lax.map(alone, jnp.arange(len(jax.tree.leaves(params["blocks"])[0])))
+
+    return np.stack([np.asarray(every(np.uint32(seed)), float) for seed in range(seeds)])
+
+
+def overlaps(width: int = 768, depth: int = 12, seeds: int = 48) -> list[Row]:
+    """<v_k v_k'> / |g|^2 = 1 + 2 min(m, m') in plain networks. v_k is the change of z^L in a step of matrix k alone."""
+    found = by_layer(net("plain", width, depth), seeds)[:, ::-1, -1]  # m = 0 first
+    m = np.arange(found.shape[1])
+    gram = found @ np.swapaxes(found, 1, 2)
+    gram /= gram[:, :1, :1] * (1 + 2 * np.minimum.outer(m, m))
+    off = ~np.eye(len(m), dtype=bool)
+    return [
+        Row("6a", f"plain, L = {depth}: <v_k v_k'> over 1 + 2 min(m, m'), {name}", about(1, 0.2), *mean(part.mean(1)))
+        for name, part in (("k = k'", np.diagonal(gram, axis1=1, axis2=2)), ("others", gram[:, off]))
+    ]
+
+
+def own_change(depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int = 8) -> list[Row]:
+    """The change of z^l by the weights right before it, in residual networks, is of one order at all l and L.
+    At infinite size it goes as e^(l/L) for c = 2: by e^(3/4) = 2.1 from the first quarter of the layers to the last."""
+    kind, rows = "branches of one layer", []
+    per_layer = [
+        np.mean(np.einsum("skkn->skn", by_layer(net(kind, width, depth), seeds)[:, :, 1:]) ** 2, axis=2)
+        for depth in depths
+    ]
+    s = np.stack([of.mean(1) for of in per_layer], axis=1)
+    rows.append(Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *slope(depths, s**-0.5)))
+    last = per_layer[-1]
+    ratio = last[:, -len(last[0]) // 4 :].mean(1) / last[:, : len(last[0]) // 4].mean(1)
+    rows.append(
+        Row("6", f"{kind}, L = {depths[-1]}: that of the last quarter over the first", about(2.1, 0.7), *mean(ratio))
+    )
+    return rows
+
+
+def first_order(
+    width: int = 256, depth: int = 16, seeds: int = 24, shares: Sequence[float] = (0.01, 0.1, 0.3, 1.0)
+) -> list[Row]:
+    """The mean change in a step of f eta*, over f^2: 1 if it were linear in the step."""
+    bands, rows = {0.01: (0.97, 1.01), 0.1: (0.85, 1.0), 0.3: (0.6, 0.97), 1.0: (0.25, 0.9)}, []
+    cases = [(kind, power) for kind in ("branches of one layer", "plain") for power in (1.0, 0.5)]
+    for kind, power in (*cases, ("depth-muP", 1.0)):
+        init, run, step = functions(net(kind, width, depth))
+        variant = Variant("CE", power, ALL)
+
+        @jax.jit
+        def ratios(seed: Any, init: Any = init, run: Any = run, step: Any = step, variant: Any = variant) -> jax.Array:
+            params = init(seed)
+            change, x = step(params, variant)
+            before = run(params, x)[1]
+            eta = update_sizes(lambda params: run(params, x)[1], params, change)[0].mean() ** -0.5
+
+            def true(share: float) -> jax.Array:
+                after = run(jax.tree.map(lambda w, v: w + share * eta * v, params, change), x)[1]
+                sizes = [jnp.mean((a - b) ** 2) for a, b in zip(after, before, strict=True)]
+                return jnp.stack(sizes).mean() / share**2
+
+            return jnp.stack([true(share) for share in shares])
+
+        found = np.stack([np.asarray(ratios(np.uint32(seed)), float) for seed in range(seeds)])
+        for share, of in zip(shares, found.T, strict=True):
+            name = f"{kind}, {variant}: change at {share:g} eta* over its linearisation"
+            rows.append(Row("6", name, bands[share], *mean(of)))
+    return rows
+
+
+def mean_change_of_cnns(
+    depths: Sequence[int] = (4, 8, 16), width: int = 256, seeds: int = 12, sides: Sequence[int] = (8, 32)
+) -> list[Row]:
+    """eta* of one-dimensional CNNs with kernels of 3 and He init, one sample."""
+    cases: list[tuple[str, str, Band, Callable[[int, str], Model], dict[str, Any]]] = [
+        (
+            "plain CNN",
+            "circular",
+            (-1.75, -1.25),
+            lambda depth, padding: CNN(width, depth, padding=padding),
+            dict(name="sp"),
+        ),
+        ("plain CNN", "zero", (-1.6, -0.6), lambda depth, padding: CNN(width, depth, padding=padding), dict(name="sp")),
+        (
+            "CNN with branches of one layer",
+            "circular",
+            about(-1, 0.25),
+            lambda depth, padding: ResidualCNN(width, depth, kernels=(3,), padding=padding),
+            AM,
+        ),
+    ]
+    rows = []
+    for (name, padding, band, make, rule), side in itertools.product(cases, sides):
+        nets = [Net(make(depth, padding), dm.parameterization(**rule), (side, FEATURES)) for depth in depths]
+        s = np.stack([mean_changes(of, [Variant()], seeds)[0] for of in nets], axis=1)
+        rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *slope(depths, s**-0.5)))
+    return rows
+
+
+def mean_change_over_width(widths: Sequence[int] = (64, 128, 256, 512), depth: int = 6, seeds: int = 32) -> list[Row]:
+    """Whether eta* depends on width (paper B, Theorem 1), with both readouts; and with as many outputs as units."""
+    rows = []
+    for kind in ("plain", "branches of one layer"):
+        variants = {Variant(loss, readout): readout - 1 for loss in ("one sample", "CE") for readout in (1.0, 0.5)}
+        s = np.stack([mean_changes(net(kind, n, depth), list(variants), seeds) for n in widths], axis=2)
+        for (variant, exponent), of in zip(variants.items(), s, strict=True):
+            rows.append(Row("6", f"{kind}: eta* in N, {variant}", about(exponent, 0.25), *slope(widths, of**-0.5)))
+        many = Variant("MSE of all outputs", 0.5)
+        s = np.stack([mean_changes(net(kind, n, depth, outputs=n), [many], seeds)[0] for n in widths], axis=1)
+        rows.append(Row("6", f"{kind}: eta* in N, N outputs, {many}", about(0, 0.25), *slope(widths, s**-0.5)))
+    return rows
+
+
+def training(
+    depths: Sequence[int] = (4, 8, 16, 32),
+    width: int = 96,
+    seeds: int = 12,
+    steps: int = 40,
+    log2_rates: Sequence[float] = tuple(np.arange(-8, 2.1, 0.5)),
+    kinds: Sequence[str] = tuple(KINDS),
+) -> list[Row]:
+    """The learning rate of the smallest loss after 40 steps of SGD on ten Gaussian clusters, all weights trained."""
+    rows = []
+    for kind in kinds:
+        losses = np.stack([final_losses(net(kind, width, n), log2_rates, seeds, steps) for n in depths])
+        best = np.asarray(log2_rates)[losses.argmin(axis=2)]  # (depths, seeds)
+        edges = np.isin(best, [log2_rates[0], log2_rates[-1]]).mean()
+        inside = f"; {100 * edges:.0f}% at the edge of the grid" if edges else ""
+        found = slope(depths, np.exp2(best.T))
+        rows.append(
+            Row(
+                "6", f"{kind}: best learning rate of short trainings, in L{inside}", about(KINDS[kind][2], 0.25), *found
+            )
+        )
+    return rows
+
+
+def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -> np.ndarray:
+    """Cross-entropy over the clusters after training, (seeds, rates); infinite where it diverged."""
+    init, run, _ = functions(of)
+    rates = dm.factors(of.p, model_specs(of.model, of.shape)).lr
+    rng = np.random.default_rng(1)
+    centres, labels = rng.normal(size=(CLASSES, *of.shape)), rng.integers(0, CLASSES, 512)
+    x = jnp.asarray(centres[labels] + rng.normal(size=(512, *of.shape)), jnp.float32)
+
+    def loss(params: PyTree, chosen: Any) -> jax.Array:
+        logits = run(params, x[chosen])[0]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels)[chosen]).mean()
+
+    def one(trial: tuple[jax.Array, jax.Array]) -> jax.Array:
+        seed, rate = trial
+        key = jax.random.key(seed + 1000)
+
+        def step(params: PyTree, i: jax.Array) -> tuple[PyTree, None]:
+            batch = jax.random.randint(jax.random.fold_in(key, i), (32,), 0, len(x))
+            return jax.tree.map(
+                lambda w, g, own: w - rate * own * g, params, jax.grad(loss)(params, batch), rates
+            ), None
+
+        return loss(jax.lax.scan(step, init(seed), jnp.arange(steps))[0], slice(None))
+
+    trials = np.repeat(np.arange(seeds, dtype=np.uint32), len(log2_rates)), np.tile(np.exp2(log2_rates), seeds)
+    found = np.asarray(jax.jit(lambda trials: jax.lax.map(one, trials))((trials[0], trials[1].astype(np.float32))))
+    return np.where(np.isfinite(found), found, np.inf).reshape(seeds, -1)
+
+
+CHECKS: dict[str, Callable[..., list[Row]]] = {
+    check.__name__: check
+    for check in (
+        powers_of_depth,
+        series_remainder,
+        lazy_depth,
+        one_step_scatter,
+        linear_networks,
+        extrapolation,
+        sampling,
+        descent,
+        mean_change_over_depth,
+        mean_change_at_infinite_width,
+        overlaps,
+        own_change,
+        first_order,
+        mean_change_of_cnns,
+        mean_change_over_width,
+        training,
+    )
+}
+
+
+def main(names: Sequence[str]) -> None:
+    for unknown in set(names) - set(CHECKS):
+        sys.exit(f"unknown check {unknown!r} (known: {', '.join(CHECKS)})")
+    print(f"{'':5} {'what is measured':82} {'stated':16} {'measured [95%]':30} holds")
+    for name in names or CHECKS:
+        for row in CHECKS[name]():
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    prepare_cpu(1)
+    main(sys.argv[1:])
