@@ -14,6 +14,7 @@ s^(-1/2). Exponents are slopes of log eta* in log depth or log width, of each se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +131,7 @@ def alpha_slopes(family: str, alpha: float, power: float, seeds: int, **sizes: A
 
     report = dm.coordinate_check(probe_at, seeds=seeds, **sizes)
     found = [of for of in report.slopes if (of.group, of.quantity) == ("branch/hidden", "hidden")]
-    return {of.step: (of.slope, of.high - of.slope) for of in found}
+    return {of.step: (of.plain.slope, of.plain.high - of.plain.slope) for of in found}
 
 
 # Section 2: the lazy limit
@@ -250,7 +251,7 @@ def extrapolation(largest: int = 32) -> list[Row]:
 
 def sampling(samples: Sequence[int] = (2000, 8000), replicates: int = 12) -> list[Row]:
     """The Monte Carlo solver: exact for linear networks, and its standard deviation between seeds for others."""
-    options = dict(depth=3, steps=10, activation="linear", eta0=0.15)
+    options: dict[str, Any] = dict(depth=3, steps=10, activation="linear", eta0=0.15)
     gap = np.abs(
         dmft(KX, Y, samples=2000, replicates=1, **options).predictions - linear_dmft(KX, Y, **options).predictions
     )
@@ -382,7 +383,7 @@ def functions(of: Net) -> Functions:
         scale = 1.0 if of.p.name == "depth_mup" else of.model.width ** (0.5 - variant.readout)
 
         def loss(params: PyTree) -> jax.Array:
-            logits = scale * run(params, x)[0]
+            logits = scale * run(params, jnp.asarray(x))[0]
             if variant.loss == "one sample":
                 return -logits[0, 0]
             if variant.loss == "CE":
@@ -398,6 +399,11 @@ def functions(of: Net) -> Functions:
     return Functions(init, run, step)
 
 
+def _states(run: Callable[..., Any], x: Any) -> Callable[[PyTree], list[jax.Array]]:
+    """The states of `run` as a function of the parameters alone."""
+    return lambda params: run(params, x)[1]
+
+
 def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray:
     """s, the mean over layers of the mean square change in a step of learning rate 1, (variants, seeds)."""
     init, run, step = functions(of)
@@ -407,7 +413,7 @@ def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray
         params, found = init(seed), []
         for variant in variants:
             change, x = step(params, variant)
-            found.append(update_sizes(lambda params, x=x: run(params, x)[1], params, change)[0].mean())
+            found.append(update_sizes(_states(run, x), params, change)[0].mean())
         return jnp.stack(found)
 
     return np.stack([np.asarray(one(np.uint32(seed)), float) for seed in range(seeds)], axis=1)
@@ -437,8 +443,8 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
         return float(np.mean([pairs[:l, :l].sum() for l in range(depth)]))  # noqa: E741 - z^1 does not change
 
     def residual(depth: int, activation: str, beta: float) -> float:
-        options = dict(steps=2, eta0=0.01, activation=activation, beta=beta, trained=("branch",))
-        H = dmft([[1.0]], [1.0], depth=depth, samples=4000, **options).H[:, :, 0, :, 0]
+        options: dict[str, Any] = dict(steps=2, eta0=0.01, activation=activation, beta=beta, trained=("branch",))
+        H = dmft(np.ones((1, 1)), np.ones(1), depth=depth, samples=4000, **options).H[:, :, 0, :, 0]
         return float(np.mean(H[:, 1, 1] - 2 * H[:, 0, 1] + H[:, 0, 0]))
 
     def last(s: Callable[[int], float]) -> float:
@@ -448,7 +454,7 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
     rows = [Row("6a", f"plain, {name}", about(-1.5, 0.03), last(plain))]
     for activation, beta in (("relu", 2**0.5), ("linear", 1.0), ("tanh", 1.0)):
         # In the absorbed form the learning rate of the branches is eta_0 / L.
-        value = last(lambda depth, activation=activation, beta=beta: residual(depth, activation, beta)) - 1
+        value = last(functools.partial(residual, activation=activation, beta=beta)) - 1
         rows.append(Row("6b", f"{activation}, branches of one layer, {name}", about(-1, 0.08), value))
     return rows
 

@@ -99,7 +99,7 @@ def test_overlaps_of_plain_networks():
 
 def test_small_steps_are_linear():
     rows = theory_checks.first_order(64, 4, 3, (0.01, 1.0))
-    small, large = values(rows).reshape(3, 2).T
+    small, large = values(rows).reshape(5, 2).T
     np.testing.assert_allclose(small, 1, atol=0.02)
     assert np.ptp(large) > 0.01
 
