@@ -116,6 +116,21 @@ def test_the_command_that_prepares(tmp_path, monkeypatch, capsys):
     assert "invalid choice: 'cifar11'" in capsys.readouterr().err
 
 
+def test_what_is_prepared_can_be_read_at_random(tmp_path, monkeypatch):
+    """In the one format of TFDS that needs no TensorFlow to read any example."""
+    formats = []
+
+    def builder_of(name, data_dir, file_format=None):
+        formats.append(file_format)
+        done = SimpleNamespace(data_dir_root=tmp_path, data_dir=tmp_path / name)
+        done.download_and_prepare = lambda download_dir: None
+        return done
+
+    monkeypatch.setattr("depthmup.data.prepare.builder_of", builder_of)
+    assert prepare("cifar10", str(tmp_path)) == tmp_path / "cifar10"
+    assert formats == ["array_record"]
+
+
 def test_show(tmp_path, monkeypatch):
     """The picture of a batch, by the command of its docstring; and its one-line error."""
     out = tmp_path / "grid.png"
