@@ -353,6 +353,7 @@ def test_costs():
     for optima, noise, verdict in (
         ({2: -4.0, 4: -4.0, 8: -4.2}, 0.005, "transfers"),
         ({2: -4.0, 4: -4.5, 8: -4.5}, 0.04, "undecided"),
+        ({2: -4.0, 4: -4.25, 8: -4.25}, 0.04, "undecided"),
         ({2: -4.0, 4: -4.0, 8: -5.0}, 0.01, "does not transfer"),
         ({2: -9.0, 4: -4.0}, 0.01, "does not transfer"),
         ({2: -4.0, 4: -9.0}, 0.01, "does not transfer"),
