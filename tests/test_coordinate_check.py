@@ -340,7 +340,7 @@ def test_nothing_judged_is_not_ok():
         probe = own_probe(dm.parameterization("depth_mup"), width, depth)
         return probe._replace(step=lambda state, batch, hyper: (state, None))
 
-    assert not dm.coordinate_check(still, depths=(1, 2), width=8, seeds=2, steps=(1,)).ok
+    assert dm.coordinate_check(still, depths=(1, 2), width=8, seeds=2, steps=(1,)).verdict == "not ok"
 
 
 def test_errors():
