@@ -45,7 +45,9 @@ def test_optimum_of_a_parabola(planted):
     assert fit.optimum(LRS[shuffled], curve(planted)[shuffled], CAP) == found
 
 
-@pytest.mark.parametrize(("cliff", "star", "at_edge"), [(0.4, -3.0, True), (1.2, -3.0, False), (-0.3, -3.5, True)])
+@pytest.mark.parametrize(
+    ("cliff", "star", "at_edge"), [(0.4, -3.0, True), (0.9, -3.0, False), (1.2, -3.0, False), (-0.3, -3.5, True)]
+)
 def test_optimum_below_a_cliff(cliff, star, at_edge):
     """It stays where all seeds train, and the interval reaches to the edge if it is within a grid step."""
     found = fit.optimum(LRS, curve(-3.0, cliff=cliff), CAP)
