@@ -41,7 +41,7 @@ def test_learning_rates_are_those_applied(name, x64):
 def test_schedule_and_measured_std():
     p = dm.parameterization("mup")
     specs = dm.infer_specs(init, **BIG)
-    params = jax.tree.map(lambda w: np.random.default_rng(0).normal(size=w.shape), init(**BIG))
+    params = jax.tree.map(lambda w: np.random.default_rng(0).normal(0, 3, w.shape), init(**BIG))
     shown = table(dm.explain(p, specs, "adam", optax.linear_schedule(0.5, 0.0, 10), params=params))
     assert float(shown["blocks"]["init std"]) == pytest.approx(params["blocks"].std(), rel=1e-2)
     assert (shown["in"]["LR"], shown["blocks"]["LR"]) == ("1", "0.0625")  # the factors on the schedule
