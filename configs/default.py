@@ -169,11 +169,14 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
 
     config.data = dict(
-        name="digits",  # digits | patches | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
-        data_dir=config_dict.placeholder(str),  # folder of prepared data sets; unset: ~/tensorflow_datasets
+        # digits | patches | folder | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
+        name="digits",
+        # folder of images; or of prepared data sets, unset: ~/tensorflow_datasets
+        data_dir=config_dict.placeholder(str),
         batch_size=64,  # examples of a step
         seed=0,  # of the order of examples and their augmentation
-        image_size=config_dict.placeholder(int),  # side of images of imagenet* (unset: 64, 224) and patches (32)
+        # side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)
+        image_size=config_dict.placeholder(int),
         # random changes of training images, each image with its own draw
         augment=dict(
             flip=False,  # images are mirrored left to right, half of the time
@@ -185,7 +188,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
             contrast=0.0,  # a factor drawn likewise blends with the mean of the grey image
             saturation=0.0,  # a factor drawn likewise blends with the grey image
         ),
-        workers=0,  # processes that decode images (imagenet*); 0: threads
+        workers=0,  # processes that decode images (imagenet*, large folders); 0: threads
         skip_corrupt=False,  # go on without records that cannot be read, and count them
     )
     config.epochs = 2.0  # the length of a training

@@ -129,16 +129,20 @@ class OptimizerSettings:
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
     name: str = key("digits", " | ".join(names()), column="data")
-    data_dir: str | None = key(None, "folder of prepared data sets; unset: ~/tensorflow_datasets", decides=False)
+    data_dir: str | None = key(
+        None, "folder of images; or of prepared data sets, unset: ~/tensorflow_datasets", decides=False
+    )
     batch_size: int = key(64, "examples of a step", low=1)
     seed: int = key(
         0, "of the order of examples and their augmentation", low=0, high=2**31, at_start=False, column="data_seed"
     )
     image_size: int | None = key(
-        None, "side of images of imagenet* (unset: 64, 224) and patches (32)", low=1, high=2**14
+        None, "side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)", low=1, high=2**14
     )
     augment: Augment = key(Augment(), "random changes of training images, each image with its own draw")
-    workers: int = key(0, "processes that decode images (imagenet*); 0: threads", low=0, high=1024, decides=False)
+    workers: int = key(
+        0, "processes that decode images (imagenet*, large folders); 0: threads", low=0, high=1024, decides=False
+    )
     skip_corrupt: bool = key(False, "go on without records that cannot be read, and count them")
 
 

@@ -4,9 +4,8 @@
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
 
-docs/results/NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json
-its settings, the calibrations that its rules start from, and what it was computed with. A table stands in a document
-between the lines <!-- NAME: TABLE --> and <!-- end -->.
+docs/results/ has the rows (`experiments.published`). A table stands in a document between the lines
+<!-- NAME: TABLE --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -19,24 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas
-
 from configs import digits, patches16_simple_resnet, patches16_vit
-from depthmup.fit.table import ACCURACY
-from depthmup.measure import MaximalUpdate
 from depthmup.report import figures, page
-from depthmup.report.calibration import FILE
-from depthmup.report.curves import TransferCurve, judge
-from depthmup.settings import Settings, column, from_config
-from depthmup.sweep import load, measured
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import identity
-from depthmup.train.workdir import first_difference
-from experiments import learning_rate_rules, planted_curves, verdict_redraws
+from depthmup.settings import Settings, from_config
+from experiments import learning_rate_rules, planted_curves, published, verdict_redraws
+from experiments.published import RESULTS, ROOT, Sweep
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = ("README.md", "docs/laws.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -75,15 +62,6 @@ PUBLISHED = {
 }
 
 
-class Sweep(NamedTuple):
-    """measured: as `depthmup.sweep.measured` returns it, with the number of a row instead of its key."""
-
-    rows: pandas.DataFrame
-    settings: Settings
-    curves: list[TransferCurve]
-    measured: pandas.DataFrame | None
-
-
 def settings_of(name: str) -> Settings:
     config = PUBLISHED[name].config()
     config.update_from_flattened_dict(dict(PUBLISHED[name].changed))
@@ -92,53 +70,12 @@ def settings_of(name: str) -> Settings:
 
 def read(name: str) -> Sweep:
     """The published sweep. Raises ValueError if its rows were computed with other settings than its config has."""
-    settings, about = settings_of(name), json.loads((RESULTS / f"{name}.json").read_text())
-    ours = json.loads(json.dumps(identity(settings)))
-    if different := first_difference(about["settings"], ours):
-        raise ValueError(f"docs/results/{name} was computed with other settings than its config has: {different}")
-    rows = pandas.read_parquet(RESULTS / f"{name}.parquet")
-    order = rows["parameterization"].map(settings.sweep.parameterizations.index)
-    rows = rows.astype({"loss": float, settings.sweep.judge_by: float, ACCURACY: float}).iloc[
-        order.argsort(kind="stable")
-    ]
-    calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
-    path = RESULTS / f"{name}_measured.parquet"
-    measured = pandas.read_parquet(path) if settings.sweep.measure else None
-    return Sweep(rows, settings, judge(rows, settings, calibrated), measured)
+    return published.read(RESULTS / name, settings_of(name))
 
 
 def publish(name: str, workdir: Path) -> None:
     """Write the rows of the finished sweep in `workdir` to docs/results."""
-    settings, found = settings_of(name), load(workdir)
-    about = json.loads((workdir / "settings.json").read_text())
-    if different := first_difference(about, json.loads(json.dumps(identity(settings)))):
-        raise ValueError(f"{workdir} is not the sweep {name}: {different}")
-    measures = dict.fromkeys(("loss", settings.sweep.judge_by, ACCURACY))
-    axes = [column(key) for key in parse(settings)]
-    names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
-    found = found.sort_values([*names], ignore_index=True)
-    rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
-    RESULTS.mkdir(exist_ok=True)
-    rows.to_parquet(RESULTS / f"{name}.parquet", compression="zstd", index=False)
-    if settings.sweep.measure:
-        table = measured(workdir)
-        table = table.assign(row=table.pop("key").map(pandas.Series(found.index, found["key"])))
-        table.astype({"value": "float32"}).to_parquet(
-            RESULTS / f"{name}_measured.parquet", compression="zstd", index=False
-        )
-    calibration = json.loads((workdir / FILE).read_text()) if (workdir / FILE).exists() else {}
-    content = {
-        "settings": about,
-        "computed with": json.loads((workdir / "environment.json").read_text()),
-        "calibration": {key: _rounded(found) for key, found in calibration.items()},
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(content) + "\n")
-
-
-def _rounded(tree: Any) -> Any:
-    if isinstance(tree, list):
-        return [_rounded(value) for value in tree]
-    return float(f"{tree:.6g}") if isinstance(tree, float) else tree
+    published.write(RESULTS / name, settings_of(name), workdir)
 
 
 def measured_table(sweep: Sweep) -> str:

@@ -5,7 +5,8 @@ import json
 import pandas
 import pytest
 
-from experiments import documents
+from depthmup.report.curves import judge
+from experiments import documents, published
 from experiments.documents import PUBLISHED, RESULTS
 
 
@@ -19,7 +20,7 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     text = (documents.ROOT / document).read_text()
     assert documents.rendered(text, sweeps) == text
     sweep = sweeps["digits_transfer"]
-    without = documents.judge(sweep.rows[sweep.rows["seed"] != 0], sweep.settings)
+    without = judge(sweep.rows[sweep.rows["seed"] != 0], sweep.settings)
     assert documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)}) != text
     with pytest.raises(KeyError, match="tables"):
         documents.rendered(text.replace(": verdicts -->", ": tables -->"), sweeps)
@@ -29,8 +30,8 @@ def test_what_is_committed_is_small():
     """And every picture that a sweep should have is there."""
     for path in RESULTS.iterdir():
         assert path.stat().st_size <= 300_000, path
-    for published in PUBLISHED.values():
-        for picture in published.pictures.values():
+    for about in PUBLISHED.values():
+        for picture in about.pictures.values():
             assert (documents.ROOT / "docs" / "images" / picture).exists()
 
 
@@ -54,7 +55,7 @@ def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):
     (workdir / "settings.json").write_text(json.dumps(about["settings"]))
     (workdir / "environment.json").write_text("[]")
     monkeypatch.setattr(documents, "RESULTS", tmp_path)
-    monkeypatch.setattr(documents, "load", lambda found: sweep.rows.assign(extra=1))
+    monkeypatch.setattr(published, "load", lambda found: sweep.rows.assign(extra=1))
     documents.publish("patches16_vit", workdir)
     written = documents.read("patches16_vit").rows
     pandas.testing.assert_frame_equal(written.reset_index(drop=True), sweep.rows.reset_index(drop=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 
-from depthmup.data import digits, images, patches
+from depthmup.data import digits, folder, images, patches
 from depthmup.data.augment import NONE, Augment
 from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split, checked
@@ -20,7 +20,7 @@ __all__ += ["names", "steps_per_epoch"]
 
 def names() -> tuple[str, ...]:
     """The names of all data sets."""
-    return (*EMBEDDED, *images.TFDS)
+    return (*EMBEDDED, "folder", *images.TFDS)
 
 
 @functools.lru_cache(maxsize=2)
@@ -28,10 +28,10 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     """The data set `name`; the same object for the same arguments.
 
     Args:
-      name: digits, patches, or a data set of TFDS (images.TFDS).
-      data_dir: folder of the TFDS data sets; None: ~/tensorflow_datasets.
-      image_size: side of the images in pixels, for patches and for data sets that do not fit in memory; None: the usual
-        side.
+      name: digits, patches, folder, or a data set of TFDS (images.TFDS).
+      data_dir: the folder of images; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
+      image_size: side of the images in pixels, for patches, folders and data sets that do not fit in memory; None: the
+        usual side.
       skip_corrupt: leave out records that cannot be read instead of raising.
 
     Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
@@ -47,6 +47,8 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
         if name == "patches":
             return checked(patches.load(image_size))
         if image_size:
-            raise ValueError(f"data.image_size is for patches and what does not fit in memory, not for {name}")
+            raise ValueError(f"data.image_size is for patches, folders and what does not fit in memory, not for {name}")
         return checked(EMBEDDED[name]())
+    if name == "folder":
+        return checked(folder.load(data_dir, image_size, skip_corrupt))
     return checked(images.load(name, data_dir, image_size, skip_corrupt))

@@ -28,6 +28,8 @@ class Records(NamedTuple):
     classes: int
     size: int  # side in pixels of the images that the network sees
     name: str  # for messages, such as "imagenet2012, split train"
+    channels: int = 3  # 1: grey
+    centre: float = 0.875  # side of the square that evaluation sees, over the shorter side of the image
 
     @property
     def examples(self) -> int:
@@ -44,6 +46,7 @@ class Dataset(NamedTuple):
     std: np.ndarray  # standard deviation of the raw pixels, which divides; broadcasts to one example
     shape: tuple[int, ...]  # shape of one example
     names: tuple[str, ...]  # names of the classes
+    digest: str = ""  # what the examples are, where the name of the data set does not say it
 
     @property
     def classes(self) -> int:
@@ -52,6 +55,16 @@ class Dataset(NamedTuple):
     @property
     def in_memory(self) -> bool:
         return isinstance(self.train, Split)
+
+
+def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, standard deviation) of each channel of images (examples, height, width, channels) uint8; (channels,) each,
+    from counts of the 256 values."""
+    values, channels = np.arange(256), images.shape[-1]
+    counts = np.stack([np.bincount(channel, minlength=256) for channel in images.reshape(-1, channels).T])
+    shares = counts * channels / images.size
+    mean = shares @ values
+    return mean, np.sqrt(shares @ values**2 - mean**2)
 
 
 def held_out(examples: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,17 +8,21 @@ import math
 import numpy as np
 from PIL import Image
 
-CENTRE = 0.875  # side of the evaluation crop over the shorter side of the image
 RATIOS = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
 def decode(
-    data: bytes, size: int, crop: tuple[float, float] = (1.0, 1.0), rng: np.random.Generator | None = None
+    data: bytes,
+    size: int,
+    crop: tuple[float, float] = (1.0, 1.0),
+    rng: np.random.Generator | None = None,
+    channels: int = 3,
+    centre: float = 0.875,
 ) -> np.ndarray:
-    """Bytes of an image file -> (size, size, 3) uint8.
+    """Bytes of an image file -> (size, size, channels) uint8; channels: 3, or 1 for grey.
 
-    For evaluation (rng is None) the shorter side is resized to size / 0.875 and the centre is cropped; an image that
+    For evaluation (rng is None) the shorter side is resized to size / centre and the centre is cropped; an image that
     already has the right size stays as it is. For training a random box is cropped and resized: its share of the area
     is uniform in `crop`, its aspect ratio is log-uniform in [3/4, 4/3], and it is clipped to the image. With crop
     (1, 1) training does what evaluation does.
@@ -31,20 +35,21 @@ def decode(
         elif whole == (size, size):
             box = all_of
         else:
-            box = centre_box(*whole)
+            box = centre_box(*whole, centre)
         # Decoding a JPEG at 1/2, 1/4 or 1/8 of its size, where this leaves enough pixels, is several times faster.
         zoom = max(1e-9, min(1.0, size / min(box[2] - box[0], box[3] - box[1])))
-        image.draft("RGB", (math.ceil(whole[0] * zoom), math.ceil(whole[1] * zoom)))
+        image.draft("RGB" if channels == 3 else "L", (math.ceil(whole[0] * zoom), math.ceil(whole[1] * zoom)))
         shrunk = image.size[0] / whole[0], image.size[1] / whole[1]
-        pixels = image.convert("RGB")
+        pixels = image.convert("RGB" if channels == 3 else "L")
         if pixels.size == (size, size) and box == all_of:
-            return np.asarray(pixels)
+            return np.asarray(pixels).reshape(size, size, channels)
         scaled = (box[0] * shrunk[0], box[1] * shrunk[1], box[2] * shrunk[0], box[3] * shrunk[1])
-        return np.asarray(pixels.resize((size, size), Image.Resampling.BILINEAR, box=scaled, reducing_gap=2.0))
+        resized = pixels.resize((size, size), Image.Resampling.BILINEAR, box=scaled, reducing_gap=2.0)
+        return np.asarray(resized).reshape(size, size, channels)
 
 
-def centre_box(width: int, height: int) -> Box:
-    side = CENTRE * min(width, height)
+def centre_box(width: int, height: int, centre: float) -> Box:
+    side = centre * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
 

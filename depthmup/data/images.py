@@ -76,7 +76,7 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     if image_size and source.in_memory:
         raise ValueError(f"data.image_size is for what does not fit in memory; {name} has {source.size}x{source.size}")
     builder, side = builder_of(name, data_dir), image_size or source.size
-    train, test = (_open(builder, name, data_dir, split) for split in ("train", source.test))
+    train, test = (opened(builder, name, data_dir, split) for split in ("train", source.test))
 
     def read(records: Any, order: np.ndarray, split: str) -> Split | Records:
         described = Records(records, order, source.classes, side, f"{name}, split {split}")
@@ -110,7 +110,8 @@ def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
     return Split(np.stack([e["image"] for e in good]), np.stack([e["label"] for e in good]))
 
 
-def _open(builder: Any, name: str, data_dir: str | None, split: str) -> Any:
+def opened(builder: Any, name: str, data_dir: str | None, split: str) -> Any:
+    """The records of a split, with their images as encoded bytes. Raises ValueError as `load` does."""
     import tensorflow_datasets as tfds
 
     try:

@@ -23,7 +23,7 @@ from depthmup.data.decode import decode
 AHEAD = 2  # batches that each worker keeps ready
 TRIES = 100  # number of records that are tried for one position before giving up
 PADDING = -1  # label of the examples that fill up the last batch of an evaluation
-Batch = tuple[np.ndarray, np.ndarray]  # images (batch, size, size, 3) uint8, labels (batch,) int32
+Batch = tuple[np.ndarray, np.ndarray]  # images (batch, size, size, channels) uint8, labels (batch,) int32
 
 
 class CorruptRecord(ValueError):
@@ -52,7 +52,7 @@ class Examples:
         return (self.stop_step - self.first_step) * (self.batch_size // self.shard[1])
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """{"image": (size, size, 3) uint8, "label": int32, "corrupt": number of records passed over, int32}."""
+        """{"image": (size, size, channels) uint8, "label": int32, "corrupt": number of records passed over, int32}."""
         process, processes = self.shard
         local = self.batch_size // processes
         step, place = divmod(number, local)
@@ -75,7 +75,7 @@ class Examples:
         raise CorruptRecord(f"{self.records.name}: {TRIES} records in a row are corrupt: prepare it anew")
 
     def _evaluate(self, position: int) -> tuple[np.ndarray, int, int]:
-        nothing = np.zeros((self.records.size, self.records.size, 3), np.uint8)
+        nothing = np.zeros((self.records.size, self.records.size, self.records.channels), np.uint8)
         if position >= self.records.examples:
             return nothing, PADDING, 0
         try:
@@ -94,7 +94,8 @@ class Examples:
             label = int(raw["label"])
             if not 0 <= label < self.records.classes:
                 raise ValueError(f"its label {label} is not in 0..{self.records.classes - 1}")
-            return decode(raw["image"], self.records.size, self.crop or (1.0, 1.0), rng), label
+            crop, how = self.crop or (1.0, 1.0), self.records
+            return decode(raw["image"], how.size, crop, rng, how.channels, how.centre), label
         except Exception as error:  # Readers and decoders raise many types for bad bytes.
             hint = "" if self.skip_corrupt else " (data.skip_corrupt=True goes on without it)"
             raise CorruptRecord(f"{self.records.name}: record {record}{name} cannot be used: {error}{hint}") from error

@@ -80,7 +80,10 @@ class TransferCurve:
 
 
 def judge(
-    rows: pandas.DataFrame, settings: Settings, calibrated: Mapping[str, MaximalUpdate] | None = None
+    rows: pandas.DataFrame,
+    settings: Settings,
+    calibrated: Mapping[str, MaximalUpdate] | None = None,
+    classes: int | None = None,
 ) -> list[TransferCurve]:
     """The curve of every optimizer, parameterization and variant along every axis of sizes, with its verdict.
 
@@ -90,8 +93,10 @@ def judge(
     Args:
       rows: as `sweep.load` returns them.
       calibrated: as `calibration.calibrations` returns them.
+      classes: of the data set, if it is not at hand: the laws along depth are then without rules, which need a model.
     """
-    measure, along_depth = settings.sweep.judge_by, curves_along_depth(settings)
+    measure = settings.sweep.judge_by
+    along_depth = {} if classes else curves_along_depth(settings)
     result = []
     for axis, sizes in axes(settings):
         other = "width" if axis == "depth" else "depth"
@@ -106,11 +111,12 @@ def judge(
                 own = _settings_of(trials, settings)
                 columns = dict.fromkeys((axis, name, "seed", measure, "diverged", ACCURACY))
                 table = trials.filter(items=list(columns)).to_dict("records")
-                chance = cap(own, measure)
+                chance = cap(own, measure, classes)
                 found = transfer(table, axis, chance, hyperparameter=name, measure=measure)
                 laws = DepthLaws()
                 if axis == "depth" and key == LEARNING_RATE:
-                    laws = _laws(found, {depth: along_depth[names, depth] for depth in found.values}, calibrated or {})
+                    of_depth = {depth: along_depth[names, depth] for depth in found.values if along_depth}
+                    laws = _laws(found, of_depth, calibrated or {})
                 result.append(
                     TransferCurve(
                         *names,
@@ -120,7 +126,7 @@ def judge(
                         trials=trials,
                         result=found,
                         chance=chance,
-                        chance_loss=cap(own, "loss"),
+                        chance_loss=cap(own, "loss", classes),
                         laws=laws,
                     )
                 )
@@ -170,10 +176,12 @@ def curves_along_depth(settings: Settings) -> dict[tuple[Names, float], Settings
 
 
 def _laws(found: Transfer, settings: Mapping[float, Settings], calibrated: Mapping[str, MaximalUpdate]) -> DepthLaws:
-    """settings: of each depth."""
+    """settings: of each depth; without them there is the power law alone."""
     law, rates = None, dict[str, dict[float, float | None]]()
     if sum(rate is not None for rate in found.optimal_lr) > 2:
         law = power_law(found.values, found.optimal_lr, [optimum.stderr for optimum in found.optima])
+    if not settings:
+        return DepthLaws(power_law=law)
     names = {depth: calibration.key(own) for depth, own in settings.items()}
     updates = {depth: calibrated[name] for depth, name in names.items() if name in calibrated}
     pairs = zip(found.values, found.optimal_lr, strict=True)

@@ -20,7 +20,7 @@ from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, co
 from depthmup.sweep.plan import Group, Trial, count, grouped, identity, part, trials
 from depthmup.sweep.progress import CompileClock, Progress
 from depthmup.sweep.store import Claims, Finished, Store
-from depthmup.train.build import task_of
+from depthmup.train.build import identity_of_data, task_of
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import Row
 
@@ -60,7 +60,7 @@ def train(
     workdir = Path(workdir)
     plan = checked(settings, launcher, shard, yes)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings))))
+        store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings) | identity_of_data(settings))))
         stack.callback(store.export)
         claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
         cache = workdir / CACHE if settings.sweep.cache else None

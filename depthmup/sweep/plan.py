@@ -239,7 +239,10 @@ def score(row: Mapping[str, Any], settings: Settings) -> float:
     return 1 - value if measure.endswith("accuracy") else value
 
 
-def cap(settings: Settings, measure: str) -> float:
-    """The score, by this measure, of a network that has learned nothing: the error or loss of guessing."""
-    classes = batches_of(settings).dataset.classes
+def cap(settings: Settings, measure: str, classes: int | None = None) -> float:
+    """The score, by this measure, of a network that has learned nothing: the error or loss of guessing.
+
+    classes: of the data set; None: it is loaded and asked.
+    """
+    classes = classes or batches_of(settings).dataset.classes
     return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)

@@ -58,7 +58,7 @@ class Store:
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
-        self._workdir = Workdir(workdir, settings, results, shared=True, differs=_difference)
+        self._workdir = Workdir(workdir, settings, results, shared=True, differs=extension)
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
         self.refresh()
@@ -288,8 +288,8 @@ def _finite(row: Row) -> Row:
     return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
 
 
-def _difference(saved: Any, here: Any) -> str:
-    """The first setting that differs between two sweeps, in words. Swept keys may differ: a sweep may be extended."""
+def extension(saved: Any, here: Any) -> str:
+    """The first setting in which one sweep is no extension of another, in words: swept keys may differ."""
     if saved.get("schema") != here["schema"]:
         return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
     swept = {"axes", "sweep", *saved["axes"], *here["axes"]}

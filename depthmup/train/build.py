@@ -23,6 +23,12 @@ def batches_of(settings: Settings) -> Batches:
     return Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
 
 
+def identity_of_data(settings: Settings) -> dict[str, str]:
+    """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder."""
+    digest = batches_of(settings).dataset.digest
+    return {"files of data.data_dir": digest} if digest else {}
+
+
 def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
     """The training task of a config. Equal settings give the same object, so that measurements share compiled programs.
 

@@ -17,7 +17,7 @@ from clu.parameter_overview import get_parameter_overview as overview
 from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import specs_to_json
 from depthmup.train import flops
-from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.train.build import batches_of, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.devices import BatchOverDevices
 from depthmup.train.log import RunLog
@@ -58,7 +58,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     if profile and workdir is None:
         raise SettingsError("--profile needs --workdir=DIR, where the trace goes")
     loop, hyper = loop_of(settings), hyper_of(settings)
-    identity = flat(settings)
+    identity = flat(settings) | identity_of_data(settings)
     with contextlib.ExitStack() as stack:
         messages: list[str] = []
         if workdir and first:

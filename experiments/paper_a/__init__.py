@@ -1,0 +1,11 @@
+"""The figures of the depthwise-transfer paper (A), one module each; `python -m experiments.paper_a` trains and draws.
+
+Figures share trials: each module names the sweeps that it needs, and each sweep is trained once.
+"""
+
+from __future__ import annotations
+
+from experiments.paper_a import fig1
+from experiments.paper_a.figure import Experiment
+
+FIGURES: dict[str, Experiment] = {"1": fig1.EXPERIMENT}

@@ -1,0 +1,77 @@
+"""Figure 1 (and B.2, first half): the best learning rate of SimpleResNets on CIFAR-10 over width and over depth.
+
+    python -m experiments.paper_a 1 --data=DIR
+
+Claim: under muP the best learning rate transfers over width and not over depth; with branches scaled by 1/sqrt(depth)
+it transfers over both. SP (B.2) transfers over neither.
+
+            paper (section 3, A.1, A.4)           here
+images      CIFAR-10, 32x32, flips, rotations,    CIFAR-10 (JPEG), 16x16, none: one pass needs none
+            affine maps, colours
+training    SGD, batch 64, constant learning      SGD, batch 64, constant learning rate, 1 epoch: of a CPU
+            rate, 20 epochs
+sizes       lost                                  32 to 256 channels in the last stage, 3 to 24 blocks
+branches    factor 1/sqrt(layers)                 factor sqrt(3 / blocks); --scale=paper counts layers
+seeds       lost                                  3
+
+Cost: about 900 trainings of 703 steps, 1 h 20 min on two cores.
+Expect: the best learning rates of sp and mup fall with depth; depth_mup's costs at most a few percent everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from configs import cifar10_simple_resnet, default
+from depthmup.report import figures
+from experiments.paper_a.figure import Experiment, Outcome, Sweeps, judged
+
+
+def simple_resnet(scale: str) -> Any:
+    if scale == "paper":
+        config = cifar10_simple_resnet.get_config()
+        config.model.count = "weight_layers"
+        return config
+    config = default.get_config("simple_resnet")
+    config.model.width = 64
+    config.model.depth = 6
+    config.parameterization.base_width = 32
+    config.parameterization.base_depth = 3
+    config.data.name = "folder"
+    config.data.image_size = 16
+    config.epochs = 1.0
+    config.schedule = "constant"
+    config.sweep.depths = (3, 6, 12, 24)
+    config.sweep.widths = (32, 64, 128, 256)
+    config.sweep.optimizers = ("sgd",)
+    config.sweep.log2_learning_rates.sgd = (-8.0, 1.0)
+    config.sweep.seeds = 3
+    config.sweep.adaptive = True
+    config.sweep.calibrate = False
+    return config
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    expected = {("mup", "width"): True, ("mup", "depth"): False}
+    expected |= {("depth_mup", "width"): True, ("depth_mup", "depth"): True}
+    return judged(sweeps["simple_resnet"].curves, expected)
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    """The paper's axes: the training loss against the learning rate, a line for each width or depth."""
+    curves = sweeps["simple_resnet"].curves
+    drawn = {axis: figures.loss_curves([c for c in curves if c.axis == axis]) for axis in ("width", "depth")}
+    return {f"fig1_{axis}": figure for axis, figure in drawn.items() if figure}
+
+
+EXPERIMENT = Experiment(
+    figure="1",
+    claim="SimpleResNet, SGD: muP transfers over width and not over depth; 1/sqrt(depth) transfers over both",
+    paper="so it is (1a, 1b)",
+    sweeps={"simple_resnet": simple_resnet},
+    outcome=outcome,
+    pictures=pictures,
+)

@@ -1,0 +1,86 @@
+"""What a figure of the paper has to say: the curves of its sweeps against the paper's claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from depthmup.report.curves import TransferCurve
+from experiments.published import Sweep
+
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided at this scale"
+TRANSFERS = "transfers"
+Sweeps = Mapping[str, Sweep]
+
+
+class Outcome(NamedTuple):
+    """ours: our numbers with their intervals, a line each. verdict: AGREES, DISAGREES or UNDECIDED."""
+
+    ours: Sequence[str]
+    verdict: str
+
+
+class Experiment(NamedTuple):
+    """One figure of the paper. The docstring of its module has the paper's settings, ours, and why they differ.
+
+    paper: what the paper found.
+    sweeps: {name of a sweep: scale ("demo" or "paper") -> its config}. Figures that share a sweep share its trials.
+    remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them.
+    """
+
+    figure: str  # such as "1"
+    claim: str
+    paper: str
+    sweeps: Mapping[str, Callable[[str], Any]]
+    outcome: Callable[[Sweeps], Outcome]
+    pictures: Callable[[Sweeps], Mapping[str, Figure]]
+    remarks: str = ""
+
+
+def curve_of(curves: Sequence[TransferCurve], axis: str, parameterization: str, variant: str = "") -> TransferCurve:
+    """The learning-rate curve of these names. Raises StopIteration if there is none."""
+    wanted = (axis, parameterization, variant, "learning_rate")
+    return next(c for c in curves if (c.axis, c.parameterization, c.variant, c.hyperparameter) == wanted)
+
+
+def verdict(c: TransferCurve) -> str:
+    """The verdict by the drift of the optimum; where that is undecided, the verdict by regret."""
+    return c.result.by_regret.verdict if c.result.verdict == "undecided" else c.result.verdict
+
+
+def words(c: TransferCurve) -> str:
+    """A curve's drift, verdict and costs in words."""
+    found = c.result
+    text = f"{c.name} over {c.axis}: "
+    if found.drift:
+        low, high = found.drift.low, found.drift.high
+        text += f"{found.drift.octaves_per_doubling:+.2f} [{low:+.2f}, {high:+.2f}] octaves a doubling, "
+    text += found.verdict
+    if found.verdict == "undecided":
+        text += f"; by regret {found.by_regret.verdict}"
+    costs = [cost for cost in found.costs[1:] if cost]
+    if len(costs) == len(found.costs) - 1:
+        worst = max(costs, key=lambda cost: cost.share)
+        text += f"; the smallest size's optimum costs at most {100 * worst.share:.1f}%"
+        text += f" [{100 * worst.low:.1f}, {100 * worst.high:.1f}]"
+    return text
+
+
+def judged(curves: Sequence[TransferCurve], expected: Mapping[tuple[str, str], bool], variant: str = "") -> Outcome:
+    """Our curves against a claim. expected: {(parameterization, axis): whether the claim says that it transfers}."""
+    ours, agreement = [], []
+    for (parameterization, axis), transfers in expected.items():
+        c = curve_of(curves, axis, parameterization, variant)
+        ours.append(words(c))
+        said = verdict(c)
+        agreement.append(
+            UNDECIDED if said == "undecided" else AGREES if (said == TRANSFERS) == transfers else DISAGREES
+        )
+    return Outcome(ours, combined(agreement))
+
+
+def combined(agreement: Sequence[str]) -> str:
+    """One disagreement disagrees; else one undecided answer is undecided."""
+    return next((word for word in (DISAGREES, UNDECIDED) if word in agreement), AGREES)

@@ -1,0 +1,150 @@
+"""The rows of sweeps in docs/results/: tables and pictures are drawn from them, and sweeps go on from them.
+
+NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json its settings,
+the calibrations that its rules start from, what it was computed with, and the number of classes of its data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+
+from depthmup.fit.table import ACCURACY
+from depthmup.measure import MaximalUpdate
+from depthmup.report.calibration import FILE
+from depthmup.report.curves import TransferCurve, judge
+from depthmup.settings import Settings, column
+from depthmup.sweep import curves, load, measured
+from depthmup.sweep.axes import parse
+from depthmup.sweep.plan import identity
+from depthmup.sweep.store import Finished, Store, extension
+from depthmup.train.workdir import first_difference, write_atomically
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+FILES = "files of data.data_dir"  # the entry of a sweep's identity that says which images it was trained on
+STRETCHES = 40  # equal parts of a training; "curve" has the mean training loss of each
+SCALE = 1000  # of the losses in "curve", which are whole numbers of thousandths
+
+
+class Sweep(NamedTuple):
+    """A published sweep. rows: the trials; about: the content of NAME.json.
+
+    measured: as `depthmup.sweep.measured` returns it, with the number of a row instead of its key.
+    """
+
+    rows: pandas.DataFrame
+    settings: Settings
+    curves: list[TransferCurve]
+    measured: pandas.DataFrame | None
+    about: Mapping[str, Any]
+
+
+def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
+    """The sweep published at `path`.parquet. Raises ValueError if its rows were computed with other settings.
+
+    extended: the settings may ask for more trials than were published. An unfinished sweep has no curves.
+    """
+    about = json.loads(path.with_suffix(".json").read_text())
+    check(path.name, about["settings"], settings, extended)
+    rows = pandas.read_parquet(path.with_suffix(".parquet"))
+    order = rows["parameterization"].map(settings.sweep.parameterizations.index)
+    rows = rows.astype({"loss": float, settings.sweep.judge_by: float, ACCURACY: float}).iloc[
+        order.argsort(kind="stable")
+    ]
+    calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
+    extra = path.with_name(f"{path.name}_measured.parquet")
+    table = pandas.read_parquet(extra) if settings.sweep.measure else None
+    whole = about.get("complete", True) and not difference(about["settings"], settings)
+    found = judge(rows, settings, calibrated, about.get("classes")) if whole else []
+    return Sweep(rows, settings, found, table, about)
+
+
+def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> str:
+    """In what the identity of a sweep differs from that of these settings; the images are not compared.
+
+    extended: axes and the settings of the sweep itself may differ, which ask for more trials of the same kind.
+    """
+    ours, saved = json.loads(json.dumps(identity(settings))), {k: v for k, v in saved.items() if k != FILES}
+    return extension(saved, ours) if extended else first_difference(saved, ours)
+
+
+def check(name: str, saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> None:
+    """Raise ValueError for what `difference` finds."""
+    if different := difference(saved, settings, extended):
+        raise ValueError(
+            f"docs/results/{name} was computed with other settings than its config has: {different}. Go back to these "
+            "settings, or delete its files to train anew"
+        )
+
+
+def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
+    """Write the rows of the sweep in `workdir` to `path`.parquet and .json.
+
+    about: more entries of the JSON. With "classes" the rows have keys and learning curves too, which `restore` needs.
+    """
+    found, saved = load(workdir), json.loads((workdir / "settings.json").read_text())
+    if different := difference(saved, settings):
+        raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
+    measures = dict.fromkeys(("loss", settings.sweep.judge_by, ACCURACY))
+    axes = [column(key) for key in parse(settings)]
+    names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
+    found = found.sort_values([*names], ignore_index=True)
+    rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
+    if "classes" in about:
+        rows = rows.assign(key=found["key"], steps=found["steps"].astype("int32"), curve=_curves(workdir, found))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(path.with_suffix(".parquet"), compression="zstd", index=False)
+    if settings.sweep.measure:
+        table = measured(workdir)
+        table = table.assign(row=table.pop("key").map(pandas.Series(found.index, found["key"])))
+        table = table.astype({"value": "float32"})
+        table.to_parquet(path.with_name(f"{path.name}_measured.parquet"), compression="zstd", index=False)
+    calibration = json.loads((workdir / FILE).read_text()) if (workdir / FILE).exists() else {}
+    content = {
+        "settings": saved,
+        "computed with": json.loads((workdir / "environment.json").read_text()),
+        "calibration": {key: _rounded(found) for key, found in calibration.items()},
+        **about,
+    }
+    write_atomically(path.with_suffix(".json"), json.dumps(content) + "\n")
+
+
+def restore(sweep: Sweep, workdir: Path) -> None:
+    """Put the published rows that `workdir` lacks into it, so that training goes on from them.
+
+    A restored row has the columns and the learning curve that were published. Raises WorkdirError if the workdir
+    belongs to other settings.
+    """
+    with contextlib.closing(Store(workdir, sweep.about["settings"])) as store:
+        missing = sweep.rows[~sweep.rows["key"].isin(list(store.rows))]
+        group = []
+        for row in missing.to_dict("records"):
+            losses = np.asarray(row.pop("curve"), np.float32) / SCALE
+            parts = min(STRETCHES, row["steps"])
+            ends = np.ceil(np.arange(1, len(losses) + 1) * row["steps"] / parts).astype(np.int32)
+            group.append(Finished(row, {"step": ends, "loss": losses, "grad_norm": np.full(len(losses), np.nan)}))
+        if group:
+            store.add(group)
+
+
+def _curves(workdir: Path, rows: pandas.DataFrame) -> list[np.ndarray]:
+    """The mean training loss of each trial in each of STRETCHES equal parts of its steps, up to its divergence."""
+    table = curves(workdir)
+    steps = table["key"].map(rows.set_index("key")["steps"])
+    stretch = (table["step"] - 1) * steps.clip(upper=STRETCHES) // steps
+    means = table["loss"].astype(float).groupby([table["key"], stretch]).mean().unstack()
+    thousandths = (means.reindex(rows["key"]).to_numpy() * SCALE).clip(max=2**31 - 1)
+    return [own[~np.isnan(own)].round().astype(np.int32) for own in thousandths]
+
+
+def _rounded(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_rounded(value) for value in tree]
+    return float(f"{tree:.6g}") if isinstance(tree, float) else tree

@@ -1,0 +1,276 @@
+"""A folder of images as a data set: what is read, what is kept beside it, and every error in words."""
+
+import io
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from configs import default
+from depthmup import data
+from depthmup.data import Batches, folder
+from depthmup.settings import from_config
+from depthmup.train.run import train
+from depthmup.train.workdir import WorkdirError
+from experiments import cifar10_folder
+from tests.test_configs import fake_records
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    data.load.cache_clear()
+    yield
+    data.load.cache_clear()
+
+
+def load(root, *arguments):
+    data.load.cache_clear()
+    return data.load("folder", str(root), *arguments)
+
+
+def picture(path, size=(12, 12), mode="RGB", seed=0):
+    """A file of random pixels; its mean goes with its class, the first letter of its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    pixels = np.random.default_rng((seed, ord(path.parent.name[0]))).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def images(root, train=20, mode="RGB", suffix="png", **splits):
+    """A folder of two classes. {path below the root: its pixels}."""
+    drawn = {}
+    for split, count in {"train": train, **splits}.items():
+        for name, i in itertools.product(("cat", "dog"), range(count)):
+            path = root / split / name / f"{i:03d}.{suffix}"
+            drawn[str(path.relative_to(root))] = picture(path, mode=mode, seed=hash((split, i)) % 2**31)
+    return drawn
+
+
+def test_pixels_labels_and_normalization(tmp_path):
+    """Every file is in its split once, whole; a missing validation split is a tenth of train, as for cifar10."""
+    root = tmp_path / "pets"
+    drawn = images(root, test=3)
+    dataset = load(root)
+    assert dataset.names == ("cat", "dog")
+    assert dataset.shape == (12, 12, 3)
+    assert [split.examples for split in dataset[:3]] == [36, 4, 6]
+    for splits, name in ((dataset[:2], "train"), (dataset[2:3], "test")):
+        ours = sorted((image.tobytes(), label) for split in splits for image, label in zip(*split, strict=True))
+        paths = [path for path in drawn if path.startswith(f"{name}/")]
+        assert ours == sorted((drawn[path].tobytes(), int("dog" in path)) for path in paths)
+    pixels = dataset.train.inputs.reshape(-1, 3).astype(float)
+    np.testing.assert_allclose((dataset.mean, dataset.std), (pixels.mean(0), pixels.std(0)), rtol=1e-12)
+    assert list(dataset.train.labels) != sorted(dataset.train.labels)  # shuffled: the first examples are evaluated
+
+
+def test_missing_splits_are_disjoint_tenths_of_train(tmp_path):
+    root = tmp_path / "pets"
+    drawn = images(root)
+    dataset = load(root)
+    assert [split.examples for split in dataset[:3]] == [32, 4, 4]
+    assert sorted(image.tobytes() for split in dataset[:3] for image in split.inputs) == sorted(
+        pixels.tobytes() for pixels in drawn.values()
+    )
+
+
+@pytest.mark.parametrize("name", ["validation", "val"])
+def test_a_validation_split_of_its_own(tmp_path, name):
+    root = tmp_path / "pets"
+    images(root, **{name: 2}, test=3)
+    assert [split.examples for split in load(root)[:3]] == [40, 4, 6]
+
+
+def test_image_size_resizes_the_whole_central_square(tmp_path):
+    """The left part is black, the middle white, the right black: of a 36x12 image the central 12x12 stays."""
+    root = tmp_path / "pets"
+    images(root)
+    wide = np.zeros((12, 36, 3), np.uint8)
+    wide[:, 12:24] = 255
+    Image.fromarray(wide).save(root / "train" / "cat" / "wide.png")
+    with pytest.raises(ValueError, match=r"has images of .*36x12 \(train/cat/wide.png\).*data.image_size=SIDE resizes"):
+        load(root)
+    dataset = load(root, 6)
+    assert dataset.shape == (6, 6, 3)
+    whites = [i for split in dataset[:3] for i in split.inputs if (i[:, 1:-1] == 255).all() and i.min() > 200]
+    assert len(whites) == 1  # at the sides a little of the black
+
+
+def test_oblong_images_of_one_size_need_an_image_size(tmp_path):
+    root = tmp_path / "pets"
+    for name, i in itertools.product(("cat", "dog"), range(10)):
+        picture(root / "train" / name / f"{i}.png", size=(14, 12))
+    with pytest.raises(ValueError, match=r"has images of 14x12 .*image_size"):
+        load(root)
+    assert load(root, 12).shape == (12, 12, 3)
+
+
+def test_grey_images(tmp_path):
+    """All grey: one channel. Grey among colour ones: an error that names one of each."""
+    root = tmp_path / "pets"
+    drawn = images(root, mode="L")
+    dataset = load(root)
+    assert dataset.shape == (12, 12, 1)
+    assert {i.tobytes() for split in dataset[:3] for i in split.inputs} == {p.tobytes() for p in drawn.values()}
+    picture(root / "train" / "cat" / "colour.png")
+    with pytest.raises(ValueError, match=r"grey images \(train/.*\) among colour ones \(train/cat/colour.png\)"):
+        load(root)
+
+
+def test_files_that_cannot_be_read(tmp_path, capsys):
+    root = tmp_path / "pets"
+    images(root, suffix="jpg")
+    bad = root / "train" / "cat" / "notes.jpg"
+    bad.write_text("not an image")
+    with pytest.raises(ValueError, match=r"notes.jpg cannot be read as an image: .*skip_corrupt=True goes on"):
+        load(root)
+    assert sum(split.examples for split in load(root, None, True)[:3]) == 40
+    assert "left out 1 of" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"notes\.jpg"):  # what was kept while skipping is not used without it
+        load(root)
+    bad.unlink()
+    cut = root / "train" / "dog" / "003.jpg"  # its head can be read, its pixels cannot
+    cut.write_bytes(cut.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"train/dog/003.jpg\) cannot be used: .*truncated"):
+        load(root)
+    assert sum(split.examples for split in load(root, None, True)[:3]) == 39
+    Image.fromarray(np.zeros((12, 12), np.uint16)).save(root / "train" / "cat" / "deep.png")
+    with pytest.raises(ValueError, match=r"deep.png cannot be read as an image: its pixels are of mode I;16"):
+        load(root)
+
+
+def test_layouts_that_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"data.name=folder needs data.data_dir: a folder of images has train/CLASS"):
+        load_without_dir()
+    with pytest.raises(ValueError, match=r"has no folder train/: a folder of images has train/CLASS/\*.jpg"):
+        load(tmp_path)
+    root = tmp_path / "pets"
+    images(root, test=2)
+    (root / "train" / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"the class .*train/empty has no image, no file .jpg, .jpeg, .png"):
+        load(root)
+    (root / "train" / "empty").rmdir()
+    shutil.rmtree(root / "test" / "dog")
+    with pytest.raises(ValueError, match="the class 'dog' is in train/ and not in test/"):
+        load(root)
+    shutil.rmtree(root / "test")
+    picture(root / "train" / "loose.png")
+    with pytest.raises(ValueError, match=r"train/loose.png is in no class"):
+        load(root)
+    (root / "train" / "loose.png").unlink()
+    images(root, validation=1, val=1)
+    with pytest.raises(ValueError, match=r"both validation/ and val/"):
+        load(root)
+    shutil.rmtree(root / "validation")
+    shutil.rmtree(root / "val")
+    shutil.rmtree(root / "train" / "dog")
+    with pytest.raises(ValueError, match="has 1 class"):
+        load(root)
+    shutil.rmtree(root / "train")
+    images(root, train=2)
+    with pytest.raises(ValueError, match="has 4 images, too few to take validation images"):
+        load(root)
+
+
+def load_without_dir():
+    data.load.cache_clear()
+    return data.load("folder")
+
+
+def test_hidden_files_do_not_count_and_folders_below_a_class_do(tmp_path):
+    root = tmp_path / "pets"
+    images(root)
+    for hidden in ("train/.DS_Store", "train/cat/._000.png", "train/.cache/x.png"):
+        (root / hidden).parent.mkdir(exist_ok=True)
+        (root / hidden).write_bytes(b"no image")
+    picture(root / "train" / "cat" / "images" / "more.PNG")
+    assert sum(split.examples for split in load(root)[:3]) == 41
+
+
+def test_what_is_kept_beside_the_folder(tmp_path, monkeypatch, capsys):
+    """It is used while the files are the same, made anew when one changes or when it is damaged, never believed."""
+    root = tmp_path / "pets"
+    images(root)
+    first = load(root)
+    cache = tmp_path / "pets.own-size.npz"
+    assert cache.exists()
+    read = folder._read
+    monkeypatch.setattr(folder, "_read", lambda *_: pytest.fail("decoded again"))
+    again = load(root)
+    for a, b in zip(first[:3], again[:3], strict=True):
+        np.testing.assert_array_equal(a.inputs, b.inputs)
+        np.testing.assert_array_equal(a.labels, b.labels)
+    np.testing.assert_array_equal(first.mean, again.mean)
+    monkeypatch.setattr(folder, "_read", read)
+    content = bytearray(cache.read_bytes())
+    content[len(content) // 2] ^= 255
+    cache.write_bytes(content)
+    np.testing.assert_array_equal(load(root).train.inputs, first.train.inputs)
+    assert "is damaged and made anew" in capsys.readouterr().err
+    other = picture(root / "train" / "cat" / "000.png", seed=99)
+    changed = load(root)
+    assert other.tobytes() in {i.tobytes() for split in changed[:3] for i in split.inputs}
+    monkeypatch.setattr(np, "savez", lambda *_, **__: (_ for _ in ()).throw(OSError("read-only")))
+    picture(root / "train" / "cat" / "000.png", seed=100)
+    load(root)
+    assert "cannot be kept, and will be decoded again: read-only" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pets", "pets.own-size.npz"]
+
+
+def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
+    """With the same splits, the same pixels and, here, the same normalization as in memory."""
+    root = tmp_path / "pets"
+    images(root, test=3)
+    memory = load(root)
+    monkeypatch.setattr(folder, "IN_MEMORY", 100)
+    (tmp_path / "pets.own-size.npz").unlink()
+    for _ in range(2):  # decoded, and from what is kept
+        disk = load(root)
+        assert not disk.in_memory
+        np.testing.assert_allclose((disk.mean, disk.std), (memory.mean, memory.std), rtol=1e-12)
+        for ours, theirs in ((Batches(disk, 8), Batches(memory, 8)),):
+            for a, b in zip(ours.train(0, 6), theirs.train(0, 6), strict=True):
+                np.testing.assert_array_equal(a[0], b[0])
+                np.testing.assert_array_equal(a[1], b[1])
+
+
+def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path):
+    root = tmp_path / "pets"
+    images(root)
+    config = default.get_config()
+    config.data.name, config.data.data_dir, config.data.batch_size = "folder", str(root), 8
+    config.model.width, config.epochs = 4, 1.0
+    settings = from_config(config)
+    train(settings, tmp_path / "run")
+    shutil.copytree(root, tmp_path / "elsewhere")
+    data.load.cache_clear()
+    config.data.data_dir = str(tmp_path / "elsewhere")
+    train(from_config(config), tmp_path / "run")  # the same files in another place
+    picture(tmp_path / "elsewhere" / "train" / "cat" / "new.png")
+    data.load.cache_clear()
+    with pytest.raises(WorkdirError, match=r"files of data.data_dir was '40 files, .*', now it is '41 files"):
+        train(from_config(config), tmp_path / "run")
+
+
+def test_cifar10_as_a_folder(tmp_path, monkeypatch):
+    """In the published order of each class, which TFDS's names of examples have."""
+
+    builder = tfds.builder("cifar10")
+    order = np.random.default_rng(1).permutation(20)
+    records = [{**r, "id": f"train_{n}"} for r, n in zip(fake_records(builder, "train"), order, strict=True)]
+    monkeypatch.setattr(cifar10_folder, "builder_of", lambda name, data_dir: builder)
+    monkeypatch.setattr(cifar10_folder, "opened", lambda builder, name, data_dir, split: records)
+    cifar10_folder.write(tmp_path)
+    by_class, names = {}, builder.info.features["label"].names
+    for _, record in sorted(zip(order, records, strict=True), key=lambda pair: pair[0]):
+        by_class.setdefault(int(record["label"]), []).append(record)
+    for label, own in by_class.items():
+        files = sorted(path.name for path in (tmp_path / "train" / names[label]).iterdir())
+        assert files == [f"{i:04d}.jpg" for i in range(len(own))]
+        with Image.open(tmp_path / "train" / names[label] / "0000.jpg") as image:
+            assert image.size == (32, 32)
+            theirs = np.asarray(Image.open(io.BytesIO(own[0]["image"])), float)
+            assert abs(np.asarray(image, float) - theirs).mean() < 30
