@@ -145,7 +145,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
 
     # At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.
     config.parameterization = dict(
-        name="depth_mup",  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; docs/rules.md
+        name="depth_mup",  # sp | depth_sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; docs/rules.md
         base_width=32,  # counts what model.width counts
         base_depth=2,  # counts what model.depth counts
         base_head_dim=1,  # attention equals 1/sqrt(head_dim) at this head size
@@ -223,7 +223,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each
     # width (depth = model.depth).
     config.sweep = dict(
-        parameterizations=("sp", "mup", "depth_mup"),  # sp | ntp | mup | depth_mup | depth_ode | am_mup | completep
+        # sp | depth_sp | ntp | mup | depth_mup | depth_ode | am_mup | completep
+        parameterizations=("sp", "mup", "depth_mup"),
         optimizers=("sgd", "adam"),  # sgd | momentum | adam | adamw
         depths=(2, 4, 8, 16, 32),
         widths=(32, 64, 128, 256),

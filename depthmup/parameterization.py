@@ -67,6 +67,7 @@ class Table:
 
 TABLES = {
     "sp": Table(STANDARD, STANDARD, attention=0.5),
+    "depth_sp": Table(STANDARD, STANDARD, alpha=0.5, attention=0.5),
     "ntp": Table(gamma_width=-0.5, attention=0.5),
     "mup": Table(),
     "depth_mup": Table(alpha=0.5),
@@ -306,7 +307,8 @@ def parameterization(
     """A parameterization by name.
 
     Args:
-      name: "sp", "ntp", "mup", "depth_mup" (branches 1/sqrt(depth)), "depth_ode" (1/depth), "am_mup", "completep".
+      name: "sp", "depth_sp" (sp with branches 1/sqrt(depth)), "ntp", "mup", "depth_mup" (mup with the same),
+        "depth_ode" (1/depth), "am_mup", "completep".
       base_width, base_depth: the shape at which hyperparameters were tuned. "mup", "depth_mup" and "depth_ode" equal
         "sp" there. With the default 1 the factors are absolute, as in the papers. base_depth counts what the model's
         depth counts.

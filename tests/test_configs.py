@@ -97,7 +97,11 @@ def mocked(monkeypatch):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_steps(name, mocked):
-    config = importlib.import_module(f"configs.{name}").get_config()
+    two_steps(importlib.import_module(f"configs.{name}").get_config())
+
+
+def two_steps(config):
+    """Take two steps with a config's settings at a small width and depth."""
     for key, value in SMALLEST[config.model.name].items():
         if key in config.model and (key != "stages" or config.model.stem == "imagenet"):
             config.model[key] = value

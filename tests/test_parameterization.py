@@ -246,3 +246,11 @@ def test_attention():
 def test_errors(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("family", ["sgd", "adam"])
+def test_depth_sp_is_sp_with_scaled_branches(role, family):
+    assert factors("depth_sp", role, family, True) == factors("sp", role, family, True, alpha=0.5)
+    p = parameterization("depth_sp", base_depth=BASE_L)
+    assert p.forward_factors(width=8, depth=BASE_L * M_L).branch == pytest.approx(M_L**-0.5, rel=1e-12)

@@ -142,7 +142,10 @@ def test_integers_are_numbers():
         ({"model__norm": "batch"}, "unknown norm 'batch'"),
         ({"data__name": "cifar"}, "data.name: unknown data set 'cifar'; did you mean 'cifar10'"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
-        ({"data__image_size": 32}, "data.image_size is for patches and what does not fit in memory, not for digits"),
+        (
+            {"data__image_size": 32},
+            "data.image_size is for patches, folders and what does not fit in memory, not for digits",
+        ),
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],
 )

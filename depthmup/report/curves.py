@@ -14,9 +14,9 @@ from depthmup.fit.table import ACCURACY
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
-from depthmup.settings import LEARNING_RATE, TRACED, Settings, column, flat, put
+from depthmup.settings import LEARNING_RATE, Settings, column, flat, put
 from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import axes, cap, combinations, score
+from depthmup.sweep.plan import axes, cap, combinations, followed, score
 
 COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 Names = tuple[str, str, str]  # optimizer, parameterization, variant
@@ -100,7 +100,7 @@ def judge(
     result = []
     for axis, sizes in axes(settings):
         other = "width" if axis == "depth" else "depth"
-        for key in _hyperparameters(settings):
+        for key in followed(settings):
             for names, trials in variants(rows, settings, key):
                 on_axis = (trials[other] == getattr(settings.model, other)) & trials[axis].isin(sizes)
                 name, trials = _about(key, trials[on_axis], axis, settings)
@@ -198,16 +198,6 @@ def _laws(found: Transfer, settings: Mapping[float, Settings], calibrated: Mappi
         segments=segmented(found.values, found.optimal_lr),
         updates=updates,
     )
-
-
-def _hyperparameters(settings: Settings) -> list[str]:
-    """The config keys whose optimum is followed, the learning rate first."""
-    result = [LEARNING_RATE]
-    for key, values in parse(settings).items():
-        numbers = all(isinstance(value, int | float) for value in values)
-        if key != LEARNING_RATE and key in TRACED and numbers and len(values) >= POINTS:
-            result.append(key)
-    return result
 
 
 def _about(

@@ -103,6 +103,18 @@ def axes(settings: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield axis, values
 
 
+def followed(settings: Settings) -> list[str]:
+    """The config keys whose optimum is followed over sizes, the learning rate first: each has POINTS values or more."""
+    more, result = parse(settings), []
+    if len(more.pop(LEARNING_RATE, range(POINTS))) >= POINTS:
+        result.append(LEARNING_RATE)
+    for key, values in more.items():
+        numbers = all(isinstance(value, int | float) for value in values)
+        if key in TRACED and numbers and len(values) >= POINTS:
+            result.append(key)
+    return result
+
+
 def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]:
     """(settings of a learning-rate curve, its rates) for all curves, small shapes first.
 
@@ -111,8 +123,11 @@ def combinations(settings: Settings) -> list[tuple[Settings, tuple[float, ...]]]
     """
     more = parse(settings)
     rates = more.pop(LEARNING_RATE, None)
-    if rates is not None and len(rates) < POINTS:
-        raise SettingsError(f"sweep.axes: {LEARNING_RATE} needs {POINTS} values or more, for an optimum")
+    if not followed(settings):
+        raise SettingsError(
+            f"sweep.axes: {LEARNING_RATE} needs {POINTS} values or more for an optimum, unless another traced number, "
+            "such as parameterization.gamma0, has them"
+        )
     static = {key: values for key, values in more.items() if key not in TRACED}
     traced = {key: values for key, values in more.items() if key in TRACED}
     result = []

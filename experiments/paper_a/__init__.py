@@ -5,7 +5,12 @@ Figures share trials: each module names the sweeps that it needs, and each sweep
 
 from __future__ import annotations
 
-from experiments.paper_a import fig1
+from experiments.paper_a import fig1, fig4, figb2, figb3
 from experiments.paper_a.figure import Experiment
 
-FIGURES: dict[str, Experiment] = {"1": fig1.EXPERIMENT}
+FIGURES: dict[str, Experiment] = {
+    "1": fig1.EXPERIMENT,
+    "4": fig4.EXPERIMENT,
+    "B.2": figb2.EXPERIMENT,
+    "B.3": figb3.EXPERIMENT,
+}

@@ -1,5 +1,182 @@
-"""The rows of docs/results.md for figures that other experiments of the project show, or that nothing shows yet."""
+"""The rows of docs/results.md that no module of this package has: shown by other experiments, or by nothing yet.
 
-THEORY = "the limit, where simulations decide: [limit.md](limit.md)"
-# figure, claim, paper, ours, verdict, command
-ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = ()
+Costs are operations by the arithmetic of `main.py sweep --dry_run`, at 1e11 a second, unless they say otherwise.
+"""
+
+AGREES, DISAGREES, NOT_RUN = "**agrees**", "**disagrees**", "not run"
+# (figure, claim, paper, ours, verdict, command)
+ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
+    (
+        "Table 1, eq. 1-3",
+        "the scalings of SP, muP and muP with 1/sqrt(depth)",
+        "a table",
+        "every factor by an independent re-derivation and against four packages ([rules.md](rules.md))",
+        AGREES,
+        "`make test`",
+    ),
+    (
+        "2, B.4",
+        "ResNet with batch norm and with layer norm: 1/sqrt(depth) transfers more consistently",
+        "so it is",
+        "-; about 5 h on two cores at width 8",
+        NOT_RUN,
+        "`main.py sweep --config=configs/cifar10_resnet.py`",
+    ),
+    (
+        "3a-c",
+        "ViT, Adam, warm-up, layer norm and none: transfers in all settings; scaled ones improve with depth",
+        "so it is (Tiny ImageNet, 20 epochs)",
+        "78 steps on photo patches: muP with layer norm falls as 1/depth, depth_mup transfers by regret (at most "
+        "4.8%); deeper layer-norm networks end worse ([laws.md](laws.md))",
+        f"{DISAGREES} for muP, on a toy",
+        "`main.py sweep --config=configs/patches16_vit.py`",
+    ),
+    (
+        "3d",
+        "the same with warm-up and cosine decay",
+        "transfers",
+        "-; 1.4 years at the paper's size",
+        NOT_RUN,
+        "`main.py sweep --config=configs/tiny_imagenet_vit.py --config.schedule=cosine`",
+    ),
+    (
+        "3e-f",
+        "ViT without layer norm on ImageNet transfers",
+        "transfers",
+        "-; out of reach of a CPU: 23 years",
+        NOT_RUN,
+        "`main.py sweep --config=configs/imagenet_vit.py`",
+    ),
+    (
+        "5, B.7",
+        "networks approach the limit as 1/width and 1/depth",
+        "so it is",
+        "mean network against DMFT: N^-1.00 [-1.07, -.93] (ReLU); in depth 1/L, exactly for linear networks "
+        "([limit.md](limit.md))",
+        AGREES,
+        "`python -m experiments.convergence`",
+    ),
+    (
+        "6",
+        "the NTK of finite depth approaches that of infinite depth",
+        "squared error as 1/depth^2",
+        "slope -.9993 of the error, ReLU; in width N^-1.03 [-1.08, -.97] of the squared error",
+        AGREES,
+        "`python -m experiments.ntk_depth`",
+    ),
+    (
+        "7",
+        "kernels after one step of linear networks",
+        "theory = networks",
+        "networks within .9 standard errors of the recursion in every layer",
+        AGREES,
+        "`python -m experiments.one_step_kernels`",
+    ),
+    (
+        "footnote 2",
+        "larger is monotonically better",
+        '"empirically seems to hold"',
+        "digits, depth_mup: wider is better; deeper is not: best training loss .0453 at depth 2 and .0481 at 32 (SGD), "
+        ".0339 and .0389 (Adam). CIFAR-10: the losses under figure 1",
+        f"{DISAGREES} on digits, in depth",
+        "`make transfer`",
+    ),
+    (
+        "B.1",
+        "loss against parameters: depth 30 is best at large widths",
+        "at up to 1e9 parameters",
+        "-; the paper's range is out of reach of a CPU",
+        NOT_RUN,
+        "none yet",
+    ),
+    (
+        "B.6",
+        "ResNets on ImageNet transfer",
+        "transfers",
+        "-; out of reach of a CPU: 56 years",
+        NOT_RUN,
+        "`main.py sweep --config=configs/imagenet_resnet.py`",
+    ),
+    (
+        "C, J",
+        "NTP is lazy, muP is not, and muP's optimum stays over width",
+        "so it is",
+        "kernel movement N^-.96 [-.98, -.93] (NTP) and N^.05 [.03, .07] (muP); muP's optimum moves .00 [-.02, .02] "
+        "octaves a doubling. NTP alone hardly drifts: it is lazy at the smallest width",
+        AGREES,
+        "`python -m experiments.ntp_against_mup`",
+    ),
+    (
+        "D-G",
+        "the DMFT of finite and infinite depth",
+        "derived",
+        "against independent solvers and networks ([limit.md](limit.md), [theory.md](theory.md))",
+        AGREES,
+        "`python -m experiments.theory_checks`",
+    ),
+    (
+        "F",
+        "limits of width and depth commute",
+        "they do",
+        "differences within their errors (.87 and .56 chance); a term L/N is 0 within -.0028 +- .0053",
+        AGREES,
+        "`python -m experiments.limits_commute`",
+    ),
+    (
+        "H",
+        "fluctuations reach a limit in depth; plain networks' grow as depth / width",
+        "so it is",
+        "after three steps at gamma0 1 they still grow as L^.09 to L^.14 up to depth 32; plain ones grow faster, L^1.3",
+        "**undecided**; plain: **disagrees**",
+        "`python -m experiments.fluctuations`",
+    ),
+    (
+        "I",
+        "the terms of the finite-size error",
+        "v/N, 1/N^2, 1/L^2, a mixed term",
+        "all found, the mixed term too",
+        AGREES,
+        "`python -m experiments.convergence`",
+    ),
+    (
+        "K.1",
+        "convolutions have the same limit",
+        "derived; at initialization",
+        "N^-1.02 [-1.17, -.86] of H's squared error",
+        AGREES,
+        "`python -m experiments.convolutional_kernels`",
+    ),
+    (
+        "K.2",
+        "branches of two weights: the inner weights act as if static",
+        "derived",
+        "one step of the inner weights moves the features as much as one of the outer (ratio 1.006 at depth 128)",
+        DISAGREES,
+        "`python -m experiments.two_weight_blocks`",
+    ),
+    (
+        "K.3-K.5",
+        "read-in weights, discrete time, momentum",
+        "derived",
+        "against networks ([theory.md](theory.md))",
+        AGREES,
+        "`python -m experiments.theory_checks`",
+    ),
+    (
+        "L",
+        "weight decay has the same limit",
+        "derived",
+        "`linear_dmft` and `dmft` have it, against networks ([theory.md](theory.md))",
+        AGREES,
+        "`python -m experiments.theory_checks`",
+    ),
+    (
+        "M.1",
+        "zero-initialized readouts of branches: alpha 1/2 and 1 both transfer; alpha 1 improves with depth, 1/2 "
+        "worsens early",
+        "so it is",
+        "at initialization and without a sweep: random branches add L^(1 - 2 alpha) ([limit.md](limit.md))",
+        NOT_RUN,
+        "`python -m experiments.alpha_family`",
+    ),
+)

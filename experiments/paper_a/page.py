@@ -41,8 +41,7 @@ def read(rows: Path) -> dict[str, Sweep]:
 
 def text(sweeps: Sweeps) -> str:
     """The page. A figure without all of its trials says so and has no verdict."""
-    lines = [HEADER, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
-    sections = []
+    rows, sections = list(ELSEWHERE), []
     for name, figure in FIGURES.items():
         own = {sweep: sweeps[sweep] for sweep in figure.sweeps if sweep in sweeps}
         ours, verdict = _missing(figure, own), "not finished"
@@ -51,8 +50,9 @@ def text(sweeps: Sweeps) -> str:
             ours, verdict = "<br>".join(found.ours), f"**{found.verdict}**"
             sections.append(_section(figure, own))
         command = f"`python -m experiments.paper_a {name} --data=DIR`"
-        lines.append(_row((figure.figure, figure.claim, figure.paper, ours, verdict, command)))
-    lines += [_row(row) for row in ELSEWHERE]
+        rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
+    rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), row[0]))  # the paper's order: digits, letters
+    lines = [HEADER, _row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows)]
     return "\n".join([*lines, "", *sections])
 
 

@@ -1,0 +1,137 @@
+"""Figures 4 and B.8: other hyperparameters over depth, and the dynamics at several depths on top of each other.
+
+    python -m experiments.paper_a 4 --data=DIR
+
+Claim: with branches scaled by 1/sqrt(depth), momentum, weight decay and the feature-learning rate gamma0 transfer over
+depth as well, and learning curves with the same hyperparameter and different depths are remarkably similar, especially
+at the beginning. beta0, the branch multiplier at the base depth, is ours.
+
+            paper (section 3, B.3)                here
+model       SimpleResNet, CIFAR-10, 20 epochs     as figure 1 here: CIFAR-10 (JPEG), 16x16, 1 epoch; 64 channels
+values      lost                                  1 - momentum in octaves; gamma0, beta0 and decay in factors of 2 or 4
+learning    lost                                  one each: 2^-3 for SGD, 2^-6 for momentum
+rate
+
+Cost: 4 sweeps of 84 trainings of 703 steps, half an hour on two cores.
+Expect: optima of momentum, gamma0 and beta0 that stay; the best weight decay of a single epoch is the smallest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from depthmup.report import figures
+from depthmup.report.curves import TransferCurve
+from experiments.paper_a import fig1
+from experiments.paper_a.figure import (
+    AGREES,
+    DISAGREES,
+    Experiment,
+    Outcome,
+    Sweeps,
+    combined,
+    curve_of,
+    verdict,
+    words,
+)
+from experiments.published import SCALE, STRETCHES
+
+# key: (its values, optimizer, learning rate)
+SWEPT = {
+    "momentum": ("optimizer.momentum = 0, 0.5, 0.75, 0.875, 0.9375, 0.96875, 0.984375", "momentum", 2.0**-6),
+    "weight_decay": ("optimizer.weight_decay = log(0.0001, 0.4096, 7)", "sgd", 2.0**-3),
+    "gamma0": ("parameterization.gamma0 = log(0.125, 8, 7)", "sgd", 2.0**-3),
+    "beta0": ("parameterization.beta0 = log(0.125, 8, 7)", "sgd", 2.0**-3),
+}
+ALIKE = 0.05  # learning curves are "remarkably similar" if their losses differ by less at all depths
+
+
+def config_of(name: str, scale: str) -> Any:
+    values, optimizer, rate = SWEPT[name]
+    config = fig1.simple_resnet(scale)
+    config.sweep.axes = f"optimizer.learning_rate = {rate}; {values}"
+    config.sweep.optimizers = (optimizer,)
+    config.sweep.parameterizations = ("depth_mup",)
+    config.sweep.widths = ()
+    config.sweep.adaptive = False
+    return config
+
+
+SWEEPS: dict[str, Callable[[str], Any]] = {
+    **{name: functools.partial(config_of, name) for name in SWEPT},
+    **fig1.EXPERIMENT.sweeps,
+}
+
+
+def losses_over_time(c: TransferCurve) -> dict[float, np.ndarray]:
+    """{depth: mean over seeds of the training loss in each of STRETCHES equal parts} at the smallest depth's best."""
+    carried = {size: c.carried(size) for size in c.result.values}
+    return {
+        size: np.mean([np.asarray(curve) / SCALE for curve in own["curve"]], axis=0)
+        for size, own in carried.items()
+        if len(own) and not own["diverged"].any() and all(len(curve) == STRETCHES for curve in own["curve"])
+    }
+
+
+def spread(c: TransferCurve, part: slice) -> float:
+    """The largest ratio of losses between depths minus 1, over a part of the training; infinite if a depth diverges."""
+    of_depth = losses_over_time(c)
+    if len(of_depth) < len(c.result.values):
+        return np.inf
+    table = np.array(list(of_depth.values()))[:, part]
+    return float((table.max(axis=0) / table.min(axis=0)).max() - 1)
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    ours, agreement = [], []
+    for name in SWEPT:
+        (c,) = sweeps[name].curves
+        ours.append(f"{c.hyperparameter}: {words(c)}")
+        said = verdict(c)
+        agreement.append(said if said == "undecided" else AGREES if said == "transfers" else DISAGREES)
+    for name in ("mup", "depth_mup"):
+        c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
+        first, last = spread(c, slice(0, STRETCHES // 4)), spread(c, slice(STRETCHES // 4, None))
+        ours.append(f"{name}, same learning rate, losses of depths differ by {_percent(first)} in the first quarter, "
+                    f"{_percent(last)} later")  # fmt: skip
+    agreement.append(AGREES if first < ALIKE else DISAGREES)
+    return Outcome(ours, combined(agreement))
+
+
+def _percent(share: float) -> str:
+    return f"at most {100 * share:.0f}%" if np.isfinite(share) else "more than can be said: some diverge"
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    drawn = {f"fig4_{name}": figures.loss_curves(sweeps[name].curves) for name in SWEPT}
+    return {name: figure for name, figure in drawn.items() if figure} | {"fig4_dynamics": _dynamics(sweeps)}
+
+
+def _dynamics(sweeps: Sweeps) -> Figure:
+    """The training loss over time at every depth, with the smallest depth's best learning rate."""
+    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for panel, name in zip(panels, ("sp", "mup", "depth_mup"), strict=True):
+        for size, losses in losses_over_time(curve_of(sweeps["simple_resnet"].curves, "depth", name)).items():
+            panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"depth {size:g}", lw=1.4)
+        panel.set_title(name)
+        panel.set_xlabel("epochs")
+        panel.legend(fontsize=8)
+    panels[0].set_ylabel("training loss")
+    figure.suptitle("Training loss at every depth with the best learning rate of depth 3 (missing: diverged)")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    figure="4, B.8",
+    claim="momentum, weight decay and gamma0 transfer over depth; the dynamics at all depths lie on top of each other",
+    paper="so it is",
+    sweeps=SWEEPS,
+    outcome=outcome,
+    pictures=pictures,
+)

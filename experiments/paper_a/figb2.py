@@ -1,0 +1,49 @@
+"""Figure B.2: standard parameterization, with branches scaled by 1/sqrt(depth) and without.
+
+    python -m experiments.paper_a B.2 --data=DIR
+
+Claim (B.3): the best learning rate does not transfer under SP, neither with the scaling nor without it. The paper's
+settings and ours are those of figure 1; `depth_sp` is SP with the scaling.
+
+Cost: about 300 trainings of 703 steps besides figure 1's, 20 minutes on two cores.
+Expect: the best learning rate of sp falls with width and depth, that of depth_sp with width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from depthmup.report import figures
+from experiments.paper_a import fig1
+from experiments.paper_a.figure import Experiment, Outcome, Sweeps, combined, judged
+
+
+def scaled(scale: str) -> Any:
+    config = fig1.simple_resnet(scale)
+    config.sweep.parameterizations = ("depth_sp",)
+    return config
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    plain = judged(sweeps["simple_resnet"].curves, {("sp", "width"): False, ("sp", "depth"): False})
+    ours = judged(sweeps["depth_sp"].curves, {("depth_sp", "width"): False, ("depth_sp", "depth"): False})
+    return Outcome([*plain.ours, *ours.ours], combined([plain.verdict, ours.verdict]))
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    curves = [c for c in sweeps["simple_resnet"].curves if c.parameterization == "sp"] + sweeps["depth_sp"].curves
+    drawn = {axis: figures.loss_curves([c for c in curves if c.axis == axis]) for axis in ("width", "depth")}
+    return {f"figb2_{axis}": figure for axis, figure in drawn.items() if figure}
+
+
+EXPERIMENT = Experiment(
+    figure="B.2",
+    claim="SP transfers over neither width nor depth, with 1/sqrt(depth) or without",
+    paper="so it is",
+    sweeps={**fig1.EXPERIMENT.sweeps, "depth_sp": scaled},
+    outcome=outcome,
+    pictures=pictures,
+)

@@ -1,0 +1,186 @@
+"""The figures of paper A: what is committed is what the page says, and whoever has the images can go on."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from depthmup.fit import transfer
+from depthmup.fit.drift import Drift
+from depthmup.report.curves import DepthLaws, TransferCurve
+from depthmup.settings import from_config
+from depthmup.sweep.plan import trials
+from experiments import paper_a, published
+from experiments.paper_a import FIGURES, __main__, elsewhere, fig1, fig4, figb3, page
+from experiments.paper_a.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
+from tests import tiny
+from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
+
+SWEEPS = {name: config for figure in FIGURES.values() for name, config in figure.sweeps.items()}
+ONE = {"sweep__optimizers": ("sgd",), "sweep__calibrate": False, "epochs": 2.0}
+
+
+def test_the_page_is_that_of_the_rows():
+    sweeps = page.read(__main__.ROWS)
+    assert page.PAGE.read_text() == page.text(sweeps)
+    for picture in re.findall(r"\]\((images/.*?)\)", page.PAGE.read_text()):
+        assert (page.PAGE.parent / picture).exists(), picture
+
+
+def test_every_figure_has_one_row():
+    """All that audit.md of the paper lists: what has a module, and what has none."""
+    named = [figure.figure for figure in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
+    words = [word.strip() for name in named for word in name.split(",")]
+    assert len(words) == len(set(words))
+    wanted = "1 2 3a-c 3d 3e-f 4 5 6 7 B.1 B.2 B.3 B.4 B.6 B.7 B.8 M.1"
+    assert set(wanted.split()) <= set(words)
+    for row in elsewhere.ELSEWHERE:
+        assert len(row) == len(page.COLUMNS)
+
+
+def test_headers():
+    """Claim, command, cost and what to expect at the head of every module."""
+    for name, figure in FIGURES.items():
+        text = __import__(figure.outcome.__module__, fromlist=["x"]).__doc__
+        assert f"python -m experiments.paper_a {name} --data=DIR" in text
+        for word in ("Claim", "\nCost: ", "\nExpect: "):
+            assert word in text, (name, word)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_demo_settings(name):
+    settings = from_config(SWEEPS[name]("demo"))
+    assert settings.data.name == "folder"
+    assert settings.sweep.seeds >= 3
+    assert len(settings.sweep.depths) >= 4
+    assert len(trials(settings)) <= settings.sweep.max_trials
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
+    config = SWEEPS[name]("paper")
+    assert config.data.name == "cifar10"
+    assert config.epochs == 20
+    assert config.model.count == "weight_layers"
+    two_steps(config)
+
+
+def curve(name, axis, found):
+    return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", None, found, 2.3, 2.3, DepthLaws())
+
+
+def verdicts(drift, regret):
+    """A result with these two verdicts."""
+    rows = [dict(depth=d, learning_rate=2.0**k, seed=s, loss=1 + 0.1 * k * k) for d in (1, 2) for k in range(-3, 4)
+            for s in (0, 1)]  # fmt: skip
+    found = transfer(rows, cap=2.3)
+    found = found._replace(by_regret=found.by_regret._replace(verdict=regret))
+    return found._replace(verdict=drift, drift=Drift(0.1, -0.2, 0.4, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("drift", "regret", "claimed", "says"),
+    [
+        ("transfers", "does not transfer", True, AGREES),
+        ("transfers", "transfers", False, DISAGREES),
+        ("does not transfer", "transfers", False, AGREES),
+        ("does not transfer", "transfers", True, DISAGREES),
+        ("undecided", "transfers", True, AGREES),
+        ("undecided", "does not transfer", True, DISAGREES),
+        ("undecided", "undecided", True, UNDECIDED),
+        ("undecided", "undecided", False, UNDECIDED),
+    ],
+)
+def test_verdicts_on_a_claim(drift, regret, claimed, says):
+    found = judged([curve("mup", "depth", verdicts(drift, regret))], {("mup", "depth"): claimed})
+    assert found.verdict == says
+    assert f"+0.10 [-0.20, +0.40] octaves a doubling, {drift}" in found.ours[0]
+    assert ("by regret" in found.ours[0]) == (drift == "undecided")
+
+
+def test_one_disagreement_disagrees():
+    assert combined([AGREES, UNDECIDED, DISAGREES]) == DISAGREES
+    assert combined([AGREES, UNDECIDED]) == UNDECIDED
+    assert combined([AGREES, AGREES]) == AGREES
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A sweep of digits with the names of figure 1's, its rows published; (settings, folder of the rows)."""
+    settings = tiny.settings(**ONE, sweep__depths=(2, 4), sweep__seeds=3)
+    rows = tmp_path_factory.mktemp("rows")
+    __main__.trained(rows, "simple_resnet", settings, tmp_path_factory.mktemp("work") / "simple_resnet")
+    return settings, rows
+
+
+def test_figures_from_rows(small):
+    """Every number and picture comes from the published rows alone."""
+    settings, rows = small
+    sweeps = {"simple_resnet": published.read(rows / "simple_resnet", settings)}
+    assert fig1.outcome(sweeps).verdict in (AGREES, DISAGREES, UNDECIDED)
+    assert set(fig1.pictures(sweeps)) == {"fig1_width", "fig1_depth"}
+    assert len(figb3.outcome(sweeps).ours) == 2
+    figb3.pictures(sweeps)
+    curves = sweeps["simple_resnet"].curves
+    c = next(c for c in curves if (c.axis, c.parameterization) == ("depth", "depth_mup"))
+    of_depth = fig4.losses_over_time(c)
+    for depth, losses in of_depth.items():
+        own = c.carried(depth)
+        by_hand = np.mean([np.asarray(curve) for curve in own["curve"]], axis=0) / published.SCALE
+        np.testing.assert_allclose(losses, by_hand)
+    two = np.array(list(of_depth.values()))
+    assert fig4.spread(c, slice(0, 10)) == pytest.approx((two.max(0) / two.min(0) - 1)[:10].max())
+    rates, losses = figb3.over_time(c, 4)
+    at, seed = list(rates).index(c.carried(4)["learning_rate"].iloc[0]), 1
+    own = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
+    np.testing.assert_allclose(losses[:, at, seed], own.reshape(10, 4).mean(axis=1))
+
+
+def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
+    settings, rows = small
+    shutil.copytree(rows, tmp_path / "rows")
+    about = json.loads((tmp_path / "rows" / "simple_resnet.json").read_text())
+    (tmp_path / "rows" / "simple_resnet.json").write_text(json.dumps(about | {"complete": False}))
+    unfinished = published.read(tmp_path / "rows" / "simple_resnet", settings, extended=True)
+    figures = {"1": paper_a.FIGURES["1"]}
+    monkeypatch.setattr(page, "FIGURES", figures)
+    assert "| not run yet | not finished |" in page.text({})
+    text = page.text({"simple_resnet": unfinished})
+    assert f"| unfinished: {len(unfinished.rows):,} trials so far | not finished |" in text
+    assert "## Figure 1" not in text
+
+
+def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, capsys):
+    """In a fresh clone nothing is trained again, and without --data what is missing is named."""
+    settings, rows = small
+    figure = paper_a.FIGURES["1"]._replace(sweeps={"simple_resnet": lambda scale: None})
+    for module in (__main__, page):
+        monkeypatch.setattr(module, "FIGURES", {"1": figure})
+    monkeypatch.setattr(__main__, "settings_of", lambda config, data: settings)
+    monkeypatch.setattr(page, "from_config", lambda config: settings)
+    monkeypatch.setattr(__main__, "ROWS", rows)
+    monkeypatch.setattr(__main__, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(__main__, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("sys.argv", ["paper_a"])
+    __main__.main()
+    assert "## Figure 1" in (tmp_path / "results.md").read_text()
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"fig1_width.png", "fig1_depth.png"}
+    more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4),
+                               data=dataclasses.replace(settings.data, name="folder"))  # fmt: skip
+    monkeypatch.setattr(__main__, "settings_of", lambda config, data: more)
+    monkeypatch.setattr(page, "from_config", lambda config: more)
+    with pytest.raises(
+        ValueError, match=r"computed with other settings .*: data.name was 'digits', now it is 'folder'"
+    ):
+        __main__.finished(rows, "simple_resnet", more)
+    monkeypatch.setattr(__main__, "ROWS", tmp_path / "none")
+    __main__.main()
+    assert "simple_resnet: not finished, and --data=DIR is needed" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["paper_a", "99"])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert "no figure 99; there are 1" in capsys.readouterr().err
