@@ -15,31 +15,6 @@ ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
         "`make test`",
     ),
     (
-        "2, B.4",
-        "ResNet with batch norm and with layer norm: 1/sqrt(depth) transfers more consistently",
-        "so it is",
-        "-; about 5 h on two cores at width 8",
-        NOT_RUN,
-        "`main.py sweep --config=configs/cifar10_resnet.py`",
-    ),
-    (
-        "3a-c",
-        "ViT, Adam, warm-up, layer norm and none: transfers in all settings; scaled ones improve with depth",
-        "so it is (Tiny ImageNet, 20 epochs)",
-        "78 steps on photo patches: muP with layer norm falls as 1/depth, depth_mup transfers by regret (at most "
-        "4.8%); deeper layer-norm networks end worse ([laws.md](laws.md))",
-        f"{DISAGREES} for muP, on a toy",
-        "`main.py sweep --config=configs/patches16_vit.py`",
-    ),
-    (
-        "3d",
-        "the same with warm-up and cosine decay",
-        "transfers",
-        "-; 1.4 years at the paper's size",
-        NOT_RUN,
-        "`main.py sweep --config=configs/tiny_imagenet_vit.py --config.schedule=cosine`",
-    ),
-    (
         "3e-f",
         "ViT without layer norm on ImageNet transfers",
         "transfers",
@@ -71,23 +46,6 @@ ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
         "networks within .9 standard errors of the recursion in every layer",
         AGREES,
         "`python -m experiments.one_step_kernels`",
-    ),
-    (
-        "footnote 2",
-        "larger is monotonically better",
-        '"empirically seems to hold"',
-        "digits, depth_mup: wider is better; deeper is not: best training loss .0453 at depth 2 and .0481 at 32 (SGD), "
-        ".0339 and .0389 (Adam). CIFAR-10: the losses under figure 1",
-        f"{DISAGREES} on digits, in depth",
-        "`make transfer`",
-    ),
-    (
-        "B.1",
-        "loss against parameters: depth 30 is best at large widths",
-        "at up to 1e9 parameters",
-        "-; the paper's range is out of reach of a CPU",
-        NOT_RUN,
-        "none yet",
     ),
     (
         "B.6",
@@ -169,14 +127,5 @@ ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
         "`linear_dmft` and `dmft` have it, against networks ([theory.md](theory.md))",
         AGREES,
         "`python -m experiments.theory_checks`",
-    ),
-    (
-        "M.1",
-        "zero-initialized readouts of branches: alpha 1/2 and 1 both transfer; alpha 1 improves with depth, 1/2 "
-        "worsens early",
-        "so it is",
-        "at initialization and without a sweep: random branches add L^(1 - 2 alpha) ([limit.md](limit.md))",
-        NOT_RUN,
-        "`python -m experiments.alpha_family`",
     ),
 )

@@ -34,9 +34,9 @@ from experiments.paper_a.figure import (
     Experiment,
     Outcome,
     Sweeps,
+    agreement,
     combined,
     curve_of,
-    verdict,
     words,
 )
 from experiments.published import SCALE, STRETCHES
@@ -88,19 +88,18 @@ def spread(c: TransferCurve, part: slice) -> float:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    ours, agreement = [], []
+    ours, said = [], []
     for name in SWEPT:
         (c,) = sweeps[name].curves
         ours.append(f"{c.hyperparameter}: {words(c)}")
-        said = verdict(c)
-        agreement.append(said if said == "undecided" else AGREES if said == "transfers" else DISAGREES)
+        said.append(agreement(c))
     for name in ("mup", "depth_mup"):
         c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
         first, last = spread(c, slice(0, STRETCHES // 4)), spread(c, slice(STRETCHES // 4, None))
         ours.append(f"{name}, same learning rate, losses of depths differ by {_percent(first)} in the first quarter, "
                     f"{_percent(last)} later")  # fmt: skip
-    agreement.append(AGREES if first < ALIKE else DISAGREES)
-    return Outcome(ours, combined(agreement))
+    said.append(AGREES if first < ALIKE else DISAGREES)
+    return Outcome(ours, combined(said))
 
 
 def _percent(share: float) -> str:

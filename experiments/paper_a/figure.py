@@ -68,19 +68,19 @@ def words(c: TransferCurve) -> str:
     return text
 
 
+def agreement(c: TransferCurve, transfers: bool = True) -> str:
+    """What a curve says of the claim that its optimum transfers, or that it does not."""
+    said = verdict(c)
+    return UNDECIDED if said == "undecided" else AGREES if (said == TRANSFERS) == transfers else DISAGREES
+
+
 def judged(curves: Sequence[TransferCurve], expected: Mapping[tuple[str, str], bool], variant: str = "") -> Outcome:
     """Our curves against a claim. expected: {(parameterization, axis): whether the claim says that it transfers}."""
-    ours, agreement = [], []
-    for (parameterization, axis), transfers in expected.items():
-        c = curve_of(curves, axis, parameterization, variant)
-        ours.append(words(c))
-        said = verdict(c)
-        agreement.append(
-            UNDECIDED if said == "undecided" else AGREES if (said == TRANSFERS) == transfers else DISAGREES
-        )
-    return Outcome(ours, combined(agreement))
+    chosen = {curve_of(curves, axis, name, variant): transfers for (name, axis), transfers in expected.items()}
+    said = [agreement(c, transfers) for c, transfers in chosen.items()]
+    return Outcome([words(c) for c in chosen], combined(said))
 
 
-def combined(agreement: Sequence[str]) -> str:
+def combined(said: Sequence[str]) -> str:
     """One disagreement disagrees; else one undecided answer is undecided."""
-    return next((word for word in (DISAGREES, UNDECIDED) if word in agreement), AGREES)
+    return next((word for word in (DISAGREES, UNDECIDED) if word in said), AGREES)
