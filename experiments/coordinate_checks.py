@@ -80,6 +80,9 @@ NO_NORM_RESNET = (
     "variance. The readout's slope along width is that of small widths, where the size of the features still "
     "fluctuates: for the ResidualCNN without norm it fell from +.12 over widths 32 to 128 to +.02 over 64 to 256."
 )
+LAYER_NORM_RESNET = (
+    "A layer norm over each channel's plane gives a branch size 1 as batch norm does: the same small beta0."
+)
 BATCH_NORM = (
     "`check.beta0` is small here: 1/16, for SimpleResNet 1/32. Batch norm gives a branch size 1 however small the "
     "stream is (average pooling shrinks it), so that sensitivities grow like (1 + c beta0^2 / depth)^depth with a "
@@ -120,6 +123,7 @@ CASES = (
         {"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}},
     ),
     Case("resnet, batch norm", "resnet", {}, PLAIN, {"widths": (32, 64, 128)}, BATCH_NORM),
+    Case("resnet, layer norm", "resnet", {"norm": "layer"}, PLAIN, {"widths": (32, 64, 128)}, LAYER_NORM_RESNET),
     Case("resnet, batch norm, beta0 1", "resnet", {}, ("depth_mup",), ONE, AT_ONE),
     Case("resnet, no norm", "resnet", {"norm": "none"}, PLAIN, {"widths": (32, 64, 128), "beta0": 0.5}, NO_NORM_RESNET),
     Case("cnn", "cnn", {}, PLAIN, {"depths": (3, 4, 8, 16), "width": 64}, NO_BRANCH),

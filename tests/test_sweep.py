@@ -242,6 +242,27 @@ def test_a_sweep_can_be_extended(finished, tmp_path, trained):
     assert sum(row["key"] in old and old[row["key"]] == row for row in more) == 36
 
 
+def test_another_hyperparameter_at_one_learning_rate(tmp_path):
+    """Its optimum is judged, the learning rate's is not; the report has its pictures."""
+    axes = "optimizer.learning_rate = 0.25; parameterization.gamma0 = log(0.125, 8, 7)"
+    settings = tiny.settings(
+        sweep__axes=axes,
+        sweep__parameterizations=("depth_mup",),
+        sweep__optimizers=("sgd",),
+        sweep__widths=(),
+        epochs=1.0,
+    )
+    assert len(trials(settings)) == 7 * 2 * 2
+    sweep.run(settings, tmp_path, progress=False)
+    (found,) = judge(sweep.load(tmp_path), settings)
+    assert (found.hyperparameter, len(found.result.learning_rates[0])) == ("gamma0", 7)
+    assert (tmp_path / "loss_over_depth_gamma0.png").exists()
+    assert not (tmp_path / "loss_over_depth.png").exists()
+    few = tiny.settings(sweep__axes="optimizer.learning_rate = 0.25; parameterization.gamma0 = 1, 2")
+    with pytest.raises(SettingsError, match=r"needs 5 values or more for an optimum, unless another traced number"):
+        trials(few)
+
+
 def test_axes_of_the_config(tmp_path):
     """Traced axes share a program, shape axes do not; each value is a curve of its own with its own verdict."""
     axes = "parameterization.gamma0 = 0.5, 1; epochs = 0.25, 0.5; label_noise = 0, 0.5"
