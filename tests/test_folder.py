@@ -13,7 +13,8 @@ from configs import default
 from depthmup import data
 from depthmup.data import Batches, folder
 from depthmup.settings import from_config
-from depthmup.train.run import train
+from depthmup.sweep.engine import train as sweep_train
+from depthmup.train.run import train as run_train
 from depthmup.train.workdir import WorkdirError
 from experiments import cifar10_folder
 from tests.test_configs import fake_records
@@ -97,6 +98,19 @@ def test_image_size_resizes_the_whole_central_square(tmp_path):
     assert dataset.shape == (6, 6, 3)
     whites = [i for split in dataset[:3] for i in split.inputs if (i[:, 1:-1] == 255).all() and i.min() > 200]
     assert len(whites) == 1  # at the sides a little of the black
+
+
+def test_margins_are_kept(tmp_path):
+    """ImageNet's evaluation cuts off 1/16 at each side; a folder's images keep their margins."""
+    root = tmp_path / "pets"
+    framed = np.full((48, 48, 3), 255, np.uint8)
+    framed[3:-3, 3:-3] = 0
+    for name, i in itertools.product(("cat", "dog"), range(10)):
+        (root / "train" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(framed).save(root / "train" / name / f"{i}.png")
+    image = load(root, 16).train.inputs[0]
+    assert image[0].min() > 200
+    assert image[2:-2, 2:-2].max() < 50
 
 
 def test_oblong_images_of_one_size_need_an_image_size(tmp_path):
@@ -237,12 +251,15 @@ def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
                 np.testing.assert_array_equal(a[1], b[1])
 
 
-def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path):
+@pytest.mark.parametrize("train", [run_train, sweep_train])
+def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, train):
+    """That of a run and that of a sweep."""
     root = tmp_path / "pets"
     images(root)
     config = default.get_config()
     config.data.name, config.data.data_dir, config.data.batch_size = "folder", str(root), 8
     config.model.width, config.epochs = 4, 1.0
+    config.sweep.update(depths=(2,), widths=(), optimizers=("sgd",), parameterizations=("mup",), seeds=1, per_octave=1)
     settings = from_config(config)
     train(settings, tmp_path / "run")
     shutil.copytree(root, tmp_path / "elsewhere")
