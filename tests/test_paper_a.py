@@ -7,15 +7,17 @@ import re
 import shutil
 
 import numpy as np
+import pandas
 import pytest
 
 from depthmup.fit import transfer
 from depthmup.fit.drift import Drift
-from depthmup.report.curves import DepthLaws, TransferCurve
-from depthmup.settings import from_config
+from depthmup.report.curves import DepthLaws, TransferCurve, judge
+from depthmup.settings import LEARNING_RATE, column, from_config
+from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import trials
 from experiments import paper_a, published
-from experiments.paper_a import FIGURES, __main__, elsewhere, fig1, fig4, figb1, figb3, page
+from experiments.paper_a import FIGURES, __main__, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1, page
 from experiments.paper_a.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
 from tests import tiny
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
@@ -188,3 +190,133 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit):
         __main__.main()
     assert "no figure 99; there are 1" in capsys.readouterr().err
+
+
+def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
+    """A figure's sweep with bowls whose optima and minima are known: log2 best rate, loss there, loss on the way."""
+    settings = from_config(SWEEPS[name]("demo"))
+    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False))
+    rng, rows = np.random.default_rng(0), []
+    names = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed"]
+    for trial in trials(settings):
+        row = {column(key): value for key, value in trial.leaves.items()}
+        followed = [key for key in parse(settings) if len(parse(settings)[key]) > 4 and key != LEARNING_RATE]
+        x = row[column(followed[0])] if followed else row["learning_rate"]
+        x = 1 - x if followed == ["optimizer.momentum"] else x
+        loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
+        way = np.linspace(early(row), loss, published.STRETCHES)
+        kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
+        rows.append({**kept, "loss": loss, "validation_accuracy": 0.5, "diverged": False, "key": trial.key,
+                     "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
+    table = pandas.DataFrame(rows)
+    about = {"complete": True, "minutes": 1.0}
+    return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
+
+
+def falling(*names):
+    """The best learning rates of these parameterizations fall as 1/depth, those of others stay."""
+    return lambda row: -3 - np.log2(row["depth"]) * (row["parameterization"] in names)
+
+
+def test_figure_1_on_planted_optima():
+    assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("sp", "mup"))}).verdict == AGREES
+    assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("depth_mup"))}).verdict == DISAGREES
+    wide = planted("simple_resnet", lambda row: falling("mup")(row) - np.log2(row["width"]))
+    assert fig1.outcome({"simple_resnet": wide}).verdict == DISAGREES
+
+
+@pytest.mark.parametrize(
+    ("plain", "beta0", "says"),
+    [
+        (("mup",), ("mup",), AGREES),
+        ((), (), AGREES),  # both transfer: the scaled networks do
+        (("depth_mup",), (), DISAGREES),
+        (("mup",), ("depth_mup",), DISAGREES),
+    ],
+)
+def test_figure_2_on_planted_optima(plain, beta0, says):
+    sweeps = {"resnet": planted("resnet", falling(*plain)), "resnet_beta0": planted("resnet_beta0", falling(*beta0))}
+    assert fig2.outcome(sweeps).verdict == says
+
+
+def test_figure_3_on_planted_optima():
+    """All settings must transfer, and whether losses fall with depth is said of each."""
+    deeper = {"floor": lambda row: 1.0 - 0.1 * np.log2(row["depth"])}
+    stays = {name: planted(name, lambda row: -8, **deeper) for name in ("vit", "vit_cosine")}
+    found = fig3.outcome(stays)
+    assert found.verdict == AGREES
+    assert all("falling throughout" in words and "not falling" not in words for words in found.ours)
+    assert len(found.ours) == 6 + 4
+    moves = stays | {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (row["norm"] == "layer"))}
+    assert fig3.outcome(moves).verdict == DISAGREES
+    assert "not falling throughout" in fig3.outcome(moves).ours[0]
+
+
+def test_figure_4_on_planted_optima():
+    middle = {"momentum": -3, "weight_decay": -7, "gamma0": 0, "beta0": 0}
+    own = {name: planted(name, lambda row, at=at: at) for name, at in middle.items()}
+    alike = planted("simple_resnet", falling("sp", "mup"))
+    found = fig4.outcome({**own, "simple_resnet": alike})
+    assert found.verdict == AGREES
+    assert "losses of depths differ by at most" in found.ours[-1]
+    apart = planted("simple_resnet", falling("sp", "mup"), early=lambda row: 2 + 0.1 * np.log2(row["depth"]))
+    assert fig4.outcome({**own, "simple_resnet": apart}).verdict == DISAGREES
+    moves = {**own, "gamma0": planted("gamma0", lambda row: np.log2(row["depth"]) - 2)}
+    assert fig4.outcome({**moves, "simple_resnet": alike}).verdict == DISAGREES
+
+
+@pytest.mark.parametrize(
+    ("floor", "larger", "deepest"),
+    [
+        (lambda row: 2 - 0.1 * np.log2(row["depth"]) - 0.1 * np.log2(row["width"]), AGREES, AGREES),
+        (lambda row: 1 + 0.1 * np.log2(row["depth"]) - 0.1 * np.log2(row["width"]), DISAGREES, DISAGREES),
+        (lambda row: 2 - 0.1 * np.log2(row["width"]), UNDECIDED, UNDECIDED),
+    ],
+)
+def test_figure_b1_on_planted_losses(floor, larger, deepest):
+    sweeps = {name: planted(name, lambda row: -3, floor) for name in figb1.SWEEPS}
+    assert figb1.larger_is_better(sweeps).verdict == larger
+    assert figb1.best_depth(sweeps).verdict == deepest
+    assert set(figb1.bests(sweeps)) == {(w, d) for w in figb1.WIDTHS for d in figb1.DEPTHS}
+    assert set(figb1.pictures(sweeps)) == {"figb1"}
+
+
+def test_parameters_of_figure_b1():
+    """By hand: width 32 has 4 channels, doubled three times; 3x3 filters; depth 3 has no block in its third stage."""
+    read_in, doublings = 9 * 3 * 4, 9 * (4 * 8 + 8 * 16 + 16 * 32)
+    blocks, readout = 9 * (4**2 + 8**2 + 32**2), 32 * 2 * 2 * 10
+    assert figb1.parameters(32, 3) - (read_in + doublings + blocks + readout) in (0, 10)  # with a bias of the readout
+
+
+def test_figure_b2_on_planted_optima():
+    both = lambda *names: lambda row: falling(*names)(row) + 5 - np.log2(row["width"])  # noqa: E731
+    sweeps = {"simple_resnet": planted("simple_resnet", both("sp")), "depth_sp": planted("depth_sp", both("depth_sp"))}
+    assert figb2.outcome(sweeps).verdict == AGREES
+    sweeps["depth_sp"] = planted("depth_sp", both())  # flat over depth
+    assert figb2.outcome(sweeps).verdict == DISAGREES
+
+
+def test_figure_m1_on_planted_losses():
+    def early(row):
+        return 2 + 0.05 * np.log2(row["depth"]) * (1 if row["parameterization"] == "depth_mup" else -1)
+
+    assert figm1.outcome({"zero_init": planted("zero_init", lambda row: -3, early=early)}).verdict == AGREES
+    assert (
+        figm1.outcome({"zero_init": planted("zero_init", lambda row: -3, early=lambda row: 2.0)}).verdict == DISAGREES
+    )
+    found = planted("zero_init", lambda row: -3, early=early)
+    assert set(figm1.pictures({"zero_init": found})) == {"figm1", "figm1_dynamics"}
+
+
+def test_every_page_section_is_drawn(tmp_path, monkeypatch):
+    """With all sweeps there: a row and a section for each figure, and the pictures that they name."""
+    sweeps = {name: planted(name, lambda row: -3) for name in SWEEPS}
+    monkeypatch.setattr(page, "read", lambda rows: sweeps)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    __main__.draw(tmp_path, tmp_path / "images" / "paper_a")
+    text = (tmp_path / "results.md").read_text()
+    assert "not finished" not in text
+    for figure in FIGURES.values():
+        assert f"## {page.title(figure)}\n" in text
+    for picture in re.findall(r"\]\((images/.*?)\)", text):
+        assert (tmp_path / picture).exists(), picture

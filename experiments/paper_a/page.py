@@ -65,9 +65,14 @@ def _missing(figure: Experiment, sweeps: Sweeps) -> str:
     return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
 
+def title(figure: Experiment) -> str:
+    """The heading of a figure's section."""
+    return figure.figure.capitalize() if figure.figure.startswith("footnote") else f"Figure {figure.figure}"
+
+
 def _section(figure: Experiment, sweeps: Sweeps) -> str:
     """Pictures, cost, remarks and verdicts of a figure."""
-    lines = [f"## Figure {figure.figure}", "", f"{figure.claim}.", ""]
+    lines = [f"## {title(figure)}", "", f"{figure.claim}.", ""]
     lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/paper_a/{name}.png)", "")]
     for name, sweep in sweeps.items():
         lines += [f"`{name}`: {len(sweep.rows):,} trials, {sweep.about['minutes']:.0f} minutes.", ""]
