@@ -12,6 +12,8 @@ training    SGD, batch 64, constant learning      SGD, batch 64, constant learni
             rate, 20 epochs
 sizes       lost                                  32 to 256 channels in the last stage, 3 to 24 blocks
 branches    factor 1/sqrt(layers)                 factor sqrt(3 / blocks); --scale=paper counts layers
+loss        "train loss after ... epochs"         mean over the last tenth of the steps: at a constant learning rate
+                                                  a single step's loss scatters more than the learning rates differ
 seeds       lost                                  3
 
 Cost: about 900 trainings of 703 steps, 1 h 20 min on two cores.
@@ -47,6 +49,7 @@ def simple_resnet(scale: str) -> Any:
     config.sweep.depths = (3, 6, 12, 24)
     config.sweep.widths = (32, 64, 128, 256)
     config.sweep.optimizers = ("sgd",)
+    config.sweep.judge_by = "last_loss"
     config.sweep.log2_learning_rates.sgd = (-8.0, 1.0)
     config.sweep.seeds = 3
     config.sweep.adaptive = True
