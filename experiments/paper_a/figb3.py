@@ -3,9 +3,9 @@
     python -m experiments.paper_a B.3 --data=DIR
 
 Claim (B.2): "after the first few epochs it is already possible to decide the optimal learning rate". The paper has 20
-epochs, two depths and four learning rates; here it is one epoch of figure 1's networks, in tenths. Two answers: the share
-of the training after which the optimum stays within a quarter of an octave of the last tenth's, and what it costs at the
-end to choose the learning rate that is best in the third tenth.
+epochs, two depths and four learning rates; here it is one epoch of figure 1's networks, in tenths. Two answers: what it
+costs at the end to choose the learning rate that is best in the third tenth, and the share of the training after which
+the optimum stays within a quarter of an octave of the last tenth's.
 
 Cost: nothing besides figure 1's trainings.
 Expect: costs far below 5%, and optima that still move by parts of an octave.
@@ -63,8 +63,8 @@ def outcome(sweeps: Sweeps) -> Outcome:
         said = (f"{size:g}: {'none' if share is None else f'{100 * share:.0f}%'}" for size, share in found.items())
         worst = max(worst, cost := cost_of_choosing_early(c))
         ours.append(
-            f"{name}, the learning rate that is best after {10 * EARLY}% of the epoch costs at most {100 * cost:.1f}% at "
-            f"its end; the optimum stays within a quarter octave from this share on, at depth {', '.join(said)}"
+            f"{name}, the learning rate that is best after {10 * EARLY}% of the epoch costs at most {100 * cost:.1f}% "
+            f"at its end; the optimum stays within a quarter octave from this share on, at depth {', '.join(said)}"
         )
     return Outcome(ours, AGREES if worst <= CHEAP else DISAGREES)
 
