@@ -271,6 +271,7 @@ BRANCHES = {
     "two parallel branches": (lambda p, h: layer(p, "a", jnp.tanh(h)) + jnp.tanh(h) @ p["b_w"], ["a_b", "a_w", "b_w"]),
     "a norm with a scale at the end": (lambda p, h: normed(layer(p, "a", h), p["scale"]), ["scale"]),
     "a scale of its own (ReZero)": (lambda p, h: p["scale"] * jnp.tanh(layer(p, "a", h)), ["scale"]),
+    "swish at the end": (lambda p, h: jax.nn.silu(layer(p, "a", h)), None),
     "tanh at the end": (lambda p, h: jnp.tanh(layer(p, "a", h)), None),
     "a norm without a scale at the end": (lambda p, h: normed(layer(p, "a", h)), None),
     "a constant added at the end": (lambda p, h: layer(p, "a", h) + 1.0, None),
