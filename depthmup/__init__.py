@@ -4,6 +4,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 """
 
 from depthmup import fit, theory
+from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import explain
 from depthmup.infer import infer_specs
 from depthmup.measure import (
@@ -28,6 +29,7 @@ from depthmup.specs import (
     ParamSpec,
     SpecError,
     factors,
+    forward_factors,
     forward_params,
     rescale,
     specs_from_json,
@@ -39,6 +41,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CoordinateReport",
     "ForwardFactors",
+    "Init",
+    "InitAudit",
     "LeafFactors",
     "MaximalUpdate",
     "ParamSpec",
@@ -46,6 +50,7 @@ __all__ = [
     "Probe",
     "SpecError",
     "alignment",
+    "audit_init",
     "coordinate_check",
     "distance",
     "empirical_ntk",
@@ -53,6 +58,7 @@ __all__ = [
     "factors",
     "feature_kernels",
     "fit",
+    "forward_factors",
     "forward_params",
     "infer_specs",
     "linen_dense",
