@@ -68,7 +68,9 @@ class InitAudit:
         for row in off:
             lines.append(f"{row.path:{wide}}  {row.role:9}{row.std:10.4g}{row.width:14.2f}{row.needed:9.1f}"
                          f"{row.depth:14.2f}{0.0:9.1f}{row.factor:10.4g}")  # fmt: skip
-        return "\n".join([*lines, f"The factors keep the init at width {self.anchor[0]}, depth {self.anchor[1]} as it is."])
+        return "\n".join(
+            [*lines, f"The factors keep the init at width {self.anchor[0]}, depth {self.anchor[1]} as it is."]
+        )
 
 
 def audit_init(

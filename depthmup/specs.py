@@ -77,8 +77,8 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """Multiply freshly initialized parameters so that they have the parameterization's init (docs/rules.md section 0).
 
     params: what the model's own initializers return, weights with standard deviation sigma / sqrt(fan_in). Vectors,
-    scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether they do return that,
-    and whether `rescale` was called twice: the numbers alone cannot tell a factor from another sigma.
+    scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether they do return
+    that, and whether `rescale` was called twice: the numbers alone cannot tell a factor from another sigma.
 
     Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
@@ -129,7 +129,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
 
 def parameters_only(tree: PyTree) -> PyTree:
-    """The tree with None in place of leaves that are not arrays of real or complex numbers: functions, integers, keys."""
+    """The tree with None for leaves that are not arrays of real or complex numbers: functions, integers, keys."""
     return jax.tree.map(lambda leaf: leaf if _is_parameter(leaf) else None, tree)
 
 
@@ -144,8 +144,8 @@ def check_shapes(specs: PyTree, params: PyTree) -> None:
         spec = of_path[path]
         if shape != spec.shape:
             raise SpecError(
-                f"parameters and specs are of different shapes: {path} is {shape}, and {spec.shape} in the specs, which "
-                f"are those of width {spec.width} and depth {spec.depth}"
+                f"parameters and specs are of different shapes: {path} is {shape}, and {spec.shape} in the specs, "
+                f"which are those of width {spec.width} and depth {spec.depth}"
             )
     missing = of_path.keys() - here.keys()
     hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=_is_hidden))

@@ -14,8 +14,8 @@ from depthmup.specs import Shape
 class Blocks:
     """The lists of blocks of a model.
 
-    A path with one index replaced by '*' is a *star*. The base tree has a star's leaves at depth d, the deep tree at 2d:
-    twice as many leaves are a list of blocks. An *element* of a list is all that has the same index there.
+    A path with one index replaced by '*' is a *star*. The base tree has a star's leaves at depth d, the deep tree at
+    2d: twice as many leaves are a list of blocks. An *element* of a list is all that has the same index there.
 
     grow: the axes of each leaf that grow with width.
     """
@@ -112,7 +112,7 @@ class Blocks:
     def _named_lists(self) -> set[Tokens]:
         """Stars of names that are no numbers: {"blocks": {"a": ..., "b": ...}}, twice as many names at twice the depth.
         The names must be in a container: at the top, other parameters stand beside them."""
-        found = set()
+        found: set[Tokens] = set()
         for name in self.deep.keys() - self.base.keys():
             path = self.tokens[name]
             if any(not self._gains_nothing(starred(path, i)) and self.counts[0][starred(path, i)]
@@ -133,9 +133,9 @@ class Blocks:
     def _is_block(self, name: str, position: int) -> bool:
         """Whether the element of a list that doubles is a residual block.
 
-        A matrix that all elements have, but whose shape no other element repeats, is odd. One with a single growing axis
-        is a read-in or readout that stands in the list. One whose two growing axes differ changes the width: without a
-        parameter that projects the shortcut, the block may have no skip connection.
+        A matrix that all elements have, but whose shape no other element repeats, is odd. One with a single growing
+        axis is a read-in or readout that stands in the list. One whose two growing axes differ changes the width:
+        without a parameter that projects the shortcut, the block may have no skip connection.
         """
         element = self.elements[self.tokens[name][: position + 1]]
         odd = []
@@ -158,8 +158,8 @@ class Blocks:
         side = [other for other in element if self._is_pointwise_beside(other, element)]
         if name in side:
             raise Unclear(
-                f"{name} {self.base[name]}: cannot tell whether it projects the shortcut ('trunk') or is a layer of the "
-                "branch: a larger kernel of the same block has the same inputs and outputs",
+                f"{name} {self.base[name]}: cannot tell whether it projects the shortcut ('trunk') or is a layer of "
+                "the branch: a larger kernel of the same block has the same inputs and outputs",
                 "trunk",
             )
         return True

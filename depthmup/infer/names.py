@@ -13,7 +13,9 @@ _MATRIX = re.compile(r"w\w*|W\w*|.*(kernel|weight|proj|router|gate|down|up|out|e
 _KERNEL = re.compile(r"(kernel|weights?|[wW])(\w*)")  # and `bias`, `b` with the same ending is its bias
 _WEIGHT = re.compile(r"weights?(_\w+)?")
 # Projections of a shortcut, which are outside the branch wherever they stand.
-_SHORTCUT = re.compile(r"shortcut|downsample|skip_?(conv|proj|connection)|(conv|norm|res|residual)_(proj|skip)|res_conv")
+_SHORTCUT = re.compile(
+    r"shortcut|downsample|skip_?(conv|proj|connection)|(conv|norm|res|residual)_(proj|skip)|res_conv"
+)
 # A list of kernels of several experts, and the products of an einsum: their first axis is no receptive field.
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _EINSUM = re.compile(r"einsum")
@@ -23,9 +25,11 @@ _FROM_HEADS = re.compile(r"(to_?|attn_)?(o|out|output)(_proj|_kernel|_weight)?")
 _EMBEDDING = re.compile(r"emb|tok|wte|wpe|pos|vocab")
 _FIRST = re.compile(r"(read_?)?in(put)?s?(_proj)?|stem|emb|tok|wte|wpe|pos|patch")
 _LAST = re.compile(r"(read_?|fc_?)?out(put)?s?(_proj)?$|head|lm_head|unembed|logits|classifier")
-# The state matrix of a state-space layer and its time step, diagonal in each channel; and what maps to the state (B) and
-# from it (C), which multiply from the left.
-_STATE = re.compile(r"(log_)?A_?(log|re|im|real|imag)|(log_)?A(_real|_imag)?|Lambda(_re|_im)?|(log_|inv_)?(dt|step)(_bias)?")
+# The state matrix of a state-space layer and its time step, diagonal in each channel; and what maps to the state (B)
+# and from it (C), which multiply from the left.
+_STATE = re.compile(
+    r"(log_)?A_?(log|re|im|real|imag)|(log_)?A(_real|_imag)?|Lambda(_re|_im)?|(log_|inv_)?(dt|step)(_bias)?"
+)
 _TO_STATE = re.compile(r"[BC](_?(re|im|real|imag|tilde))?\d?")
 
 
@@ -51,13 +55,13 @@ def is_library_kernel(path: str) -> bool:
 
 
 def is_weight(path: str) -> bool:
-    """Whether it has a name that Equinox and PyTorch, whose layout is (out, in), give to matrices, and Flax does not."""
+    """Whether it has a name that Equinox and PyTorch (layout (out, in)) give to matrices and Flax does not."""
     return _WEIGHT.fullmatch(last(path)) is not None
 
 
 def biases_of(path: str) -> list[str]:
     """The paths at which the bias of this kernel would stand."""
-    parent, name = parent_and_name(path)
+    _, name = parent_and_name(path)
     kernel = _KERNEL.fullmatch(name)
     return [path[: len(path) - len(name)] + bias + kernel[2] for bias in ("bias", "b", "biases")] if kernel else []
 

@@ -22,7 +22,7 @@ class Override(NamedTuple):
     axes: str | None = None  # one letter of AXES per axis
 
 
-class Unclear(Exception):  # noqa: N818 (it is caught here, and becomes a line of a SpecError)
+class Unclear(Exception):
     """What shapes and names cannot tell of a parameter; `guess` is a place or a role that is plausible."""
 
     def __init__(self, why: str, guess: str) -> None:
@@ -62,9 +62,13 @@ def _parse(pattern: str, value: str) -> Override:
 
 def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collection[str]) -> SpecError:
     """One error for all unclear parameters; `unclear` has a plausible override for each, which it prints to paste."""
+    kinds: dict[str, list[str]] = {}  # reasons that differ in numbers only are those of other blocks
+    for reason in reasons:
+        kinds.setdefault(re.sub(r"\d+", "*", reason), []).append(reason)
+    told = [same[0] + (f" (and {len(same) - 1} more alike)" if len(same) > 1 else "") for same in kinds.values()]
     lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in _globs(unclear, names).items())
     return SpecError(
-        "\n".join(dict.fromkeys(reasons))
+        "\n".join(told)
         + f"\nSay what they are; where a value below is wrong, correct it:\n  overrides={{\n{lines}\n  }}"
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from depthmup.infer import names
-from depthmup.infer.overrides import Unclear
+from depthmup.infer.overrides import Override, Unclear
 from depthmup.infer.paths import parent_and_name
-from depthmup.specs import Shape
+from depthmup.specs import Shape, SpecError
 
 NEEDED = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}  # axes that grow
 
@@ -104,8 +105,8 @@ class Roles:
             side = "i" if names.is_convolution(leaf.path) or count > 3 else names.head_side(leaf.path)
             if side is None:
                 raise Unclear(
-                    f"{leaf.path} {sizes}: the axis that grows stands between two others: outputs (such as heads, after "
-                    f"{sizes[0]} inputs: 'input ioo') or inputs ('output iio')?",
+                    f"{leaf.path} {sizes}: the axis that grows stands between two others: outputs (such as heads, "
+                    f"after {sizes[0]} inputs: 'input ioo') or inputs ('output iio')?",
                     "input ioo",
                 )
             if side == "o":
@@ -162,6 +163,22 @@ class Roles:
         return names.is_expert(leaf.path) or (leaf.shape[0] > 1 and leaf.shape[0] in self.routed)
 
 
+def told_role(name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles, in_branch: bool) -> tuple[str, str]:
+    """(role, axes) of a parameter whose role or axes an override gives. It wins over growth, which a plateau may hide;
+    but a matrix needs its axes."""
+    axes = _own_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
+    if rule.role is None:
+        assert axes is not None
+        return _role_of_axes(axes, leaf, in_branch), axes
+    growing, needed = len(leaf.grow), NEEDED[rule.role]
+    said = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
+    if len(leaf.sizes) < needed:
+        raise SpecError(said)
+    if growing != needed and growing <= 2:
+        warnings.warn(said, UserWarning, stacklevel=4)
+    return rule.role, axes or _axes_for(rule.role, leaf, roles)
+
+
 def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
     """(fan_in, fan_out) of one weight; a vector has no inputs, so its fan_in is 1."""
     if role in ("vector", "scalar"):
@@ -170,14 +187,9 @@ def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
     return fan_in, fan_out
 
 
-def side_of(role: str) -> str | None:
-    """The side on which the only growing axis of this role is."""
-    return {"input": "o", "output": "i", "readout": "i"}.get(role)
-
-
 def _in_out(sizes: Sequence[int], grow: Collection[int]) -> str:
-    """Inputs, then outputs. The boundary is right after the first growing axis; where two growing axes leave a choice, as
-    in (width, heads, head_dim) and (heads, head_dim, width), where the fans are most alike."""
+    """Inputs, then outputs. The boundary is right after the first growing axis; where two growing axes leave a choice,
+    as in (width, heads, head_dim) and (heads, head_dim, width), where the fans are most alike."""
     last = len(sizes) - 1
     growing = sorted(grow) or [last]
     boundaries = range(growing[0] + 1, growing[1] + 1) if len(growing) > 1 else [min(growing[0] + 1, last)]
@@ -207,3 +219,33 @@ def _einsum(sizes: Sequence[int], grow: Sequence[int]) -> str:
     front, a, b = math.prod(sizes[:start]), math.prod(sizes[start:last]), sizes[last]
     inputs = sizes[0] not in (2, 3) and abs(math.log(front * a / b)) < abs(math.log(a / (front * b)))
     return ("i" if inputs else "o") * start + "i" * (last - start) + "o"
+
+
+def _own_axes(name: str, axes: str, shape: Shape, count: int) -> str:
+    """The letters of an override for the leaf's own axes. Those of the whole shape have a '-' for the stack axis."""
+    own = axes.replace("-", "", 1) if len(axes) == len(shape) > count else axes
+    if len(own) != count:
+        raise SpecError(f"overrides: {name} {shape} has {len(shape)} axes, {axes!r} has {len(axes)} letters")
+    return own
+
+
+def _axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
+    """The axes of a leaf of this role: as shapes have them, or the other way round if the role says so."""
+    try:
+        axes = roles.axes(leaf)
+    except Unclear:
+        axes = "i" * leaf.grow[0] + "o" * (len(leaf.sizes) - leaf.grow[0]) if role == "input" else ""
+        axes = axes or "i" * (len(leaf.sizes) - 1) + "o"
+    side = {"input": "o", "output": "i", "readout": "i"}.get(role)
+    if side is not None and len(leaf.grow) == 1 and len(axes) > 1 and axes[leaf.grow[0]] != side:
+        return axes.translate(str.maketrans("io", "oi"))
+    return axes
+
+
+def _role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> str:
+    sides = {axes[a] for a in leaf.grow}
+    if {"i", "o"} <= sides:
+        return "hidden"
+    if "i" in sides:
+        return "output" if in_branch else "readout"
+    return ("input" if "i" in axes else "vector") if "o" in sides else "fixed"

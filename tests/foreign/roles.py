@@ -38,7 +38,9 @@ def refused(init, says, width=16, depth=2, **options):
         dm.infer_specs(init, width=width, depth=depth, **options)
     (printed,) = re.findall(r"(?s)overrides=(\{\n.*?\n  \})", str(caught.value))
     pasted = ast.literal_eval(printed)
-    dm.infer_specs(init, width=width, depth=depth, **{**options, "overrides": {**options.get("overrides", {}), **pasted}})
+    dm.infer_specs(
+        init, width=width, depth=depth, **{**options, "overrides": {**options.get("overrides", {}), **pasted}}
+    )
     return pasted
 
 
