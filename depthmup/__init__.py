@@ -4,6 +4,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 """
 
 from depthmup import fit, theory
+from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import explain
 from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
@@ -29,6 +30,7 @@ from depthmup.specs import (
     ParamSpec,
     SpecError,
     factors,
+    forward_factors,
     forward_params,
     rescale,
     specs_from_json,
@@ -41,6 +43,8 @@ __all__ = [
     "CoordinateReport",
     "ForwardError",
     "ForwardFactors",
+    "Init",
+    "InitAudit",
     "LeafFactors",
     "MaximalUpdate",
     "ParamSpec",
@@ -49,6 +53,7 @@ __all__ = [
     "SpecError",
     "absorb",
     "alignment",
+    "audit_init",
     "coordinate_check",
     "distance",
     "empirical_ntk",
@@ -56,6 +61,7 @@ __all__ = [
     "factors",
     "feature_kernels",
     "fit",
+    "forward_factors",
     "forward_params",
     "infer_specs",
     "linen_dense",

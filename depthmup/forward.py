@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.specs import Absorbed, flatten_shapes, is_spec
+from depthmup.specs import Absorbed, flatten_shapes, is_spec, parameters_only
 
 PyTree = Any
 Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its entries, None for all}
@@ -170,13 +170,15 @@ class Graph:
     """
 
     def __init__(self, apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], seed: int) -> None:
-        shapes, treedef = flatten_shapes(params)
-        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(params)]
+        shapes, own = flatten_shapes(params)[0], parameters_only(params)
+        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(own)]
         flat, inner = jax.tree.flatten(inputs)
         rng = np.random.default_rng(seed)
 
-        def logits(own: Sequence[Any], given: Sequence[Any]) -> Any:
-            return apply(jax.tree.unflatten(treedef, own), *jax.tree.unflatten(inner, given))
+        def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
+            tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
+            tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
+            return apply(tree, *jax.tree.unflatten(inner, given))
 
         closed = jax.make_jaxpr(logits)(leaves, flat)
         self.nodes: list[Node] = []

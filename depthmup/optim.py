@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from depthmup.parameterization import LeafFactors, Parameterization, unknown
+from depthmup.specs import check_shapes
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
@@ -39,7 +40,7 @@ def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = 
 
     Source: docs/rules.md section 0, rows `SGD LR` and `Adam LR`.
     """
-    return scale_by_tree(leaf_factors(p, specs, family).lr)
+    return _of_specs(specs, scale_by_tree(leaf_factors(p, specs, family).lr))
 
 
 def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTransformation:
@@ -48,7 +49,7 @@ def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTr
     Put it after clipping, right before `optax.scale_by_adam` or another transformation m / (sqrt(v) + eps).
     Source: docs/rules.md section 0, row `Adam eps`.
     """
-    return scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps))
+    return _of_specs(specs, scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps)))
 
 
 def optimizer(
@@ -88,7 +89,8 @@ def optimizer(
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
     factors = leaf_factors(p, specs, family_of(name))
     given = {key: value for key, value in options.items() if value is not None}
-    return from_factors(factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, **given)
+    tx = from_factors(factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, **given)
+    return _of_specs(specs, tx)
 
 
 OPTIONS = {"sgd": (), "momentum": ("momentum", "nesterov"), "adam": ("b1", "b2", "eps"), "adamw": ("b1", "b2", "eps")}
@@ -123,6 +125,16 @@ def from_factors(
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
         parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def _of_specs(specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx`, whose `init` raises SpecError for parameters of another model or shape than the specs'."""
+
+    def init(params: PyTree) -> PyTree:
+        check_shapes(specs, params)
+        return tx.init(params)
+
+    return optax.GradientTransformation(init, tx.update)
 
 
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-ROLES = ("input", "hidden", "output", "readout", "vector", "scalar")
+ROLES = ("input", "hidden", "output", "readout", "vector", "scalar", "fixed")
 FAMILIES = ("sgd", "adam")
 FORMS = ("mup", "fan_in", "canonical", "absorbed")
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax.core.meta import AxisMetadata
 
-from depthmup.parameterization import LeafFactors, Parameterization
+from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -45,7 +49,8 @@ class ParamSpec:
 
     role: "input" (only its fan-out grows with width), "hidden" (both fans grow), "output" (only its fan-in grows),
       "readout" (an output outside the branches, which the output factor multiplies), "vector" (a bias or a norm's
-      scale: one axis grows, and there is no fan-in), "scalar" (no axis grows).
+      scale: one axis grows, and there is no fan-in), "fixed" (a matrix of fixed size, or outside the branches a vector
+      of fixed size before the readout), "scalar" (a vector of fixed size inside a branch, or a readout's bias).
     in_branch: whether the parameter is inside a residual branch.
     fan_in, fan_out: numbers of inputs and outputs of one block's weight, without the stack axis; a parameter without
       inputs has fan_in 1.
@@ -106,14 +111,23 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """Multiply freshly initialized parameters so that they have the parameterization's init (docs/rules.md section 0).
 
     params: what the model's own initializers return, weights with standard deviation sigma / sqrt(fan_in). Vectors,
-    scalars, position embeddings and tied embeddings stay as they are.
+    scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether they do return
+    that, and whether `rescale` was called twice: the numbers alone cannot tell a factor from another sigma.
+
+    Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
-    return _times(params, factors(p, specs, p.table.families[0]).init)
+    return _times(specs, params, factors(p, specs, p.table.families[0]).init)
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
-    return _times(params, factors(p, specs, p.table.families[0]).multiplier)
+    return _times(specs, params, factors(p, specs, p.table.families[0]).multiplier)
+
+
+def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
+    """`p.forward_factors` at the width and depth of the specs, so that the two cannot differ."""
+    first: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    return p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
 
 
 def group(spec: ParamSpec) -> str:
@@ -155,19 +169,66 @@ def _from_json(row: dict[str, Any]) -> ParamSpec:
     return ParamSpec(**{**row, "shape": tuple(row["shape"]), "absorbs": parts})
 
 
+def parameters_only(tree: PyTree) -> PyTree:
+    """The tree with None for leaves that are not arrays of real or complex numbers: functions, integers, keys."""
+    return jax.tree.map(lambda leaf: leaf if _is_parameter(leaf) else None, tree)
+
+
+def check_shapes(specs: PyTree, params: PyTree) -> None:
+    """Raises SpecError, naming the first leaf, if the parameters (arrays or shapes) are not those of the specs. Leaves
+    that `optax.masked` hides are passed over."""
+    of_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    here = flatten_shapes(params)[0] if jax.tree.leaves(params) else {}
+    for path, shape in here.items():
+        if path not in of_path:
+            raise SpecError(f"parameters and specs are of different models: the specs have no {path} {shape}")
+        spec = of_path[path]
+        if shape != spec.shape:
+            raise SpecError(
+                f"parameters and specs are of different shapes: {path} is {shape}, and {spec.shape} in the specs, "
+                f"which are those of width {spec.width} and depth {spec.depth}"
+            )
+    missing = of_path.keys() - here.keys()
+    hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=_is_hidden))
+    if missing and not hidden:
+        raise SpecError(f"parameters and specs are of different models: there is no parameter {min(missing)}")
+
+
 def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
-    """({path: shape} in tree order, the tree's structure); a path joins the tree's keys by '/': 'blocks/3/kernel'."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-    if not leaves:
+    """({path: shape} of the parameters in tree order, the tree's structure); a path joins the tree's keys by '/':
+    'blocks/3/kernel'. A '/' inside a key becomes '|' where two paths would be equal otherwise."""
+    params = parameters_only(params)
+    found: list[tuple[Any, Any]] = []
+    for path, box in jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]:
+        inner = jax.tree_util.tree_flatten_with_path(box)[0]
+        # The array of an NNX variable or a Linen box goes by the name of the box.
+        found += [(path if len(inner) == 1 and _is_box(box) else (*path, *own), leaf) for own, leaf in inner]
+    if not found:
         raise SpecError("the model has no parameters")
-    return {_path_name(path): tuple(leaf.shape) for path, leaf in leaves}, treedef
+    keys = [[_key(entry) for entry in path] for path, _ in found]
+    often = Counter("/".join(parts) for parts in keys)
+    paths = ["/".join(k if often["/".join(k)] == 1 else [part.replace("/", "|") for part in k]) for k in keys]
+    if len(set(paths)) < len(paths):
+        raise SpecError(f"two parameters have the path {Counter(paths).most_common(1)[0][0]}: rename one")
+    shapes = {path: tuple(leaf.shape) for path, (_, leaf) in zip(paths, found, strict=True)}
+    return shapes, jax.tree.structure(params)
 
 
-def _path_name(path: tuple[Any, ...]) -> str:
-    keys = [next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)) for entry in path]
-    if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and keys[-1] == "value":
-        keys.pop()  # NNX holds each array in a variable, as its attribute `value`
-    return "/".join(map(str, keys))
+def _key(entry: Any) -> str:
+    return str(next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)))
+
+
+def _is_box(node: object) -> bool:
+    nnx = sys.modules.get("flax.nnx")  # importing it is slow, and who has not imported it has none of its variables
+    return isinstance(node, AxisMetadata) or (nnx is not None and isinstance(node, nnx.Variable))
+
+
+def _is_parameter(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _is_hidden(leaf: object) -> bool:
+    return isinstance(leaf, optax.MaskedNode)
 
 
 def _check_absorbable(leaves: list[ParamSpec]) -> None:
@@ -182,5 +243,13 @@ def _check_absorbable(leaves: list[ParamSpec]) -> None:
         )
 
 
-def _times(params: PyTree, scale: PyTree) -> PyTree:
-    return jax.tree.map(lambda w, s: w if np.all(s == 1) else w * jnp.asarray(s, w.dtype), params, scale)
+def _times(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
+    """The parameters times a tree of factors; leaves that are no parameters stay as they are."""
+    check_shapes(specs, params)
+    factors = iter(jax.tree.leaves(scale))
+    scaled = [_scaled(leaf, next(factors)) if _is_parameter(leaf) else leaf for leaf in jax.tree.leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), scaled)
+
+
+def _scaled(w: Any, s: Any) -> Any:
+    return w if np.all(s == 1) else w * jnp.asarray(s, w.dtype)

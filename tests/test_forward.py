@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 MODELS = {
     "unrolled": (Residual, {}, ()),
     "scanned": (Residual, {"scan": True}, ()),
-    "batch norm": (NormedConv, {}, ()),
+    "batch norm": (NormedConv, {}, {"stage1_a_0/kernel": "branch"}),
     "transformer": (Transformer, {}, ()),
     "fused": (Transformer, {"fused": True}, ()),
     "tied": (Transformer, {"tied": True}, {"embed/embedding": "input"}),

@@ -18,6 +18,7 @@ ALLOWED = {
     "specs": {"parameterization"},
     "infer": {"parameterization", "specs"},
     "forward": {"specs"},
+    "audit": {"parameterization", "specs"},
     "optim": {"parameterization", "specs"},
     "explain": {"parameterization", "specs", "optim"},
     "keys": {"parameterization"},
@@ -53,7 +54,18 @@ ALLOWED = {
     "report": {"measure", "settings", "fit", "train", "sweep"},
     "facade": {"sweep", "report", "settings"},
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
-    "__init__": {"explain", "fit", "forward", "infer", "measure", "optim", "parameterization", "specs", "theory"},
+    "__init__": {
+        "audit",
+        "explain",
+        "fit",
+        "forward",
+        "infer",
+        "measure",
+        "optim",
+        "parameterization",
+        "specs",
+        "theory",
+    },
 }
 
 

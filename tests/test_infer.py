@@ -243,7 +243,7 @@ def test_channel_vectors(layout):
 
 def test_not_residual_and_no_stack():
     assert roles(dm.infer_specs(plain, width=8, depth=3, residual=False))["layers/1/w"] == "hidden"
-    shallow = dm.infer_specs(lambda w, d: plain(w, 2), width=8, depth=4)  # depth changes nothing: legal
+    shallow = dm.infer_specs(lambda w, d: plain(w, 2), width=8, depth=4, residual=False)  # depth changes nothing
     assert roles(shallow)["layers/1/w"] == "hidden"
 
 

@@ -1,0 +1,181 @@
+"""`infer_specs`: which axes grow when width or depth doubles (docs/design.md, "Specs from shapes")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+
+from depthmup.infer import names
+from depthmup.infer.blocks import Blocks
+from depthmup.infer.checks import check_whole, checked_layout
+from depthmup.infer.overrides import Override, Unclear, match, question
+from depthmup.infer.roles import Leaf, Roles, fans, told_role
+from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
+from depthmup.parameterization import unknown
+from depthmup.specs import ParamSpec, PyTree, SpecError
+
+
+def infer_specs(
+    init_fn: InitFn,
+    *,
+    width: int,
+    depth: int,
+    residual: bool = True,
+    layout: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> PyTree:
+    """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
+    computed.
+
+    Args:
+      init_fn: (width, depth) -> parameters, any pytree (Linen, NNX, Equinox, Haiku, dicts). Depth counts residual
+        blocks; a family whose number of layers cannot double (6n + 2) takes n as its depth. Leaves that are not arrays
+        of real or complex numbers are passed over: the spec tree has None there, as `eqx.filter(model,
+        eqx.is_inexact_array)` has.
+      residual: whether the blocks are residual; a parameter that repeats with depth is then inside a branch.
+      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch). None:
+        "in_out", and an error if names or biases say otherwise.
+      overrides: {glob of parameter paths: what these parameters are}, where shapes cannot tell; an override wins over
+        all that shapes say. A role, "branch" or "trunk" (inside or outside a residual branch), or both as
+        "branch/ROLE"; axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
+        kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
+
+    Only one parameter may look like a readout (which the output factor multiplies); where several do, overrides must
+    say what each is.
+
+    Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
+    arguments. Warns of an override whose role needs other axes to grow than those that do.
+    """
+    if layout not in (None, "in_out", "out_in"):
+        raise unknown("layout", layout, ("in_out", "out_in"))
+    if width < 1 or depth < 1:
+        raise ValueError(f"width and depth must be at least 1, got width={width}, depth={depth}")
+    shapes = trees(init_fn, width, depth)
+    rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
+    told = {name for name, rule in rules.items() if rule.role}
+    shapes.check_width(width, rules, told)
+    unclear = _Unclear(shapes, width)
+    blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
+    stacked, branch = _places(blocks, rules, residual, unclear)
+    leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
+    roles = Roles(leaves, checked_layout(layout, leaves, rules))
+    found = _roles(roles, rules, branch, unclear)
+    _check_readouts(found, told, unclear)
+    if residual:
+        _check_depth(blocks, rules, found, unclear)
+    if unclear.reasons:
+        raise unclear.error(init_fn, depth, found, branch)
+    specs = [
+        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width, depth,
+                  stacked[name])
+        for name, (role, axes) in found.items()
+    ]  # fmt: skip
+    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout)
+    return jax.tree.unflatten(shapes.structure, specs)
+
+
+class _Unclear:
+    """All that must be asked, in one error. names: the parameters; guesses: overrides for others, plausible ones."""
+
+    def __init__(self, shapes: Trees, width: int) -> None:
+        self.shapes, self.width = shapes, width
+        self.reasons: list[str] = []
+        self.names: set[str] = set()
+        self.guesses: dict[str, str] = {}
+
+    def irregular(self, name: str) -> Unclear | None:
+        return irregular(name, self.shapes.widths(name), self.width)
+
+    def ask(self, name: str, unclear: Unclear) -> str:
+        self.names.add(name)
+        self.reasons.append(unclear.why)
+        return unclear.guess
+
+    def error(self, init_fn: InitFn, depth: int, found: Roled, branch: Mapping[str, bool]) -> SpecError:
+        guesses = self.guesses | {n: _said(found[n][0], branch[n]) for n in found if n in self.names}
+        regular = regular_width(init_fn, self.width, depth, [name for name in self.names if self.irregular(name)])
+        more = [f"(From width {regular} on, all of these axes double.)"] if regular else []
+        return question(guesses, [*self.reasons, *more], self.shapes.base.keys() | guesses.keys())
+
+
+Roled = dict[str, tuple[str, str]]  # {path: (role, axes)}
+
+
+def _said(role: str, in_branch: bool) -> str:
+    return f"{'branch' if in_branch else 'trunk'}/{role}"
+
+
+def _places(
+    blocks: Blocks, rules: Mapping[str, Override], residual: bool, unclear: _Unclear
+) -> tuple[dict[str, int | None], dict[str, bool]]:
+    """({path: stack axis}, {path: whether it is in a branch})"""
+    stacked: dict[str, int | None] = {}
+    branch: dict[str, bool] = {}
+    for name in blocks.base:
+        place = rules.get(name, Override()).place
+        stacked[name], branch[name] = None, place == "branch"
+        try:
+            stacked[name] = blocks.axis(name)
+            if place is None and residual:
+                in_stack = stacked[name] is not None and not names.is_shortcut(name)
+                branch[name] = in_stack or blocks.contain(name)
+        except Unclear as error:
+            if place is None and residual:
+                branch[name] = unclear.ask(name, error) == "branch"
+    return stacked, branch
+
+
+def _leaf(shapes: Trees, name: str, stacked: int | None) -> Leaf:
+    narrow, wide, _ = shapes.widths(name)
+    axes = [a for a in range(len(narrow)) if a != stacked]
+    grow = shapes.growing(name)
+    both = wide if len(wide) == len(narrow) else narrow
+    return Leaf(name, tuple((narrow[a], both[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow))
+
+
+def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, bool], unclear: _Unclear) -> Roled:
+    found: Roled = {}
+    for name, leaf in roles.leaves.items():
+        rule, odd = rules.get(name, Override()), unclear.irregular(name)
+        if rule.role or rule.axes:
+            found[name] = told_role(name, unclear.shapes.base[name], rule, leaf, roles, branch[name])
+            continue
+        try:
+            role = roles.role(leaf, branch[name])
+            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else roles.axes(leaf)
+            if odd is not None:
+                unclear.ask(name, odd)
+        except Unclear as error:
+            found[name] = unclear.ask(name, odd or error), ""
+    return found
+
+
+def _check_readouts(found: Roled, told: set[str], unclear: _Unclear) -> None:
+    """Only one parameter may look like the readout."""
+    readouts = [name for name, (role, _) in found.items() if role == "readout" and name not in told]
+    if len(readouts) > 1:
+        unclear.reasons.append(
+            f"{' and '.join(readouts)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
+            "not, 'input' is an embedding"
+        )
+        last = max(readouts, key=lambda name: (names.is_last(name), not names.is_first(name)))
+        for name in readouts:
+            unclear.names.add(name)
+            found[name] = ("readout" if name == last else "output", "")
+
+
+def _check_depth(blocks: Blocks, rules: Mapping[str, Override], found: Roled, unclear: _Unclear) -> None:
+    """Every parameter that more depth adds must be one of the blocks found."""
+    extra = blocks.unexplained(rules)
+    if extra:
+        unclear.reasons.append(
+            f"{extra[0]} appears at twice the depth, but none of the blocks repeats it: number the blocks' names "
+            "(block_0, block_1, ...), stack them, pass residual=False if they are not residual, or say which "
+            "parameters are in branches"
+        )
+        placed = {name for name, rule in rules.items() if rule.place}
+        shapes = {blocks.deep[name] for name in extra}
+        alike = [name for name, shape in blocks.base.items() if shape in shapes and name not in placed]
+        unclear.guesses |= {name: _said(found[name][0], True) for name in alike if found[name][0] != "readout"}
+        unclear.guesses |= {name: "branch" for name in extra if blocks.deep[name] not in blocks.base.values()}

@@ -1,0 +1,73 @@
+"""What is wrong with a network as a whole, although each of its parameters has a role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from depthmup.infer import names
+from depthmup.infer.overrides import Override
+from depthmup.infer.roles import NEEDED, Leaf, Roles
+from depthmup.specs import ParamSpec, SpecError
+
+
+def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> str:
+    """The layout. Raises SpecError if biases contradict it or, where the caller said none, names do."""
+    given = layout or "in_out"
+    roles, other = Roles(leaves, given), {"in_out": "out_in", "out_in": "in_out"}[given]
+    asked = {name: leaf for name, leaf in leaves.items() if name not in rules}
+    for name, leaf in asked.items():
+        if roles.misplaced(leaf):
+            letters = roles.told_by_bias(leaf)
+            raise SpecError(
+                f"{name} {leaf.shape}: its bias has the size of what is its input in the layout {given!r}. Pass "
+                f'layout={other!r} ("out_in" is that of Equinox and PyTorch), or overrides={{{name!r}: {letters!r}}} '
+                "if it is this parameter alone"
+            )
+    if layout is not None:
+        return layout
+    matrices = [leaf for leaf in asked.values() if leaf.grow and sum(size > 1 for size in leaf.shape) > 1]
+    weights = [leaf for leaf in matrices if names.is_weight(leaf.path)]
+    if weights and not any((roles.told_by_bias(leaf) or "").startswith("i") for leaf in weights):
+        raise SpecError(
+            f"{weights[0].path} {weights[0].shape}: weights of this name are (out, in) in Equinox and PyTorch. Pass "
+            "layout='out_in', or layout='in_out' if they are (in, out) here"
+        )
+    single = [leaf for leaf in matrices if len(leaf.grow) == 1 and len(leaf.sizes) == 2]
+    first = [leaf for leaf in single if leaf.grow == (0,) and names.is_first(leaf.path)]
+    last = [leaf for leaf in single if leaf.grow == (1,) and names.is_last(leaf.path)]
+    if first and last:
+        raise SpecError(
+            f"{first[0].path} {first[0].shape} looks like a readout and {last[0].path} {last[0].shape} like a read-in: "
+            "pass layout='out_in' for weights (out, in), or layout='in_out' if they are (in, out)"
+        )
+    return given
+
+
+def check_whole(
+    specs: list[ParamSpec], settled: set[str], rules: Mapping[str, Override], flat: bool, layout: str
+) -> None:
+    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth."""
+    of_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
+    if flat and of_role["hidden"] and not any(s.in_branch for s in specs):
+        raise SpecError(
+            "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
+            "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
+            "residual branches, or, if its blocks share their weights, overrides={'GLOB OF THESE WEIGHTS': 'branch'}"
+        )
+    inputs, readouts = of_role["input"], of_role["readout"]
+    body = of_role["hidden"] or of_role["output"]
+    outside = [s for s in inputs if not s.in_branch]
+    if body and outside and not readouts:
+        tied = any(names.is_embedding(s.path) or s.path in settled for s in outside)
+        if not tied and not any(rule.role == "output" and rule.place != "branch" for rule in rules.values()):
+            raise SpecError(
+                f"no parameter looks like a readout. If {outside[0].path} is a tied embedding, or the network has no "
+                f"readout, say so: overrides={{{outside[0].path!r}: 'input'}}; else say which one it is: "
+                "overrides={PATH: 'readout'}"
+            )
+    if layout == "out_in" and body and not inputs and readouts and readouts[0].path not in settled:
+        path = readouts[0].path
+        raise SpecError(
+            f"no parameter looks like a read-in. If {path} {readouts[0].shape} is an embedding (vocabulary, width), "
+            f"pass overrides={{{path!r}: 'input'}}; if it is the readout, overrides={{{path!r}: 'readout'}}"
+        )

@@ -1,0 +1,84 @@
+"""What the caller says about parameters, and the error that asks for it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from depthmup.parameterization import ROLES, unknown
+from depthmup.specs import SpecError
+
+AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
+
+
+class Override(NamedTuple):
+    """What is known of a parameter beforehand; None for what an override leaves open."""
+
+    place: str | None = None  # "branch" or "trunk"
+    role: str | None = None
+    axes: str | None = None  # one letter of AXES per axis
+
+
+class Unclear(Exception):
+    """What shapes and names cannot tell of a parameter; `guess` is a place or a role that is plausible."""
+
+    def __init__(self, why: str, guess: str) -> None:
+        super().__init__(why)
+        self.why, self.guess = why, guess
+
+
+def match(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Override]:
+    """{path: what the last pattern that matches it says}. Raises SpecError for a pattern that matches none."""
+    rules: dict[str, Override] = {}
+    for pattern, value in overrides.items():
+        rule = _parse(pattern, value)
+        matched = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0)
+            raise SpecError(f"overrides: {pattern!r} matches no parameter; the nearest is {near[0]!r}")
+        rules.update(dict.fromkeys(matched, rule))
+    return rules
+
+
+def _parse(pattern: str, value: str) -> Override:
+    words, _, axes = value.partition(" ")
+    if value and set(value) <= set(AXES):
+        words, axes = "", value
+    place, _, role = (words, "", "") if words in ("branch", "trunk") else words.rpartition("/")
+    if role and role not in ROLES:
+        raise unknown(f"role in overrides[{pattern!r}]", role, ROLES)
+    if place not in ("", "branch", "trunk"):
+        raise unknown(f"place in overrides[{pattern!r}]", place, ("branch", "trunk"))
+    if set(axes) - set(AXES):
+        raise ValueError(
+            f"axes in overrides[{pattern!r}] must be one letter per axis, i (inputs), o (outputs) or - (neither), "
+            f"got {axes!r}"
+        )
+    return Override(place or None, role or None, axes or None)
+
+
+def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collection[str]) -> SpecError:
+    """One error for all unclear parameters; `unclear` has a plausible override for each, which it prints to paste."""
+    kinds: dict[str, list[str]] = {}  # reasons that differ in numbers only are those of other blocks
+    for reason in reasons:
+        kinds.setdefault(re.sub(r"\d+", "*", reason), []).append(reason)
+    told = [same[0] + (f" (and {len(same) - 1} more alike)" if len(same) > 1 else "") for same in kinds.values()]
+    lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in _globs(unclear, names).items())
+    return SpecError(
+        "\n".join(told)
+        + f"\nSay what they are; where a value below is wrong, correct it:\n  overrides={{\n{lines}\n  }}"
+    )
+
+
+def _globs(unclear: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """The overrides with one line for parameters whose paths differ in numbers only, if all of these are meant."""
+    result: dict[str, str] = {}
+    for name, value in unclear.items():
+        glob = re.sub(r"\d+", "*", name.replace("[", "[[]"))
+        matched = [other for other in names if fnmatch.fnmatchcase(other, glob)]
+        alike = all(unclear.get(other) == value for other in matched)
+        result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value
+    return result

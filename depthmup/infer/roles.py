@@ -1,0 +1,251 @@
+"""The role and the fans of a parameter, from the axes that grow with width, its neighbours and its name."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from depthmup.infer import names
+from depthmup.infer.overrides import Override, Unclear
+from depthmup.infer.paths import parent_and_name
+from depthmup.specs import Shape, SpecError
+
+NEEDED = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}  # axes that grow
+
+
+class Leaf(NamedTuple):
+    """A parameter without its stack axis: all axes below are its own.
+
+    sizes: the size of each axis at this width and at twice the width, so that equal axes also grow alike.
+    grow: the axes that grow with width.
+    """
+
+    path: str
+    sizes: tuple[tuple[int, int], ...]
+    grow: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(size for size, _ in self.sizes)
+
+
+class Roles:
+    """Roles in a model of these leaves, in a layout "in_out" or "out_in"."""
+
+    def __init__(self, leaves: Mapping[str, Leaf], layout: str) -> None:
+        self.leaves, self.layout = leaves, layout
+        self.library = any(names.is_library_kernel(path) for path in leaves)
+        self.routed = {leaf.shape[1] for leaf in leaves.values() if leaf.grow == (0,) and len(leaf.shape) == 2}
+
+    def role(self, leaf: Leaf, in_branch: bool) -> str:
+        """Raises Unclear where a leaf fits several roles, or none."""
+        sizes, grow, path = leaf.shape, leaf.grow, leaf.path
+        wide = [a for a, size in enumerate(sizes) if size > 1]  # axes that are not there for broadcasting only
+        if not grow:
+            matrix = len(wide) > 1 and not names.is_vector(path)
+            return "fixed" if matrix or not (in_branch or self.is_readout_bias(leaf)) else "scalar"
+        if len(grow) > 2:
+            raise Unclear(f"{path} {sizes}: three axes grow with width, which fits no role", "hidden")
+        if len(grow) == 2:
+            return "hidden"
+        if names.is_vector(path) or self._is_diagonal(leaf):
+            return "vector"
+        single = len(wide) <= 1
+        if single and (len(sizes) != 2 or grow[0] == (1 if self.layout == "in_out" else 0)):  # (N,), (1, N), (N, 1, 1)
+            return "vector"
+        if single and in_branch and not names.biases_of(path):
+            raise Unclear(f"{path} {sizes}: a matrix with one output, or a vector kept in two axes?", "vector")
+        side = self.axes(leaf)[grow[0]]
+        if side == "o":
+            return "input"
+        if self.layout == "out_in" and not in_branch and len(sizes) == 2 and names.is_embedding(path):
+            return "input"  # (vocabulary, width) in every library
+        if in_branch and self.layout == "in_out" and self.library and not names.is_matrix(path):
+            raise Unclear(
+                f"{path} {sizes}: one axis grows, and its name does not tell whether it is a matrix with {sizes[-1]} "
+                "outputs or numbers of each neuron",
+                "vector",
+            )
+        return "output" if in_branch else "readout"
+
+    def is_readout_bias(self, leaf: Leaf) -> bool:
+        """Whether a leaf outside the branches, none of whose axes grows, is added after the output factor: it stands
+        beside the readout, or has its number of outputs; or it is a single number."""
+        parent, _ = parent_and_name(leaf.path)
+        matrices = [other for other in self.leaves.values() if len(other.sizes) > 1]
+        beside = [other for other in matrices if parent_and_name(other.path)[0] == parent and other.path != leaf.path]
+        bias = names.is_bias(leaf.path)
+        if beside and parent:
+            outputs = -1 if self.layout == "in_out" else 0
+            return bias and all(len(o.grow) == 1 and o.grow[0] != range(len(o.sizes))[outputs] for o in beside)
+        ends = [other for other in matrices if len(other.grow) == 1]
+        sizes = {other.shape[a] for other in ends for a in range(len(other.shape)) if a not in other.grow}
+        alone = not parent or not self._siblings(leaf)
+        return not leaf.shape or (len(leaf.shape) == 1 and leaf.shape[0] in sizes and bias and alone)
+
+    def axes(self, leaf: Leaf) -> str:
+        """One letter per axis: i (inputs), o (outputs), - (neither)."""
+        sizes, grow, count = leaf.shape, leaf.grow, len(leaf.sizes)
+        if self._maps_state(leaf):
+            return "oi" + "-" * (count - 2)
+        told = self.told_by_bias(leaf)
+        if told is not None and (len(grow) != 1 or (told[0] == "i") == (self.layout == "in_out") or "-" in told):
+            return told
+        if self.layout == "out_in":
+            return _reordered(sizes, grow)
+        if names.is_einsum(leaf.path) and count > 2 and len(grow) == 2 and 0 not in grow and told is None:
+            return _einsum(sizes, grow)
+        if names.is_einsum(leaf.path) and count == 3 and grow == (0, 1):
+            return "oio"  # (heads, width, head_dim)
+        first = grow[0] if grow else count - 1
+        copies = 1 if first > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
+        if len(grow) == 1 and 0 < first < count - 1:  # one growing axis between others: (inputs, heads, head_dim)?
+            side = "i" if names.is_convolution(leaf.path) or count > 3 else names.head_side(leaf.path)
+            if side is None:
+                raise Unclear(
+                    f"{leaf.path} {sizes}: the axis that grows stands between two others: outputs (such as heads, "
+                    f"after {sizes[0]} inputs: 'input ioo') or inputs ('output iio')?",
+                    "input ioo",
+                )
+            if side == "o":
+                return "i" * first + "o" * (count - first)
+        return "-" * copies + _in_out(sizes[copies:], [a - copies for a in grow])
+
+    def told_by_bias(self, leaf: Leaf) -> str | None:
+        """The axes that the bias of a kernel has are outputs, as far as sizes and growth identify them."""
+        sizes = leaf.sizes
+        bias = next((self.leaves[path] for path in names.biases_of(leaf.path) if path in self.leaves), None)
+        if bias is None or len(sizes) < 2:
+            return None
+        own = tuple(size for size in bias.sizes if size != (1, 1))
+        if not own:
+            return None
+        ends = [k for k in range(1, len(sizes)) if sizes[k:] == own]
+        front = sizes[:1] == own
+        if ends and not front:
+            return "i" * ends[0] + "o" * (len(sizes) - ends[0])
+        if front and not ends:
+            return "o" + "i" * (len(sizes) - 1)
+        copies = [k for k in range(2, len(sizes)) if sizes[:1] + sizes[k:] == own]
+        if copies and not front:
+            return "-" + "i" * (copies[0] - 1) + "o" * (len(sizes) - copies[0])
+        return None
+
+    def misplaced(self, leaf: Leaf) -> bool:
+        """Whether the bias of a kernel with one growing axis has the size of what should be the inputs."""
+        told = self.told_by_bias(leaf)
+        ends = ("i", "o") if self.layout == "in_out" else ("o", "i")
+        return told is not None and len(leaf.grow) == 1 and "-" not in told and (told[0], told[-1]) == ends[::-1]
+
+    def _siblings(self, leaf: Leaf) -> list[Leaf]:
+        parent = parent_and_name(leaf.path)[0]
+        return [other for path, other in self.leaves.items() if parent_and_name(path)[0] == parent and other != leaf]
+
+    def _is_diagonal(self, leaf: Leaf) -> bool:
+        """Whether a parameter of a state-space layer belongs to each channel: the state matrix of Mamba and S4D is
+        diagonal, (channels, states), and so are B and C of the same shape."""
+        siblings = self._siblings(leaf)
+        if names.is_state(leaf.path):
+            # A alone may be the first factor of a low-rank matrix, beside B.
+            return names.last(leaf.path) != "A" or any(names.last(other.path)[0] == "C" for other in siblings)
+        states = [o for o in siblings if names.is_state(o.path) and len(o.sizes) > 1 and self._is_diagonal(o)]
+        return names.is_to_state(leaf.path) and any(leaf.sizes[: len(o.sizes)] == o.sizes for o in states)
+
+    def _maps_state(self, leaf: Leaf) -> bool:
+        """Whether it is B (states, inputs) or C (outputs, states), with the real and imaginary parts behind or not."""
+        states = [o for o in self._siblings(leaf) if names.is_state(o.path) and names.last(o.path) != "A"]
+        return bool(names.is_to_state(leaf.path) and states) and len(leaf.sizes) in (2, 3)
+
+    def _has_copies(self, leaf: Leaf) -> bool:
+        """Whether the first axis counts experts: by a name, or because a router beside it has as many outputs."""
+        return names.is_expert(leaf.path) or (leaf.shape[0] > 1 and leaf.shape[0] in self.routed)
+
+
+def told_role(name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles, in_branch: bool) -> tuple[str, str]:
+    """(role, axes) of a parameter whose role or axes an override gives. It wins over growth, which a plateau may hide;
+    but a matrix needs its axes."""
+    axes = _own_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
+    if rule.role is None:
+        assert axes is not None
+        return _role_of_axes(axes, leaf, in_branch), axes
+    growing, needed = len(leaf.grow), NEEDED[rule.role]
+    said = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
+    if len(leaf.sizes) < needed:
+        raise SpecError(said)
+    if growing != needed and growing <= 2:
+        warnings.warn(said, UserWarning, stacklevel=4)
+    return rule.role, axes or _axes_for(rule.role, leaf, roles)
+
+
+def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
+    """(fan_in, fan_out) of one weight; a vector has no inputs, so its fan_in is 1."""
+    if role in ("vector", "scalar"):
+        return 1, math.prod(size for size, letter in zip(shape, axes, strict=True) if letter != "-")
+    fan_in, fan_out = (math.prod(s for s, letter in zip(shape, axes, strict=True) if letter == side) for side in "io")
+    return fan_in, fan_out
+
+
+def _in_out(sizes: Sequence[int], grow: Collection[int]) -> str:
+    """Inputs, then outputs. The boundary is right after the first growing axis; where two growing axes leave a choice,
+    as in (width, heads, head_dim) and (heads, head_dim, width), where the fans are most alike."""
+    last = len(sizes) - 1
+    growing = sorted(grow) or [last]
+    boundaries = range(growing[0] + 1, growing[1] + 1) if len(growing) > 1 else [min(growing[0] + 1, last)]
+    if not grow:
+        boundaries = [last]
+
+    def unlike(b: int) -> float:
+        return abs(math.log(math.prod(sizes[:b]) / math.prod(sizes[b:])))
+
+    boundary = max(1, min(boundaries, key=unlike)) if last else 1
+    return "i" * boundary + "o" * (len(sizes) - boundary)
+
+
+def _reordered(sizes: Sequence[int], grow: Collection[int]) -> str:
+    """(out, in, *receptive field), by way of (*receptive field, in, out)."""
+    if len(sizes) < 2:
+        return "o" * len(sizes)
+    order = [*range(2, len(sizes)), 1, 0]
+    letters = _in_out([sizes[a] for a in order], [i for i, a in enumerate(order) if a in grow])
+    return "".join(letters[order.index(a)] for a in range(len(sizes)))
+
+
+def _einsum(sizes: Sequence[int], grow: Sequence[int]) -> str:
+    """(fixed axes, a, b): heads before (width, head_dim) are outputs, those before (head_dim, width) inputs, whichever
+    makes the fans more alike; two or three fused matrices are outputs."""
+    start, last = grow[0], len(sizes) - 1
+    front, a, b = math.prod(sizes[:start]), math.prod(sizes[start:last]), sizes[last]
+    inputs = sizes[0] not in (2, 3) and abs(math.log(front * a / b)) < abs(math.log(a / (front * b)))
+    return ("i" if inputs else "o") * start + "i" * (last - start) + "o"
+
+
+def _own_axes(name: str, axes: str, shape: Shape, count: int) -> str:
+    """The letters of an override for the leaf's own axes. Those of the whole shape have a '-' for the stack axis."""
+    own = axes.replace("-", "", 1) if len(axes) == len(shape) > count else axes
+    if len(own) != count:
+        raise SpecError(f"overrides: {name} {shape} has {len(shape)} axes, {axes!r} has {len(axes)} letters")
+    return own
+
+
+def _axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
+    """The axes of a leaf of this role: as shapes have them, or the other way round if the role says so."""
+    try:
+        axes = roles.axes(leaf)
+    except Unclear:
+        axes = "i" * leaf.grow[0] + "o" * (len(leaf.sizes) - leaf.grow[0]) if role == "input" else ""
+        axes = axes or "i" * (len(leaf.sizes) - 1) + "o"
+    side = {"input": "o", "output": "i", "readout": "i"}.get(role)
+    if side is not None and len(leaf.grow) == 1 and len(axes) > 1 and axes[leaf.grow[0]] != side:
+        return axes.translate(str.maketrans("io", "oi"))
+    return axes
+
+
+def _role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> str:
+    sides = {axes[a] for a in leaf.grow}
+    if {"i", "o"} <= sides:
+        return "hidden"
+    if "i" in sides:
+        return "output" if in_branch else "readout"
+    return ("input" if "i" in axes else "vector") if "o" in sides else "fixed"

@@ -1,0 +1,172 @@
+"""Kinds of models whose roles need no override."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import depthmup as dm
+from tests.foreign.roles import blocks, by_path, infer, z
+
+KEY = jax.random.key(0)
+
+
+def summary(found):
+    """{role: the last names, without numbers}"""
+    result = {}
+    for path, role in found.items():
+        result.setdefault(role, set()).add(path.split("/")[-1].rstrip("_0123456789"))
+    return result
+
+
+class GPTBlock(nn.Module):
+    width: int
+    heads: int | None
+
+    @nn.compact
+    def __call__(self, h, _):
+        h = h + nn.MultiHeadDotProductAttention(self.heads or self.width // 8)(nn.LayerNorm()(h))
+        return h + nn.Dense(self.width)(nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(h)))), None
+
+
+class GPT(nn.Module):
+    width: int
+    depth: int
+    scan: bool
+    tied: bool
+    heads: int | None
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(50, self.width, name="wte")
+        h = embed(tokens) + self.param("wpe", nn.initializers.normal(), (7, self.width))
+        if self.scan:
+            stack = nn.scan(GPTBlock, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+            h, _ = stack(self.width, self.heads, name="h")(h, None)
+        else:
+            for i in range(self.depth):
+                h, _ = GPTBlock(self.width, self.heads, name=f"h_{i}")(h, None)
+        h = nn.LayerNorm(name="ln_f")(h)
+        return embed.attend(h) if self.tied else nn.Dense(50, use_bias=False, name="lm_head")(h)
+
+
+@pytest.mark.parametrize(("scan", "tied", "heads"), [(True, False, 2), (False, True, None)])
+def test_gpt(scan, tied, heads):
+    found = infer(lambda w, d: GPT(w, d, scan, tied, heads).init(KEY, jnp.zeros((1, 7), int))["params"])
+    inside = {path: role for path, role in found.items() if path.startswith("h")}
+    assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
+    outside = {"wte/embedding": "input", "wpe": "input", "ln_f/scale": "vector", "ln_f/bias": "vector"}
+    assert found == inside | outside | ({} if tied else {"lm_head/kernel": "readout"})
+
+
+def test_llama():
+    """Grouped queries (the heads of keys and values fixed), a fused gate, norms without bias."""
+
+    def init(w, d):
+        attn = {"q": {"kernel": z((w, 8, w // 8))}, "kv": {"kernel": z((w, 2, 2, w // 8))},
+                "o": {"kernel": z((8, w // 8, w))}}  # fmt: skip
+        one = {"attn": attn, "mlp": {"gate_up": z((w, 2, 4 * w)), "down": z((4 * w, w))}, "norm": {"scale": z(w)}}
+        return {"embed_tokens": z((50, w)), "layers": blocks(one, d), "norm": {"weight": z(w)}, "lm_head": z((w, 50))}
+
+    specs = by_path(dm.infer_specs(init, width=32, depth=2))
+    assert {s.role for s in specs.values() if s.in_branch} == {"hidden", "vector"}
+    assert {(specs[f"layers/0/attn/{k}/kernel"].fan_in, specs[f"layers/0/attn/{k}/kernel"].fan_out) for k in "qo"} == {
+        (32, 32)
+    }
+    assert (specs["embed_tokens"].role, specs["lm_head"].role, specs["norm/weight"].role) == (
+        "input", "readout", "vector",
+    )  # fmt: skip
+
+
+def test_mixer_moe_lora():
+    def init(w, d):
+        one = {"token": {"w1": z((49, 64)), "w2": z((64, 49))}, "channel": {"w1": z((w, 4 * w)), "w2": z((4 * w, w))},
+               "moe": {"router": z((w, 8)), "wi": z((8, w, 4 * w)), "wo": z((8, 4 * w, w))},
+               "q": {"kernel": z((w, w)), "lora_a": z((w, 4)), "lora_b": z((4, w))}}  # fmt: skip
+        return {"stem": z((3, 3, 3, w)), "h": blocks(one, d), "head": z((w, 10))}
+
+    found = infer(init)
+    roles = {path.removeprefix("h/0/"): role.removeprefix("branch/") for path, role in found.items() if "h/0" in path}
+    assert roles == {"token/w1": "fixed", "token/w2": "fixed", "channel/w1": "hidden", "channel/w2": "hidden",
+                     "moe/router": "output", "moe/wi": "hidden", "moe/wo": "hidden", "q/kernel": "hidden",
+                     "q/lora_a": "output", "q/lora_b": "input"}  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", [nn.OptimizedLSTMCell, nn.GRUCell])
+def test_recurrent(cell):
+    """Cells of Flax; what reads the inputs in is not in a branch."""
+
+    class Net(nn.Module):
+        w: int
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, name="head")(nn.RNN(cell(self.w), name="rnn")(x))
+
+    found = infer(lambda w, d: Net(w).init(KEY, jnp.ones((1, 4, 5)))["params"], residual=False)
+    kernels = {path: role for path, role in found.items() if path.endswith("kernel") and "head" not in path}
+    assert set(kernels.values()) == {"input", "hidden"}
+    assert all((role == "input") == ("/i" in path) for path, role in kernels.items())
+    assert {role for path, role in found.items() if path.endswith("bias")} == {"vector", "scalar"}
+
+
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+def test_convnext(layout):
+    """Depthwise kernels and the scale of layers are vectors in all but name: one axis grows, the fan-in is fixed."""
+    order = (0, 1, 2, 3) if layout == "in_out" else (3, 2, 0, 1)
+    conv = lambda *shape: z(tuple(shape[a] for a in order))  # noqa: E731
+    dense = lambda a, b: z((a, b) if layout == "in_out" else (b, a))  # noqa: E731
+
+    def init(w, d):
+        block = lambda n: {"dw": conv(7, 7, 1, n), "up": dense(n, 4 * n), "down": dense(4 * n, n), "gamma": z(n)}  # noqa: E731
+        stages = [{"blocks": blocks(block(w << i), d), "norm": z(w << i)} for i in range(3)]
+        return {"stem": conv(4, 4, 3, w), "stages": stages, "head": dense(4 * w, 10),
+                "downsample": [conv(2, 2, w << i, w << i + 1) for i in (0, 1)]}  # fmt: skip
+
+    found = infer(init, layout=layout)
+    assert found["stages/1/blocks/0/dw"] == "branch/input"
+    assert (found["stages/2/blocks/1/up"], found["downsample/1"]) == ("branch/hidden", "hidden")
+    assert (found["stages/0/norm"], found["stem"], found["head"]) == ("vector", "input", "readout")
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    read: Any
+    layers: Any
+    out: Any
+
+
+def test_tuples_and_dataclasses():
+    found = infer(lambda w, d: Model(z((5, w)), tuple(Layer(z((w, w)), z(w)) for _ in range(d)), z((w, 3))))
+    assert found == {"read": "input", "layers/0/w": "branch/hidden", "layers/0/b": "branch/vector",
+                     "layers/1/w": "branch/hidden", "layers/1/b": "branch/vector", "out": "readout"}  # fmt: skip
+
+
+def test_nnx_transformer():
+    class NNXBlock(nnx.Module):
+        def __init__(self, w, rngs):
+            self.norm = nnx.LayerNorm(w, rngs=rngs)
+            self.attn = nnx.MultiHeadAttention(2, w, decode=False, rngs=rngs)
+            self.mlp = nnx.Sequential(nnx.Linear(w, 4 * w, rngs=rngs), nnx.gelu, nnx.Linear(4 * w, w, rngs=rngs))
+
+    class Net(nnx.Module):
+        def __init__(self, w, d):
+            rngs = nnx.Rngs(0)
+            self.tok = nnx.Embed(50, w, rngs=rngs)
+            self.h = nnx.List([NNXBlock(w, rngs) for _ in range(d)])
+            self.head = nnx.Linear(w, 50, rngs=rngs)
+
+    found = infer(lambda w, d: nnx.state(Net(w, d), nnx.Param))
+    inside = {path: role for path, role in found.items() if path.startswith("h/")}
+    assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
+    assert (found["tok/embedding"], found["head/kernel"], found["head/bias"]) == ("input", "readout", "scalar")
