@@ -55,7 +55,7 @@ INGREDIENTS: dict[str, Mapping[str, Any]] = {
 THEORY = {"baseline": 0.0, "zero_padding": 0.0, "mse": 0.0, "mean_field_head": 0.0, "one_layer": -1.0, "last": -1.0}
 # Besides the baseline, those that the screen shows to move the exponent most; until it is trained, those of theory.
 STRONGEST = ("last", "one_layer")
-RATES = (-9.0, 0.0)  # log2; the full baseline has the whole grid, so that every rule's learning rate is trained
+RATES = (-7.0, 1.0)  # log2; the full baseline has the whole grid, so that every rule's learning rate is trained
 
 
 def _ingredient(name: str, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:

@@ -28,6 +28,7 @@ SCREEN_DEPTHS = (2, 4, 8, 16, 24)
 FULL_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24)
 ANCHORED = (3, 4, 6, 9, 10, 11, 13, 16, 18, 20, 24, 30)  # both anchors of each segment, two or more depths to predict
 SHORT = (3, 4, 6, 9, 13)
+RATES = (-5.0, 2.0)  # log2, of the smallest depth; the adaptive search follows the optimum from there
 Config = Callable[[str], Any]
 
 
@@ -56,7 +57,7 @@ def _changed(config: Any, scale: str, changes: Mapping[str, Any], demo: Mapping[
 
 def full(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
     """One epoch of these networks at these depths. demo: changes at the laptop's scale, __ for the dots of a key."""
-    return _of(base, changes, {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": (-9.0, 1.0), **_dotted(demo)})
+    return _of(base, changes, {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **_dotted(demo)})
 
 
 def screen(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:

@@ -33,7 +33,7 @@ WIDTHS = {"demo": (8, 16, 32, 64), "paper": (64, 128, 256, 512)}
 
 
 def plain_width(scale: str) -> Any:
-    config = networks.plain(scale, {}, {"sweep.log2_learning_rates.sgd": (-8.0, 2.0)})
+    config = networks.plain(scale, {}, {"sweep.log2_learning_rates.sgd": networks.RATES})
     config.model.depth = 4
     config.model.width = WIDTHS[scale][0]
     config.parameterization.base_width = WIDTHS[scale][0]

@@ -36,10 +36,8 @@ CHANGES: dict[str, Mapping[str, Any]] = {
     "size": {"data__image_size": 16},
     "batch": {"epochs": 100 * BATCH / (128 * networks.STEPS)},
 }
-BOTH: dict[str, Mapping[str, Any]] = {
-    "kernel": {"model.kernels": (5,)},
-    "batch": {"data.batch_size": BATCH},
-}  # at the paper's scale, too
+# At the paper's scale, too.
+BOTH: dict[str, Mapping[str, Any]] = {"kernel": {"model.kernels": (5,)}, "batch": {"data.batch_size": BATCH}}
 
 
 def _at_scale(name: str) -> networks.Config:

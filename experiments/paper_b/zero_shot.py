@@ -37,7 +37,7 @@ def depth_mup(scale: str) -> Any:
     """The same residual networks under depth-muP, whose rule is a constant learning rate."""
     config = networks.residual(scale, {}, {"sweep.depths": networks.SCREEN_DEPTHS})
     config.sweep.parameterizations = ("depth_mup",)
-    config.sweep.log2_learning_rates.sgd = (-9.0, 1.0)
+    config.sweep.log2_learning_rates.sgd = networks.RATES
     config.parameterization.name = "depth_mup"
     config.parameterization.lr_depth = None
     config.parameterization.base_depth = 2
