@@ -14,7 +14,7 @@ widths      arbitrary                            8 to 64 channels, 4 layers, 8x8
 training    experiments/paper_b/networks.py      the same
 
 Cost: about 170 trainings of 351 steps, 50 minutes on two cores.
-Expect (docs/theory.md, section 6): under mup it stays, under am_mup it falls about as width^-1/2.
+Expect: under mup it stays, under am_mup it falls about as width^-1/2 (docs/theory.md, section 6).
 """
 
 from __future__ import annotations

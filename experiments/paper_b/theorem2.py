@@ -48,7 +48,7 @@ def _at_scale(name: str) -> networks.Config:
         if scale == "paper" and name == "channels":
             result.model.width *= 2
         if scale == "paper" and name == "size":
-            result.data.image_size = 16
+            result.data.update(name="folder", image_size=16)  # only a folder's images are resized
         return result
 
     return config
