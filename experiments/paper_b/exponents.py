@@ -195,7 +195,8 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
     ticks(panel.xaxis, sorted({d for found in of.values() for d in found.values}))
     panel.set_xlabel("depth")
     panel.set_ylabel("best learning rate")
-    panel.legend(fontsize=8)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8)
     panel.set_title(f"{title} (bars and bands: 95%; dotted: edge)", fontsize=10)
     return figure
 
