@@ -432,9 +432,9 @@ def test_averages_and_splits():
     assert found.verdict == AGREES
     measure(["baseline", "plain"], depths, exponent=0.0)
     assert averages.outcome(sweeps).verdict == DISAGREES
-    own = at_start.update(at_start.read("plain"), 3)  # s_l goes as 1, 2, 3, 4: split into 1, 2, 1.5, 1.5, 2, 2
+    own = at_start.update(at_start.read("plain"), 3)  # s_l goes as 1, 2, 3, 4: split into .5, .5, 1, 1, 3, 4
     assert averages.shift(own, "arithmetic") == pytest.approx(0)
-    geometric = [math.prod(s) ** (1 / len(s)) for s in ((1, 2, 3, 4), (1, 2, 1.5, 1.5, 2, 2))]
+    geometric = [math.prod(s) ** (1 / len(s)) for s in ((1, 2, 3, 4), (0.5, 0.5, 1, 1, 3, 4))]
     assert averages.shift(own, "geometric") == pytest.approx(-0.5 * math.log2(geometric[1] / geometric[0]))
 
 
@@ -487,20 +487,22 @@ def smallest(name, folder):
     return command.settings_of(config, str(folder))
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_smallest_form_and_redraw(name, folder, tmp_path, monkeypatch):
-    """Trained, committed, read again, judged and drawn: two depths have no exponent, and say so."""
+def test_smallest_form_and_redraw(name, folder, rows, tmp_path):
+    """Trained once, committed, read again, judged and drawn: two depths have no exponent, and say so."""
     one = FIGURES[name]
-    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    sweeps = {}
     for sweep in one.sweeps:
         settings = smallest(sweep, folder)
-        command.trained(tmp_path / "paper_b", sweep, settings, tmp_path / "work" / sweep)
-        assert command.finished(tmp_path / "paper_b", sweep, settings)
-    sweeps = {
-        sweep: published.read(tmp_path / "paper_b" / sweep, smallest(sweep, folder), extended=True)
-        for sweep in one.sweeps
-    }
+        if not command.finished(rows, sweep, settings):
+            command.trained(rows, sweep, settings, tmp_path / sweep)
+        sweeps[sweep] = published.read(rows / sweep, settings)
     if name == "width":
         assert one.outcome(sweeps).verdict in (AGREES, DISAGREES, UNDECIDED)
     elif name != "rules":

@@ -10,7 +10,7 @@ not; so the arithmetic mean = 1 gives the law of the best learning rate.
 networks    any; no experiment             plain and residual networks of figures 2a and 2b
 measured    -                              the trained optima over depth, against what each mean = 1 at initialization
                                            allows: the exponents; and by how many octaves the prediction moves where
-                                           the later half of the blocks is split into two layers each
+                                           the earlier half of the blocks is split into two layers each
 
 Cost: none besides figures 2a and 2b and the measurement at initialization.
 Expect: all means have about the same exponent, since S_l is a power of l; the split moves all but the arithmetic one
@@ -35,8 +35,8 @@ SAME = 0.01  # octaves
 
 
 def parts_of(layers: int) -> list[int]:
-    """The later half of the layers is split into two each."""
-    return [1 if layer < layers // 2 else 2 for layer in range(layers)]
+    """The earlier half of the layers is split into two each."""
+    return [2 if layer < layers // 2 else 1 for layer in range(layers)]
 
 
 def shift(own: MaximalUpdate, mean: str) -> float:
