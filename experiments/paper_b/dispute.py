@@ -14,8 +14,8 @@ own network ("baseline"). Head: the paper's readout has weights of variance 1 / 
 has 1/N, by parameterization.gamma0 = sqrt(N), which at a single width is the same but for a constant factor in all
 learning rates. Time: the full sweeps are judged after the first 100 steps, too.
 
-Cost: ingredients, 14 sweeps of about 80 trainings of 100 steps, 2 h 40 min on two cores; initial, 25 minutes; full
-sweeps, about 700 trainings of 351 steps, 3 h 30 min.
+Cost: ingredients, 14 sweeps of about 80 trainings of 100 steps, 2 h 40 min on two cores; initial, 50 minutes; full
+sweeps, about 780 trainings of 351 steps, 3 h 45 min.
 Expect: by theory 0 for the baseline, about -1 for "last" and "one_layer"; by the paper -1.4 for all.
 """
 

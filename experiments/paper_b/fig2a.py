@@ -8,7 +8,7 @@ two anchors, {3, 4}, {10, 11} and {18, 20}, predicts the best learning rate at t
 The paper's settings and ours: experiments/paper_b/networks.py. Ours: 16 channels on 8x8 pixels, and of each segment
 the depths {6, 9}, {13, 16} and {24, 30} to predict.
 
-Cost: about 300 trainings of 351 steps, 35 minutes on two cores.
+Cost: about 290 trainings of 351 steps, an hour on two cores.
 Expect: -1.3 to -1.5 by either criterion, as Sbar at initialization; large errors of the anchors, which lie so close
 together that a grid of half octaves hardly tells them apart.
 """

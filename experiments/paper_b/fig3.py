@@ -8,7 +8,7 @@ Claim (D.1): with GELU and He's variance times sqrt(2), which is meant to keep t
 The paper's settings and ours: experiments/paper_b/networks.py; both initial variances, 2 sqrt(2) / fan_in as in the
 paper ("paper"), under which the variance grows (docs/theory.md, section 6a), and 2.352 / fan_in ("stationary").
 
-Cost: two sweeps of about 150 trainings of 351 steps, 25 minutes on two cores, besides figure 2a's.
+Cost: two sweeps of about 130 trainings of 351 steps, 35 minutes on two cores, besides figure 2a's.
 Expect: with the paper's variance a steeper exponent, since features and gradients grow with depth.
 """
 

@@ -14,7 +14,7 @@ networks    experiments/paper_b/networks.py       the same, 8 channels
 
 Any folder of 100 classes will do: python -m experiments.paper_b takes what DIR100/train/ has.
 
-Cost: about 700 trainings of 155 steps, 1 h 40 min on two cores.
+Cost: about 650 trainings of 155 steps, 70 minutes on two cores.
 Expect: as with 10 classes; a network of 8 channels learns little of 100 classes, so the bowls are flat.
 """
 

@@ -10,7 +10,7 @@ experiments/figures/command.py. Of each network at each depth, from the first ba
 - log2 of 2 / the sharpness, the largest eigenvalue of the loss's Hessian: above this learning rate gradient descent is
   not stable at the start (`measure.sharpness`).
 
-Cost: 15 networks of 8 to 12 depths, 25 minutes on two cores. Expect: docs/theory.md, section 6.
+Cost: 15 networks of 8 to 12 depths, 50 minutes on two cores. Expect: docs/theory.md, section 6.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ readout, a factor 1 / N, and a read-in whose learning rate grows with the width,
 widths      arbitrary                            8 to 64 channels, 4 layers, 8x8 pixels
 training    experiments/paper_b/networks.py      the same
 
-Cost: about 170 trainings of 351 steps, 50 minutes on two cores.
+Cost: about 170 trainings of 351 steps, 70 minutes on two cores.
 Expect: under mup it stays, under am_mup it falls about as width^-1/2 (docs/theory.md, section 6).
 """
 

@@ -11,7 +11,7 @@ changed     "when specified"; no figure          each alone: 32 channels; kernel
 
 Zero padding, the other boundary, is figure 4.
 
-Cost: 5 sweeps of about 80 trainings of 100 steps, 40 minutes on two cores.
+Cost: 5 sweeps of about 80 trainings of 100 steps, an hour on two cores.
 Expect: exponents that do not move by more than their intervals; a smaller batch allows smaller learning rates.
 """
 
