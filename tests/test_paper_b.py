@@ -409,7 +409,8 @@ def test_rules_at_the_deepest_network():
     assert "points of accuracy" in words
     assert share == pytest.approx(0.1 * (0.5 * math.log2(12)) ** 2, rel=0.3)
     assert zero_shot.deepest(judged, own["constant"])[1] == math.inf  # 3.6 octaves above: it diverges
-    assert "diverges or not trained" in zero_shot.deepest(judged, own["constant"])[0]
+    assert "beyond the edge" in zero_shot.deepest(judged, own["constant"])[0]
+    assert zero_shot.deepest(judged, own["PathSum"])[1] is None  # far below what was trained
 
 
 def test_rules_from_initialization():

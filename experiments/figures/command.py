@@ -103,7 +103,7 @@ def missing_data(settings: Settings, classes: int) -> str:
     if settings.data.name != "folder":
         return ""
     if not settings.data.data_dir:
-        return "--data=DIR is needed to train (python -m experiments.cifar10_folder)"
+        return f"--data=DIR is needed to train, a folder of {classes} classes"
     folders = Path(settings.data.data_dir).expanduser() / "train"
     there = sum(path.is_dir() for path in folders.iterdir()) if folders.is_dir() else classes
     return "" if there == classes else f"it needs a folder of {classes} classes, and {folders} has {there}"

@@ -141,7 +141,8 @@ def ingredients(sweeps: Sweeps) -> Outcome:
     found = {name_of(sweep): along_depth(rows) for sweep, rows in sweeps.items()}
     baseline, said = found["baseline"], [against(own) for own in found.values()]
     known = {name: exponent.value for name, own in found.items() if (exponent := of_optima(own))}
-    moves = {name: abs(value - known["baseline"]) for name, value in known.items() if "baseline" in known}
+    base = known.pop("baseline", None)
+    moves = {} if base is None else {name: abs(value - base) for name, value in known.items()}
     ours = [f"baseline, {words(baseline)}"]
     for name in sorted(moves, key=lambda name: -moves[name])[: len(STRONGEST)]:
         ours.append(f"{name.replace('_', ' ')}: {equal(baseline, found[name])[0]}")

@@ -71,7 +71,9 @@ def deepest(found: Transfer, rule: Rule) -> tuple[str, float | None]:
     if off is None:
         return "no optimum or no prediction", None
     if regret is None:
-        return f"{off:+.1f} octaves off, diverges or not trained", math.inf if _diverges(found, rule) else None
+        diverges = _diverges(found, rule)
+        why = "beyond the edge" if diverges else "not trained"
+        return f"{off:+.1f} octaves off, {why}", math.inf if diverges else None
     losses, diverged = found.losses[-1], found.diverged[-1]
     best = np.where(diverged.any(axis=1), np.inf, losses.mean(axis=1)).min()
     return f"{off:+.1f} octaves off, loses {100 * regret:.1f} points of accuracy", regret / best
