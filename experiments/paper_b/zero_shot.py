@@ -122,7 +122,8 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
         panel.set_xscale("log", base=2)
         panel.set_xlabel("depth")
         panel.set_title(dispute.name_of(name))
-        panel.legend(fontsize=7)
+        if own:
+            panel.legend(fontsize=7)
     figure.axes[0].set_ylabel("octaves off the best learning rate")
     return {"rules": figure}
 
