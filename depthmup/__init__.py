@@ -5,6 +5,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 
 from depthmup import fit, theory
 from depthmup.explain import explain
+from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
 from depthmup.measure import (
     CoordinateReport,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CoordinateReport",
+    "ForwardError",
     "ForwardFactors",
     "LeafFactors",
     "MaximalUpdate",
@@ -45,6 +47,7 @@ __all__ = [
     "Parameterization",
     "Probe",
     "SpecError",
+    "absorb",
     "alignment",
     "coordinate_check",
     "distance",

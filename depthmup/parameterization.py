@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 ROLES = ("input", "hidden", "output", "readout", "vector", "scalar")
@@ -197,12 +197,15 @@ class Parameterization:
         fan_in: float,
         family: str = "sgd",
         path: str = "",
+        absorbs: Mapping[str, int] | None = None,
     ) -> LeafFactors:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
         role: one of ROLES. in_branch: whether it is inside a residual branch. fan_in: its fan-in at this width, which
         only the form "canonical" uses. family: "sgd" (also momentum) or "adam" (also AdamW, Lion, sign-like updates).
-        path: its path, which the glob `branch_init` may match.
+        path: its path, which the glob `branch_init` may match. absorbs: for the form "absorbed", the kinds of factors
+        that the parameter is stored times ("branch", "output", "attention"), each with its head size; None: one of the
+        first two, by its role and place.
         Raises ValueError for an unknown role or family, or a family for which the parameterization is not defined.
         """
         if role not in ROLES:
@@ -237,7 +240,9 @@ class Parameterization:
             decay /= 1.0 if table.decay_follows == "m_in" else depth_lr
             eps *= m_L**-self.alpha
 
-        s = self._storage(role, in_branch, m, m_L, fan_in, init)
+        if absorbs is None:
+            absorbs = {"output": 0} if role == "readout" else {"branch": 0} if in_branch else {}
+        s = self._storage(role, m, m_L, fan_in, init, absorbs)
         lr_power = 1.0 if adam else 2.0
         multiplier = 1.0 if self.form == "absorbed" else s
         return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
@@ -245,8 +250,9 @@ class Parameterization:
     def in_form(self, form: str) -> Parameterization:
         """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).
 
-        "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (branch and output
-        factors inside the weights; exact only if a branch has one weight layer and no other parameter).
+        "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (the factors of
+        the forward pass are inside the weights that `absorb` has found; without it a branch must be one weight layer
+        and nothing else).
         Dividing a stored weight by s divides its SGD LR by s^2, its Adam LR by s, and multiplies its Adam eps by s.
         """
         if form not in FORMS:
@@ -282,12 +288,20 @@ class Parameterization:
     def _output(self, m: float) -> float:
         return m**self.table.readout.output.m_in / self._gamma(m)
 
-    def _storage(self, role: str, in_branch: bool, m: float, m_L: float, fan_in: float, init: float) -> float:
+    def _storage(
+        self, role: str, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[str, int]
+    ) -> float:
         """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":
             return 1.0
         if self.form == "absorbed":
-            return 1.0 / (self._output(m) if role == "readout" else self._branch(m_L) if in_branch else 1.0)
+            product = 1.0
+            for kind, head_dim in absorbs.items():
+                if kind == "attention":  # over the 1/sqrt(head_dim) of a model that takes no factor
+                    product *= (self.base_head_dim / head_dim) ** (self.table.attention - 0.5)
+                else:
+                    product *= self._output(m) if kind == "output" else self._branch(m_L)
+            return 1.0 / product
         return init / (math.sqrt(fan_in) if self.form == "canonical" and role not in ("vector", "scalar") else 1.0)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup.parameterization import LeafFactors, Parameterization
 
@@ -22,6 +24,19 @@ Shape = tuple[int, ...]
 
 class SpecError(ValueError):
     """A parameter's role cannot be told from shapes; the message names the leaf, its shapes and the way out."""
+
+
+class Absorbed(NamedTuple):
+    """A factor of the forward pass that the form "absorbed" stores inside a parameter.
+
+    kind: "branch", "output" or "attention". head_dim: of an attention, else 0. axis, ranges: the entries that are
+    stored times the factor, as half-open ranges along an axis; without ranges all of them.
+    """
+
+    kind: str
+    head_dim: int = 0
+    axis: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +50,7 @@ class ParamSpec:
     fan_in, fan_out: numbers of inputs and outputs of one block's weight, without the stack axis; a parameter without
       inputs has fan_in 1.
     stack_axis: the axis along which blocks are stacked (nn.scan, vmap), or None.
+    absorbs: the factors that the form "absorbed" stores inside it; None if `absorb` was not asked.
     """
 
     path: str
@@ -46,24 +62,42 @@ class ParamSpec:
     width: int
     depth: int
     stack_axis: int | None = None
+    absorbs: tuple[Absorbed, ...] | None = None
 
     def factors(self, p: Parameterization, family: str) -> LeafFactors:
-        return p.leaf(
-            role=self.role,
-            in_branch=self.in_branch,
-            width=self.width,
-            depth=self.depth,
-            fan_in=self.fan_in,
-            family=family,
-            path=self.path,
-        )
+        """The factors of the parameter: numbers, or arrays where only some entries are stored times a factor."""
+
+        def leaf(kinds: Sequence[Absorbed] | None) -> LeafFactors:
+            return p.leaf(
+                role=self.role,
+                in_branch=self.in_branch,
+                width=self.width,
+                depth=self.depth,
+                fan_in=self.fan_in,
+                family=family,
+                path=self.path,
+                absorbs=None if kinds is None else {absorbed.kind: absorbed.head_dim for absorbed in kinds},
+            )
+
+        if self.absorbs is None or p.form != "absorbed":
+            return leaf(None)
+        whole = [absorbed for absorbed in self.absorbs if not absorbed.ranges]
+        result = leaf(whole)
+        for part in (absorbed for absorbed in self.absorbs if absorbed.ranges):
+            shape = np.ones(len(self.shape), int)
+            shape[part.axis] = self.shape[part.axis]
+            places = np.arange(self.shape[part.axis])
+            chosen = np.any([(low <= places) & (places < high) for low, high in part.ranges], axis=0).reshape(shape)
+            own = leaf([*whole, part])
+            result = LeafFactors(*(np.where(chosen, a, b) for a, b in zip(own, result, strict=True)))  # type: ignore[arg-type]
+        return result
 
 
 def factors(p: Parameterization, specs: PyTree, family: str = "sgd") -> LeafFactors:
     """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     rows = [leaf.factors(p, family) for leaf in leaves]
-    if p.form == "absorbed":
+    if p.form == "absorbed" and any(leaf.absorbs is None for leaf in leaves):
         _check_absorbable(leaves)
     return LeafFactors(*(jax.tree.unflatten(treedef, column) for column in zip(*rows, strict=True)))
 
@@ -102,7 +136,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
     Raises SpecError, naming the first difference, if a path or a shape differs from `params`.
     """
-    rows = [ParamSpec(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
+    rows = [_from_json(row) for row in json.loads(text)]
     shapes, treedef = flatten_shapes(params)
     here = list(shapes.items())
     saved = [(s.path, s.shape) for s in rows]
@@ -112,6 +146,13 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
     if len(here) != len(saved):
         raise SpecError(f"specs are of another model: it has {len(here)} parameters, they have {len(saved)}")
     return jax.tree.unflatten(treedef, rows)
+
+
+def _from_json(row: dict[str, Any]) -> ParamSpec:
+    parts = row.get("absorbs")
+    if parts is not None:
+        parts = tuple(Absorbed(kind, size, axis, tuple(map(tuple, own))) for kind, size, axis, own in parts)
+    return ParamSpec(**{**row, "shape": tuple(row["shape"]), "absorbs": parts})
 
 
 def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
@@ -136,9 +177,10 @@ def _check_absorbable(leaves: list[ParamSpec]) -> None:
     if extra or len(stacked) > 1 or len(kinds) > 1:
         odd = (extra or stacked[1:] or [s for s in leaves if s.in_branch])[0]
         raise ValueError(
-            f"the absorbed form needs exactly one weight layer and nothing else per branch; {odd.path} is more"
+            f"the absorbed form needs exactly one weight layer and nothing else per branch; {odd.path} is more. Let "
+            "dm.absorb(specs, apply, params, x) find where the factors go"
         )
 
 
 def _times(params: PyTree, scale: PyTree) -> PyTree:
-    return jax.tree.map(lambda w, s: w if s == 1 else w * jnp.asarray(s, w.dtype), params, scale)
+    return jax.tree.map(lambda w, s: w if np.all(s == 1) else w * jnp.asarray(s, w.dtype), params, scale)

@@ -19,7 +19,7 @@ from depthmup.fit.table import ACCURACY
 from depthmup.measure import MaximalUpdate
 from depthmup.report.calibration import FILE
 from depthmup.report.curves import TransferCurve, judge
-from depthmup.settings import Settings, column
+from depthmup.settings import JUDGED, Settings, column
 from depthmup.sweep import curves, load, measured
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import identity
@@ -55,9 +55,8 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     check(path.name, about["settings"], settings, extended)
     rows = pandas.read_parquet(path.with_suffix(".parquet"))
     order = rows["parameterization"].map(settings.sweep.parameterizations.index)
-    rows = rows.astype({"loss": float, settings.sweep.judge_by: float, ACCURACY: float}).iloc[
-        order.argsort(kind="stable")
-    ]
+    measures = [name for name in JUDGED if name in rows]
+    rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
     extra = path.with_name(f"{path.name}_measured.parquet")
     table = pandas.read_parquet(extra) if settings.sweep.measure else None
@@ -87,17 +86,19 @@ def check(name: str, saved: Mapping[str, Any], settings: Settings, extended: boo
 def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
     """Write the rows of the sweep in `workdir` to `path`.parquet and .json.
 
-    about: more entries of the JSON. With "classes" the rows have keys and learning curves too, which `restore` needs.
+    about: more entries of the JSON. With "classes" the rows have what `restore` needs: keys, learning curves and every
+    measure that a sweep may be judged by.
     """
     found, saved = load(workdir), json.loads((workdir / "settings.json").read_text())
     if different := difference(saved, settings):
         raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
-    measures = dict.fromkeys(("loss", settings.sweep.judge_by, ACCURACY))
+    resumable = "classes" in about
+    measures = dict.fromkeys(JUDGED if resumable else ("loss", settings.sweep.judge_by, ACCURACY))
     axes = [column(key) for key in parse(settings)]
     names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
     found = found.sort_values([*names], ignore_index=True)
     rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
-    if "classes" in about:
+    if resumable:
         rows = rows.assign(key=found["key"], steps=found["steps"].astype("int32"), curve=_curves(workdir, found))
     path.parent.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(path.with_suffix(".parquet"), compression="zstd", index=False)

@@ -17,6 +17,7 @@ ALLOWED = {
     "parameterization": set(),
     "specs": {"parameterization"},
     "infer": {"parameterization", "specs"},
+    "forward": {"specs"},
     "optim": {"parameterization", "specs"},
     "explain": {"parameterization", "specs", "optim"},
     "keys": {"parameterization"},
@@ -52,7 +53,7 @@ ALLOWED = {
     "report": {"measure", "settings", "fit", "train", "sweep"},
     "facade": {"sweep", "report", "settings"},
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
-    "__init__": {"explain", "fit", "infer", "measure", "optim", "parameterization", "specs", "theory"},
+    "__init__": {"explain", "fit", "forward", "infer", "measure", "optim", "parameterization", "specs", "theory"},
 }
 
 

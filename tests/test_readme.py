@@ -19,7 +19,7 @@ def run(path, count):
 
 @pytest.mark.slow
 def test_readme(capsys):
-    names = run("README.md", 4)
+    names = run("README.md", 5)
     assert names["logits"].shape == (32, 10)
     assert names["report"].ok, str(names["report"])
     assert names["limit"].ntk.shape == (8, 8)

@@ -18,6 +18,7 @@ from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 
 VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "undecided": "#8a6d00"}
+LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
 # Of each measured quantity the label, and what is drawn of its values (trials, steps, layers) at each step.
 QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "updates": ("maximal-update learning rate", lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5),
@@ -54,7 +55,7 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
     score = f"1 - {measure}" if "accuracy" in measure else measure
     x = f"{hyperparameter} at the base shape" if hyperparameter == "learning rate" else hyperparameter
     title = f"Loss against {hyperparameter} over {axis} (star: optimum; tick: edge; band: seeds; dotted: chance)"
-    return _grid(curves, draw, title, x, "training loss" if measure == "loss" else score)
+    return _grid(curves, draw, title, x, LOSSES.get(curves[0].measure, score))
 
 
 def optima(curves: Sequence[TransferCurve]) -> Figure:

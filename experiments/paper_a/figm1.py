@@ -47,9 +47,12 @@ def outcome(sweeps: Sweeps) -> Outcome:
     transfers = judged(curves, {("depth_mup", "depth"): True, ("depth_ode", "depth"): True})
     ours, agreed = [*transfers.ours], [transfers.verdict]
     for name, claimed in (("depth_mup", "rises"), ("depth_ode", "falls")):
-        early = [losses[EARLY].mean() for losses in losses_over_time(curve_of(curves, "depth", name)).values()]
+        c = curve_of(curves, "depth", name)
+        early = [losses[EARLY].mean() for losses in losses_over_time(c).values()]
         changes = np.diff(early)
         said = "rises" if (changes > 0).all() else "falls" if (changes < 0).all() else "does not go one way"
+        if len(early) < len(c.result.values):
+            said = "is not known, since some diverge"
         ours.append(f"{name}, early loss over depth {said}: {', '.join(f'{loss:.3f}' for loss in early)}")
         agreed.append(AGREES if said == claimed else DISAGREES)
     return Outcome(ours, combined(agreed))

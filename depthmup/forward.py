@@ -1,0 +1,494 @@
+"""What a model's forward pass says of its parameters: which are in a residual branch, and where a factor can go.
+
+A factor multiplies a value of the forward pass: the branch factor a residual branch, the output factor the logits, the
+attention factor the queries. A model that does not take factors as arguments can have them all the same, where the
+value is homogeneous of degree 1 in some parameters that act on nothing else: these parameters are stored times the
+factor (docs/theory.md section 1).
+
+The forward pass is traced to a graph of operations, in which residual additions, logits and softmaxes are found. Going
+back from such a value, sets of parameters are proposed; each is tested by numbers: where its parameters are doubled,
+the value must double and nothing else may change. Doubling is exact in floating point: the test has no tolerance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.specs import Absorbed, flatten_shapes, is_spec
+
+PyTree = Any
+Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its entries, None for all}
+# Going back from a value, these operations are where homogeneity ends.
+NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
+             "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
+SUMS = ("add", "add_any", "sub", "concatenate", "select_n")  # homogeneous if all operands are that are not 0
+THROUGH = ("add", "sub", "mul", "div", "select_n", "max", "convert_element_type", "reshape", "transpose", "copy",
+           "broadcast_in_dim", "squeeze", "expand_dims")  # fmt: skip
+WEIGHTED = ("dot_general", "conv")  # names of the operations that apply a weight contain one of these
+PROPOSALS = 8  # most sets of parameters that are proposed for one value
+
+
+class ForwardError(ValueError):
+    """A factor has no place among a model's parameters; the message says which value it is about and what to edit."""
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One value of the forward pass.
+
+    op: the operation that makes it; or "parameter", "constant", "input", and for a scan, whose body is here once,
+      "carry", "slice", "carried" and "stacked".
+    evaluate: values of the operands -> this value. path: of a parameter.
+    """
+
+    op: str
+    operands: tuple[Node, ...]
+    evaluate: Callable[..., Any]
+    path: str = ""
+    value: Any = None
+    consumers: list[Node] = dataclasses.field(default_factory=list)
+    summed: int = 0  # of a dot_general, the size of the axes that it sums over
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.value))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A value that a factor multiplies.
+
+    kind: "branch", "output" or "attention". parts: parameters in which the value is homogeneous of degree 1 and which
+    act on nothing else; None if there are none. inside: of a branch, the paths of all parameters between its beginning
+    and its end. head_dim: of an attention. where: the operation that ends the value, for messages.
+    """
+
+    kind: str
+    parts: Parts | None
+    inside: frozenset[str] = frozenset()
+    head_dim: int = 0
+    where: str = ""
+
+
+def absorb(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: Any) -> PyTree:
+    """The spec tree with the parameters named that the form "absorbed" stores the forward pass's factors in.
+
+    Then `p.in_form("absorbed")` needs no change of the model: `apply` is called as it is, and `rescale` and `optimizer`
+    do what explicit factors would do, to the last digits.
+
+    Args:
+      apply: (params, *inputs) -> logits, without factors: branches are added as they are, attention is divided by
+        sqrt(head_dim).
+      params: arrays or shapes; their values do not matter.
+      inputs: arrays; floating ones are replaced by random numbers.
+
+    Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch.
+    """
+    leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    found, place = sites(apply, params, *inputs), dict[str, tuple[Absorbed, ...]]()
+    repeated = [site for site in found if site.kind == "branch" and any(leaves[path].in_branch for path in site.inside)]
+    inside = frozenset[str]().union(*(site.inside for site in repeated))
+    wrong = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside}
+    wrong |= {path: "branch" for path in sorted(inside) if not leaves[path].in_branch}
+    if wrong:
+        raise ForwardError(
+            "shapes and forward pass disagree on what is inside a residual branch; if the forward pass is right, pass "
+            f"overrides={wrong} to infer_specs"
+        )
+    for site in found:
+        if site.kind == "branch" and site not in repeated:
+            continue
+        if site.parts is None:
+            raise ForwardError(_no_place(site))
+        for path, mask in site.parts.items():
+            axis, ranges = _ranges(path, mask)
+            absorbed = Absorbed(site.kind, site.head_dim, axis, ranges)
+            if absorbed not in place.get(path, ()):
+                place[path] = (*place.get(path, ()), absorbed)
+    return jax.tree.map(
+        lambda spec: dataclasses.replace(spec, absorbs=place.get(spec.path, ())), specs, is_leaf=is_spec
+    )
+
+
+def _no_place(site: Site) -> str:
+    if site.kind == "branch":
+        some = ", ".join(sorted(site.inside)[:3])
+        return (
+            f"the residual branch with {some} ends with {site.where!r} and is homogeneous in none of its parameters "
+            "alone: multiply it in the model, h + factors.branch * branch(h)"
+        )
+    if site.kind == "output":
+        return "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits"
+    return (
+        "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "
+        "logits of the softmax in the model, by factors.attention instead of 1/sqrt(head_dim)"
+    )
+
+
+def _ranges(path: str, mask: np.ndarray | None) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """A mask as half-open ranges along one axis."""
+    if mask is None:
+        return 0, ()
+    for axis in range(mask.ndim):
+        line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
+        if (line.all(axis=1) == line.any(axis=1)).all():
+            steps = np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
+            return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
+    raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
+
+
+def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
+    """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
+
+    Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
+    are random. Of the inputs, floating ones are replaced by random numbers too.
+    """
+    graph = Graph(apply, params, inputs, seed)
+    found = []
+    for branch, start in graph.branches():
+        inside = graph.parameters_between(branch, start)
+        found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op))
+    for query, key, head_dim in graph.attentions():
+        parts = graph.parts(query)
+        found.append(Site("attention", graph.parts(key) if parts is None else parts, head_dim=head_dim))
+    output = graph.readout()
+    found.append(Site("output", graph.parts(output), where=output.op))
+    return found
+
+
+class Graph:
+    """The forward pass as a graph of values, evaluated once at random parameters.
+
+    nodes: in the order of evaluation. Only those that the logits depend on.
+    """
+
+    def __init__(self, apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], seed: int) -> None:
+        shapes, treedef = flatten_shapes(params)
+        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(params)]
+        flat, inner = jax.tree.flatten(inputs)
+        rng = np.random.default_rng(seed)
+
+        def logits(own: Sequence[Any], given: Sequence[Any]) -> Any:
+            return apply(jax.tree.unflatten(treedef, own), *jax.tree.unflatten(inner, given))
+
+        closed = jax.make_jaxpr(logits)(leaves, flat)
+        self.nodes: list[Node] = []
+        names = list(shapes)
+        arguments = [
+            self._leaf("parameter", _random(rng, leaf), path) for leaf, path in zip(leaves, names, strict=True)
+        ]
+        arguments += [self._leaf("input", _random(rng, given)) for given in flat]
+        self._rng = rng
+        outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+        floating = [node for node in outputs if jnp.issubdtype(jnp.result_type(node.value), jnp.floating)]
+        if len(floating) != 1:
+            raise ForwardError(f"the model must return one array of logits, it returns {len(outputs)} arrays")
+        (self.output,) = floating
+        alive = self.ancestors(self.output)
+        self.nodes = [node for node in self.nodes if node in alive]
+        self.order = {node: number for number, node in enumerate(self.nodes)}
+        for node in self.nodes:
+            for operand in dict.fromkeys(node.operands):
+                operand.consumers.append(node)
+        self.fed = self._descendants(node for node in self.nodes if node.op in ("input", "carry"))
+
+    # Building the graph
+
+    def _leaf(self, op: str, value: Any, path: str = "") -> Node:
+        return self._add(Node(op, (), lambda: value, path))
+
+    def _add(self, node: Node) -> Node:
+        node.value = node.evaluate(*(operand.value for operand in node.operands))
+        self.nodes.append(node)
+        return node
+
+    def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
+        """Add the operations of a jaxpr; the nodes of its results."""
+        of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+        def read(atom: Any) -> Node:
+            return self._leaf("constant", atom.val) if hasattr(atom, "val") else of[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [read(atom) for atom in equation.invars])
+            of.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "scan":
+            return self._scan(parameters, operands)
+        inner = next((parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters), None)
+        if inner is not None and name not in ("while", "cond"):
+            jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            if len(jaxpr.invars) == len(operands):
+                return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
+
+        def evaluate(*values: Any) -> Any:
+            return equation.primitive.bind(*values, **parameters)
+
+        if not equation.primitive.multiple_results:
+            node = self._add(Node(name, tuple(operands), evaluate))
+            if name == "dot_general":
+                (axes, _), _ = parameters["dimension_numbers"]
+                node.summed = int(np.prod([operands[0].shape[axis] for axis in axes]))
+            return [node]
+        return [
+            self._add(Node(name, tuple(operands), lambda *values, place=place: evaluate(*values)[place]))
+            for place in range(len(equation.outvars))
+        ]
+
+    def _scan(self, parameters: Mapping[str, Any], operands: list[Node]) -> list[Node]:
+        """The body of a scan, once: its carry is what is handed in plus noise, so that it is like any later carry."""
+        consts, carries = parameters["num_consts"], parameters["num_carry"]
+        length = parameters["length"]
+        body = []
+        for i, operand in enumerate(operands):
+            if i < consts:
+                body.append(operand)
+            elif i < consts + carries:
+                noise = _random(self._rng, operand.value) if _floating(operand.value) else 0
+                body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
+            else:
+                body.append(self._add(Node("slice", (operand,), lambda value: value[0])))
+        closed = parameters["jaxpr"]
+        results = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], body)
+        handed = results[:carries]
+        # What a carry becomes depends on all carries of earlier steps.
+        carried = [self._add(Node("carried", (own, *handed), lambda value, *_: value)) for own in handed]
+        stacked = [
+            self._add(Node("stacked", (own,), lambda value: jnp.broadcast_to(value, (length, *jnp.shape(value)))))
+            for own in results[carries:]
+        ]
+        return carried + stacked
+
+    # Walking in the graph
+
+    def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
+        """The values that a value is made of, itself included; those behind `stop` only if there is another way."""
+        found, todo = {node}, [node]
+        while todo:
+            for operand in todo.pop().operands:
+                if operand not in found and operand is not stop:
+                    found.add(operand)
+                    todo.append(operand)
+        return found
+
+    def _descendants(self, nodes: Iterable[Node]) -> set[Node]:
+        found, todo = set[Node](), list(nodes)
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += node.consumers
+        return found
+
+    def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
+        """The paths of the parameters that a value depends on otherwise than through `stop`."""
+        return frozenset(found.path for found in self.ancestors(node, stop) if found.path)
+
+    # Finding the values that factors multiply
+
+    def branches(self) -> Iterator[tuple[Node, Node]]:
+        """(branch, the value that it is computed from) of every residual addition. The skip is that value itself, or a
+        projection of it: one weight layer, where the branch has more of them and is not linear."""
+        for node in self.nodes:
+            if node.op not in ("add", "add_any") or any(o.shape != node.shape for o in node.operands):
+                continue
+            one, other = node.operands
+            if one not in self.fed or other not in self.fed or one is other:
+                continue
+            for branch, skip in ((one, other), (other, one)):
+                if skip in self.ancestors(branch):
+                    if self.parameters_between(branch, skip):
+                        yield branch, skip
+                    break
+            else:
+                yield from self._projected(one, other)
+
+    def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node]]:
+        """A residual addition whose skip is a projection."""
+        common = self.ancestors(one) & self.ancestors(other) & self.fed
+        if not common:
+            return
+        fork = max(common, key=self.order.__getitem__)
+        layers = {node: self._layers(node, fork) for node in (one, other)}
+        skip, branch = sorted((one, other), key=layers.__getitem__)
+        if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
+            yield branch, fork
+
+    def _layers(self, node: Node, start: Node) -> int:
+        """The largest number of weight layers on a path from `start` to a value."""
+        counts = {start: 0}
+        for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
+            if between is not start:
+                before = [counts[operand] for operand in between.operands if operand in counts]
+                counts[between] = max(before) + (
+                    self._weighs(between) and any(o not in self.fed for o in between.operands)
+                )
+        return counts[node]
+
+    def _weighs(self, node: Node) -> bool:
+        return any(word in node.op for word in WEIGHTED)
+
+    def _is_linear(self, node: Node, start: Node) -> bool:
+        values = self._changed({start: -start.value}, self.ancestors(node))
+        return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))
+
+    def attentions(self) -> Iterator[tuple[Node, Node, int]]:
+        """(one operand, other operand, size of the axes it sums over) of every product of two activations whose result
+        goes into an exponential."""
+        seen = set[Node]()
+        for node in self.nodes:
+            if node.op != "exp":
+                continue
+            todo, passed = list(node.operands), set[Node]()
+            while todo:
+                at = todo.pop()
+                if at in passed:
+                    continue
+                passed.add(at)
+                if at.op == "dot_general" and all(operand in self.fed for operand in at.operands):
+                    if at not in seen:
+                        seen.add(at)
+                        yield at.operands[0], at.operands[1], at.summed
+                elif at.op in THROUGH:
+                    todo += at.operands
+
+    def readout(self) -> Node:
+        """The logits without the bias that is added to them last: the output factor does not multiply it."""
+        node = self.output
+        while node.op in ("add", "convert_element_type", "reshape", "copy"):
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if len(fed) != 1:
+                break
+            (node,) = fed
+        return node
+
+    # Parameters in which a value is homogeneous
+
+    def parts(self, node: Node, stop: Node | None = None) -> Parts | None:
+        """Parameters whose doubling doubles a value and changes nothing else, None if there are none.
+
+        The nearest parameters are tried first: all of their entries, then those that the value depends on, such as
+        the queries' in a kernel that makes queries, keys and values.
+        """
+        for paths in self._proposals(node, stop):
+            whole: Parts = dict.fromkeys(sorted(paths))
+            if self._doubles(node, whole):
+                return whole
+            parts = self._entries(node, sorted(paths))
+            if any(mask is not None for mask in parts.values()) and self._doubles(node, parts):
+                return parts
+        return None
+
+    def _proposals(self, node: Node, stop: Node | None) -> list[frozenset[str]]:
+        """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
+        behind = {stop} if stop else set()
+        of: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
+        for at in sorted(self.ancestors(node, stop), key=self.order.__getitem__):
+            if at in behind or at.op in NONLINEAR:
+                found: dict[frozenset[str], int] = {}
+            elif at.op == "parameter":
+                found = {frozenset([at.path]): 0}
+            elif at.op in SUMS:  # every operand that is not 0 must double
+                operands = at.operands[1:] if at.op == "select_n" else at.operands
+                found = {frozenset(): 0}
+                for operand in (o for o in operands if not _zero(o)):
+                    pairs = itertools.product(found.items(), of.get(operand, {}).items())
+                    found = _nearest((one | other, a + b) for (one, a), (other, b) in pairs)
+            else:  # one operand must double
+                operands = at.operands[:1] if at.op in ("carried", "div") else at.operands
+                found = _nearest(pair for operand in operands for pair in of.get(operand, {}).items())
+            of[at] = {paths: cost + 1 for paths, cost in found.items() if paths}
+        return list(of[node])
+
+    def _doubles(self, node: Node, parts: Parts) -> bool:
+        leaves = {n.path: n for n in self.nodes if n.path in parts}
+        if len(leaves) < len(parts):
+            return False
+        changes = {}
+        for path, leaf in leaves.items():
+            mask = parts[path]
+            changes[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
+        before = self.ancestors(node)
+        values = self._changed(changes, before, cut=node)
+        if values is None or node not in values:
+            return False
+        return bool(np.array_equal(values[node], 2 * np.asarray(node.value)) and np.any(node.value))
+
+    def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Node | None = None) -> Any:
+        """{value: its new number} of all values that change with these. What is behind `cut` sees its old number.
+
+        None as soon as a value changes that is not allowed to.
+        """
+        values = dict(changes)
+        todo = self._descendants(changes) - changes.keys()
+        for node in sorted(todo, key=self.order.__getitem__):
+            if not any(operand in values and operand is not cut for operand in node.operands):
+                continue
+            if cut is None and node not in allowed:
+                continue
+            new = node.evaluate(*(o.value if o is cut else values.get(o, o.value) for o in node.operands))
+            if np.array_equal(new, node.value, equal_nan=True):
+                continue
+            if node not in allowed:
+                return None
+            values[node] = new
+        return values
+
+    def _entries(self, node: Node, paths: Sequence[str]) -> Parts:
+        """The entries of parameters that a value depends on; None where it depends on all."""
+        leaves = [n for n in self.nodes if n.path in paths]
+        between = sorted(self._descendants(leaves) & self.ancestors(node), key=self.order.__getitem__)
+
+        def value(numbers: Sequence[Any]) -> Any:
+            values = dict(zip(leaves, numbers, strict=True))
+            for at in between:
+                if at not in values:
+                    values[at] = at.evaluate(*(values.get(o, o.value) for o in at.operands))
+            return values[node]
+
+        _, pull = jax.vjp(value, [leaf.value for leaf in leaves])
+        shape = jnp.shape(node.value)
+        weights = np.random.default_rng(0).standard_normal(shape).astype(jnp.result_type(node.value))
+        masks = {}
+        for leaf, gradient in zip(leaves, pull(jnp.asarray(weights))[0], strict=True):
+            mask = np.asarray(gradient) != 0
+            if any(consumer.op == "slice" for consumer in leaf.consumers):  # the test sees the first block alone
+                mask = np.broadcast_to(mask[:1], mask.shape)
+            masks[leaf.path] = None if mask.all() else mask
+        return masks
+
+
+def _random(rng: np.random.Generator, like: Any) -> Any:
+    """Normal numbers of an array's shape and dtype; integers and keys stay, and shapes of integers become 0 and 1."""
+    dtype = like.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(rng.standard_normal(like.shape), dtype)
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
+    return like
+
+
+def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:
+    """The PROPOSALS sets with the smallest numbers, in their order."""
+    best: dict[frozenset[str], int] = {}
+    for paths, cost in sorted(pairs, key=lambda pair: pair[1]):
+        best.setdefault(paths, cost)
+    return dict(itertools.islice(best.items(), PROPOSALS))
+
+
+def _floating(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
+
+
+def _zero(node: Node) -> bool:
+    return node.op in ("constant", "broadcast_in_dim") and not np.any(node.value)

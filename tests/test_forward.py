@@ -1,0 +1,401 @@
+"""Models that take no factors: where the factors go, and that training with them inside the weights is the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import depthmup as dm
+from depthmup.forward import ForwardError, absorb, sites
+from depthmup.specs import Absorbed
+
+STEPS, OUTPUTS = 8, 5
+
+
+class Residual(nn.Module):
+    """h + b * Dense(tanh(Dense(norm(h)))); factors are (branch, output, attention), all 1 as a user writes it."""
+
+    width: int
+    depth: int
+    scan: bool = False
+    factors: tuple = (1.0, 1.0, 1.0)
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        if self.scan:
+            block = nn.scan(Branch, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+            h, _ = block(self.factors[0], name="blocks")(h, None)
+        else:
+            for i in range(self.depth):
+                h, _ = Branch(self.factors[0], name=f"block_{i}")(h, None)
+        return self.factors[1] * nn.Dense(OUTPUTS, use_bias=False, name="readout")(nn.relu(h))
+
+
+class Branch(nn.Module):
+    factor: float
+
+    @nn.compact
+    def __call__(self, h, _):
+        f = nn.Dense(2 * h.shape[-1], name="up")(nn.LayerNorm(name="norm")(h))
+        return h + self.factor * nn.Dense(h.shape[-1], name="down")(jnp.tanh(f)), None
+
+
+class NormedConv(nn.Module):
+    """A ResNet whose branches end in a batch norm, with a projection in its second stage."""
+
+    width: int
+    depth: int
+    factors: tuple = (1.0, 1.0, 1.0)
+
+    @nn.compact
+    def __call__(self, x):
+        def norm(name):
+            return nn.BatchNorm(use_running_average=False, name=name)
+
+        h = nn.Conv(self.width, (3, 3), name="read_in")(x)
+        for stage in range(2):
+            for i in range(self.depth):
+                features, strides = self.width * 2**stage, 1 + (stage > 0 and i == 0)
+                f = nn.Conv(features, (3, 3), strides, use_bias=False, name=f"stage{stage}_a_{i}")(nn.relu(h))
+                f = nn.relu(norm(f"stage{stage}_norm_a_{i}")(f))
+                f = norm(f"stage{stage}_norm_b_{i}")(
+                    nn.Conv(features, (3, 3), use_bias=False, name=f"stage{stage}_b_{i}")(f)
+                )
+                if f.shape != h.shape:
+                    h = nn.Conv(features, (1, 1), strides, use_bias=False, name=f"stage{stage}_skip_{i}")(h)
+                h = h + self.factors[0] * f
+        return self.factors[1] * nn.Dense(OUTPUTS, use_bias=False, name="readout")(h.mean((1, 2)))
+
+
+class Transformer(nn.Module):
+    """Pre-LN, causal, two heads; fused: one kernel makes queries, keys and values; tied: logits by the embedding."""
+
+    width: int
+    depth: int
+    fused: bool = False
+    tied: bool = False
+    qk_norm: bool = False
+    factors: tuple = (1.0, 1.0, 1.0)
+
+    @nn.compact
+    def __call__(self, tokens):
+        branch, output, attention = self.factors
+        embed = nn.Embed(OUTPUTS, self.width, name="embed")
+        h = embed(tokens) + self.param("positions", nn.initializers.normal(0.1), (tokens.shape[1], self.width))
+        for i in range(self.depth):
+            x = nn.LayerNorm(name=f"norm1_{i}")(h)
+            if self.fused:
+                q, k, v = jnp.split(nn.Dense(3 * self.width, name=f"qkv_{i}")(x), 3, axis=-1)
+            else:
+                q, k, v = (nn.Dense(self.width, name=f"{name}_{i}")(x) for name in "qkv")
+            q, k, v = (y.reshape(*y.shape[:2], 2, self.width // 2) for y in (q, k, v))
+            if self.qk_norm:
+                q, k = (nn.RMSNorm(name=f"norm_{name}_{i}")(y) for name, y in (("q", q), ("k", k)))
+            logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) * attention / jnp.sqrt(jnp.asarray(self.width / 2, h.dtype))
+            logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool)), logits, -1e9)
+            y = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), v).reshape(h.shape)
+            h = h + branch * nn.Dense(self.width, name=f"out_{i}")(y)
+            x = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm2_{i}")(h)))
+            h = h + branch * nn.Dense(self.width, name=f"down_{i}")(x)
+        h = nn.LayerNorm(name="final_norm")(h).mean(axis=1)
+        return output * (embed.attend(h) if self.tied else nn.Dense(OUTPUTS, use_bias=False, name="head")(h))
+
+
+MODELS = {
+    "unrolled": (Residual, {}, ()),
+    "scanned": (Residual, {"scan": True}, ()),
+    "batch norm": (NormedConv, {}, ()),
+    "transformer": (Transformer, {}, ()),
+    "fused": (Transformer, {"fused": True}, ()),
+    "tied": (Transformer, {"tied": True}, {"embed/embedding": "input"}),
+    "qk norm": (Transformer, {"qk_norm": True}, ()),
+}
+
+
+def inputs_of(kind):
+    rng = np.random.default_rng(0)
+    if kind is Transformer:
+        return jnp.asarray(rng.integers(0, OUTPUTS, (4, 6)))
+    return jnp.asarray(rng.standard_normal((4, 8, 8, 3) if kind is NormedConv else (4, 7)))
+
+
+def network(name, width=8, depth=2):
+    """(specs, apply with given factors, initial parameters, inputs)."""
+    kind, options, overrides = MODELS[name]
+    x = inputs_of(kind)
+
+    def init(width, depth):
+        return kind(width, depth, **options).init(jax.random.key(0), x)["params"]
+
+    def apply_with(factors):
+        def apply(params, x):
+            return kind(width, depth, **options, factors=factors).apply({"params": params}, x, mutable=["batch_stats"])[
+                0
+            ]
+
+        return apply
+
+    specs = dm.infer_specs(init, width=width, depth=depth, overrides=overrides or None)
+    return specs, apply_with, init(width, depth), x
+
+
+def trained(apply, params, x, tx):
+    """Logits before each of STEPS steps."""
+    labels = jnp.arange(len(x)) % OUTPUTS
+
+    def loss(params):
+        logits = apply(params, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
+
+    def step(carry, _):
+        params, state = carry
+        gradient, logits = jax.grad(loss, has_aux=True)(params)
+        updates, state = tx.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), logits
+
+    return np.asarray(jax.jit(lambda carry: jax.lax.scan(step, carry, length=STEPS)[1])((params, tx.init(params))))
+
+
+OPTIMIZERS = {
+    "sgd": (0.1, {}),
+    "momentum": (0.03, {"weight_decay": 0.1}),
+    "adamw": (0.01, {"weight_decay": 0.1, "eps": 1e-3}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [(name, "adamw") for name in MODELS] + [(n, o) for n in ("scanned", "batch norm") for o in ("sgd", "momentum")],
+)
+def test_training_is_that_with_explicit_factors(name, optimizer, x64):
+    specs, apply_with, params, x = network(name)
+    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
+    p = dm.parameterization("depth_mup", base_width=4, base_head_dim=2, gamma0=0.7, beta0=0.6)
+    rate, options = OPTIMIZERS[optimizer]
+    factors = p.forward_factors(width=8, depth=2, head_dim=4)
+    explicit = (factors.branch, factors.output, factors.attention * 4**0.5)
+    assert all(abs(factor - 1) > 0.1 for factor in explicit)
+    tx = dm.optimizer(p, specs, optimizer, rate, **options)
+    expected = trained(apply_with(explicit), dm.rescale(p, specs, params), x, tx)
+    assert np.ptp(expected, axis=0).max() > 0.05  # it learns something
+    unedited = apply_with((1.0, 1.0, 1.0))
+    found, inside = absorb(specs, unedited, params, x), p.in_form("absorbed")
+    tx = dm.optimizer(inside, found, optimizer, rate, **options)
+    ours = trained(unedited, dm.rescale(inside, found, params), x, tx)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-10)
+    if name == "scanned":
+        wrong = trained(unedited, dm.rescale(p, specs, params), x, dm.optimizer(p, specs, optimizer, rate, **options))
+        assert np.abs(wrong - expected).max() > 1e-3
+
+
+def absorbed(name, **shape):
+    specs, apply_with, params, x = network(name, **shape)
+    found = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
+    leaves = jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
+    return {spec.path: spec.absorbs for spec in leaves if spec.absorbs}
+
+
+def test_where_the_factors_go():
+    branch, output = (Absorbed("branch"),), (Absorbed("output"),)
+    assert absorbed("scanned") == {
+        "blocks/down/kernel": branch,
+        "blocks/down/bias": branch,
+        "readout/kernel": output,
+    }
+    ends = [f"stage{s}_norm_b_{i}/{leaf}" for s in range(2) for i in range(2) for leaf in ("scale", "bias")]
+    assert absorbed("batch norm") == {**dict.fromkeys(ends, branch), "readout/kernel": output}
+    found = absorbed("transformer", depth=1)
+    assert found == {
+        **{f"q_0/{leaf}": (Absorbed("attention", 4),) for leaf in ("kernel", "bias")},
+        **{f"{layer}_0/{leaf}": branch for layer in ("out", "down") for leaf in ("kernel", "bias")},
+        "head/kernel": output,
+    }
+    found = absorbed("fused", depth=1)
+    assert found["qkv_0/kernel"] == (Absorbed("attention", 4, 1, ((0, 8),)),)
+    assert found["qkv_0/bias"] == (Absorbed("attention", 4, 0, ((0, 8),)),)
+    assert absorbed("tied")["final_norm/scale"] == absorbed("tied")["final_norm/bias"] == output
+    found = absorbed("qk norm", depth=1)
+    assert found["norm_q_0/scale"] == (Absorbed("attention", 4),)
+    assert "q_0/kernel" not in found
+
+
+def places(apply, params, *inputs):
+    """{kind: [the parameters of each site]}."""
+    found = {}
+    for site in sites(apply, params, *inputs):
+        found.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
+    return found
+
+
+N = 8
+
+
+def dense(name, *shape):
+    return {
+        f"{name}_w": jax.ShapeDtypeStruct(shape, jnp.float32),
+        f"{name}_b": jax.ShapeDtypeStruct(shape[-1:], jnp.float32),
+    }
+
+
+def normed(x, scale=None):
+    y = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    return y if scale is None else scale * y
+
+
+PARAMS = {**dense("in", 3, N), **dense("a", N, N), **dense("b", N, N), **dense("out", N, 2)}
+PARAMS |= {name: jax.ShapeDtypeStruct((N,), jnp.float32) for name in ("scale", "other")}
+X = jnp.ones((4, 3))
+
+
+def with_branch(branch, last=lambda p, h: h):
+    """x W_in, one residual branch, what comes after it, and a readout."""
+
+    def apply(p, x):
+        h = x @ p["in_w"] + p["in_b"]
+        return last(p, h + branch(p, h)) @ p["out_w"]
+
+    return apply
+
+
+def layer(p, name, x):
+    return x @ p[f"{name}_w"] + p[f"{name}_b"]
+
+
+BRANCHES = {
+    "two layers": (lambda p, h: layer(p, "b", jnp.tanh(layer(p, "a", h))), ["b_b", "b_w"]),
+    "relu at the end keeps the factor": (lambda p, h: jax.nn.relu(layer(p, "a", h)), ["a_b", "a_w"]),
+    "a gate beside it": (lambda p, h: layer(p, "a", h) * jax.nn.sigmoid(layer(p, "b", h)), ["a_b", "a_w"]),
+    "two parallel branches": (lambda p, h: layer(p, "a", jnp.tanh(h)) + jnp.tanh(h) @ p["b_w"], ["a_b", "a_w", "b_w"]),
+    "a norm with a scale at the end": (lambda p, h: normed(layer(p, "a", h), p["scale"]), ["scale"]),
+    "a scale of its own (ReZero)": (lambda p, h: p["scale"] * jnp.tanh(layer(p, "a", h)), ["scale"]),
+    "swish at the end": (lambda p, h: jax.nn.silu(layer(p, "a", h)), None),
+    "tanh at the end": (lambda p, h: jnp.tanh(layer(p, "a", h)), None),
+    "a norm without a scale at the end": (lambda p, h: normed(layer(p, "a", h)), None),
+    "a constant added at the end": (lambda p, h: layer(p, "a", h) + 1.0, None),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_ends_of_branches(name):
+    branch, expected = BRANCHES[name]
+    assert places(with_branch(branch), PARAMS, X) == {"branch": [expected], "output": [["out_w"]]}
+
+
+def test_what_is_no_residual_branch():
+    """Low-rank additions, gelu's own sum, positions, a skip that nothing is computed from."""
+    low_rank = with_branch(lambda p, h: 0 * h, lambda p, h: h @ p["a_w"] + h @ p["b_w"] @ p["b_w"])
+    assert "branch" not in places(low_rank, PARAMS, X)
+    gelu = with_branch(lambda p, h: 0 * h, lambda p, h: jax.nn.gelu(layer(p, "a", h)))
+    assert "branch" not in places(gelu, PARAMS, X)
+    positions = with_branch(lambda p, h: jnp.broadcast_to(p["scale"], h.shape))
+    assert "branch" not in places(positions, PARAMS, X)
+
+
+def test_parameters_that_act_twice():
+    """A weight that the branch shares with the readout cannot be scaled in the branch alone."""
+    shared = with_branch(lambda p, h: h @ p["a_w"], lambda p, h: jnp.tanh(h) @ p["a_w"])
+    assert places(shared, PARAMS, X)["branch"] == [None]
+
+
+def test_bias_of_the_readout_is_not_scaled():
+    def apply(p, x):
+        return with_branch(lambda p, h: layer(p, "a", h))(p, x) + p["out_b"]
+
+    assert places(apply, PARAMS, X)["output"] == [["out_w"]]
+
+
+def specs_of(in_branch):
+    return {
+        name: dm.ParamSpec(name, "hidden", name in in_branch, shape.shape, 1, 1, N, 1) for name, shape in PARAMS.items()
+    }
+
+
+def test_shapes_and_forward_pass_must_agree():
+    """The norm behind a residual addition repeats with depth, but is not in the branch."""
+    apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))
+    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk', 'a_b': 'branch'\} to infer_specs"):
+        absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
+    found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
+    assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
+
+
+def test_a_branch_that_does_not_repeat_is_left_alone():
+    apply = with_branch(lambda p, h: layer(p, "a", h))
+    found = absorb(specs_of([]), apply, PARAMS, X)
+    assert {name for name, spec in found.items() if spec.absorbs} == {"out_w"}
+
+
+def test_no_place():
+    with pytest.raises(
+        ForwardError, match=r"branch with a_b, a_w ends with 'tanh' .*h \+ factors.branch \* branch\(h\)"
+    ):
+        absorb(specs_of(["a_w", "a_b"]), with_branch(BRANCHES["tanh at the end"][0]), PARAMS, X)
+    with pytest.raises(ForwardError, match=r"logits are homogeneous in no parameters"):
+        absorb(
+            specs_of(["a_w", "a_b", "b_w", "b_b"]),
+            lambda p, x: jnp.tanh(with_branch(BRANCHES["two layers"][0])(p, x)),
+            PARAMS,
+            X,
+        )
+    with pytest.raises(ForwardError, match="must return one array of logits, it returns 2"):
+        absorb(specs_of([]), lambda p, x: (x @ p["in_w"], x @ p["in_w"]), PARAMS, X)
+
+
+def test_specs_with_places_as_json():
+    specs, apply_with, params, x = network("fused", depth=1)
+    found = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
+    assert dm.specs_from_json(dm.specs_to_json(found), params) == found
+
+
+def test_nnx():
+    """A model of NNX, as its users write it."""
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self, width, rngs):
+            self.norm, self.up = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 2 * width, rngs=rngs)
+            self.down = nnx.Linear(2 * width, width, rngs=rngs)
+
+        def __call__(self, h):
+            return h + self.down(nnx.gelu(self.up(self.norm(h))))
+
+    class Net(nnx.Module):
+        def __init__(self, width, depth, rngs):
+            self.read_in = nnx.Linear(3, width, rngs=rngs)
+            self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
+            self.readout = nnx.Linear(width, 2, use_bias=False, rngs=rngs)
+
+        def __call__(self, x):
+            h = self.read_in(x)
+            for block in self.blocks:
+                h = block(h)
+            return self.readout(h)
+
+    def init(width, depth):
+        return nnx.state(Net(width, depth, nnx.Rngs(0)), nnx.Param)
+
+    graph, params, rest = nnx.split(Net(N, 2, nnx.Rngs(0)), nnx.Param, ...)
+    specs = dm.infer_specs(init, width=N, depth=2)
+    found = absorb(specs, lambda params, x: nnx.merge(graph, params, rest)(x), params, X)
+    leaves = jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
+    ends = {f"blocks/{i}/down/{leaf}" for i in range(2) for leaf in ("kernel", "bias")}
+    assert {spec.path for spec in leaves if spec.absorbs} == ends | {"readout/kernel"}
+
+
+def test_an_embedding_before_a_scan():
+    """A tied embedding acts before the scanned blocks and after them: it cannot take the output factor alone."""
+    params = {
+        "embed": jax.ShapeDtypeStruct((5, N), jnp.float32),
+        "blocks": jax.ShapeDtypeStruct((3, N, N), jnp.float32),
+    }
+
+    def apply(p, tokens):
+        h, _ = jax.lax.scan(lambda h, w: (h + jnp.tanh(h) @ w, None), p["embed"][tokens], p["blocks"])
+        return h @ p["embed"].T
+
+    found = places(apply, params, jnp.arange(4))
+    assert found["branch"] == [["blocks"]]
+    assert found["output"] == [None]
