@@ -218,8 +218,8 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
         loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
         way = np.linspace(early(row), loss, published.STRETCHES)
         kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
-        rows.append({**kept, "loss": loss, "last_loss": loss, "validation_accuracy": 0.5, "diverged": False, "key": trial.key,
-                     "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
+        rows.append({**kept, "loss": loss, "last_loss": loss, "validation_accuracy": 0.5, "diverged": False,
+                     "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
     return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
