@@ -16,18 +16,19 @@ from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import trials
-from experiments import paper_a, published
-from experiments.paper_a import FIGURES, __main__, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1, page
-from experiments.paper_a.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
+from experiments import published
+from experiments.figures import command, figure, page
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
+from experiments.paper_a import FIGURES, PAPER, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
 from tests import tiny
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
 
-SWEEPS = {name: config for figure in FIGURES.values() for name, config in figure.sweeps.items()}
+SWEEPS = PAPER.sweeps
 ONE = {"sweep__optimizers": ("sgd",), "sweep__calibrate": False, "epochs": 2.0}
 
 
 def test_the_page_is_that_of_the_rows():
-    sweeps = page.read(__main__.ROWS)
+    sweeps = {paper.name: page.read(paper) for paper in page.PAPERS}
     assert page.PAGE.read_text() == page.text(sweeps)
     for picture in re.findall(r"\]\((images/.*?)\)", page.PAGE.read_text()):
         assert (page.PAGE.parent / picture).exists(), picture
@@ -35,7 +36,7 @@ def test_the_page_is_that_of_the_rows():
 
 def test_every_figure_has_one_row():
     """All that audit.md of the paper lists: what has a module, and what has none."""
-    named = [figure.figure for figure in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
+    named = [one.figure for one in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
     words = [word.strip() for name in named for word in name.split(",")]
     assert len(words) == len(set(words))
     wanted = "1 2 3a-d 3e-f 4 5 6 7 B.1 B.2 B.3 B.4 B.6 B.7 B.8 M.1"
@@ -46,10 +47,10 @@ def test_every_figure_has_one_row():
 
 def test_headers():
     """Claim, command, cost and what to expect at the head of every module."""
-    for name, figure in FIGURES.items():
-        if figure is figb1.FOOTNOTE:
+    for name, one in FIGURES.items():
+        if one is figb1.FOOTNOTE:
             continue  # in the module of B.1
-        text = importlib.import_module(figure.outcome.__module__).__doc__
+        text = importlib.import_module(one.outcome.__module__).__doc__
         assert f"python -m experiments.paper_a {name} --data=DIR" in text
         for word in ("Claim", "\nCost: ", "\nExpect: "):
             assert word in text, (name, word)
@@ -117,7 +118,7 @@ def small(tmp_path_factory):
     """A sweep of digits with the names of figure 1's, its rows published; (settings, folder of the rows)."""
     settings = tiny.settings(**ONE, sweep__depths=(2, 4), sweep__seeds=3)
     rows = tmp_path_factory.mktemp("rows")
-    __main__.trained(rows, "simple_resnet", settings, tmp_path_factory.mktemp("work") / "simple_resnet")
+    command.trained(rows, "simple_resnet", settings, tmp_path_factory.mktemp("work") / "simple_resnet")
     return settings, rows
 
 
@@ -150,46 +151,57 @@ def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
     about = json.loads((tmp_path / "rows" / "simple_resnet.json").read_text())
     (tmp_path / "rows" / "simple_resnet.json").write_text(json.dumps(about | {"complete": False}))
     unfinished = published.read(tmp_path / "rows" / "simple_resnet", settings, extended=True)
-    figures = {"1": paper_a.FIGURES["1"]}
-    monkeypatch.setattr(page, "FIGURES", figures)
-    monkeypatch.setattr(page, "ELSEWHERE", ())
-    assert "| not run yet | not finished |" in page.text({})
-    text = page.text({"simple_resnet": unfinished})
+    monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": FIGURES["1"]}, elsewhere=()),))
+    assert "| not run yet | not finished |" in page.text({"paper_a": {}})
+    text = page.text({"paper_a": {"simple_resnet": unfinished}})
     assert f"| unfinished: {len(unfinished.rows):,} trials so far | not finished |" in text
-    assert "## Figure 1" not in text
+    assert "### Figure 1" not in text
 
 
 def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, capsys):
     """In a fresh clone nothing is trained again, and without --data what is missing is named."""
     settings, rows = small
-    figure = paper_a.FIGURES["1"]._replace(sweeps={"simple_resnet": lambda scale: None})
-    for module in (__main__, page):
-        monkeypatch.setattr(module, "FIGURES", {"1": figure})
-    monkeypatch.setattr(__main__, "settings_of", lambda config, data: settings)
+    shutil.copytree(rows, tmp_path / "rows" / "paper_a")
+    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(sweeps={"simple_resnet": lambda scale: None})})
+    monkeypatch.setattr(page, "PAPERS", (paper,))
+    monkeypatch.setattr(command, "settings_of", lambda config, data: settings)
     monkeypatch.setattr(page, "from_config", lambda config: settings)
-    monkeypatch.setattr(__main__, "ROWS", rows)
-    monkeypatch.setattr(__main__, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(figure, "RESULTS", tmp_path / "rows")
+    monkeypatch.setattr(figure, "IMAGES", tmp_path / "images")
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(__main__, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(command, "train", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr("sys.argv", ["paper_a"])
-    __main__.main()
-    assert "## Figure 1" in (tmp_path / "results.md").read_text()
-    assert {path.name for path in (tmp_path / "images").iterdir()} == {"fig1_width.png", "fig1_depth.png"}
+    command.main(paper)
+    assert "### Figure 1" in (tmp_path / "results.md").read_text()
+    assert {path.name for path in (tmp_path / "images" / "paper_a").iterdir()} == {"fig1_width.png", "fig1_depth.png"}
     more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4),
                                data=dataclasses.replace(settings.data, name="folder"))  # fmt: skip
-    monkeypatch.setattr(__main__, "settings_of", lambda config, data: more)
+    monkeypatch.setattr(command, "settings_of", lambda config, data: more)
     monkeypatch.setattr(page, "from_config", lambda config: more)
     with pytest.raises(
         ValueError, match=r"computed with other settings .*: data.name was 'digits', now it is 'folder'"
     ):
-        __main__.finished(rows, "simple_resnet", more)
-    monkeypatch.setattr(__main__, "ROWS", tmp_path / "none")
-    __main__.main()
+        command.finished(rows, "simple_resnet", more)
+    monkeypatch.setattr(figure, "RESULTS", tmp_path / "none")
+    command.main(paper)
     assert "simple_resnet: not finished, and --data=DIR is needed" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["paper_a", "99"])
     with pytest.raises(SystemExit):
-        __main__.main()
+        command.main(paper)
     assert "no figure 99; there are 1" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys):
+    """A figure of 100 classes is passed over when the folder has 3."""
+    for name in ("a", "b", "c"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(classes=100)})
+    monkeypatch.setattr(command, "finished", lambda *_: False)
+    monkeypatch.setattr(command, "trained", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(command, "draw", lambda paper: None)
+    monkeypatch.setattr("sys.argv", ["paper_a", f"--data={tmp_path / 'data'}"])
+    command.main(paper)
+    assert f"it needs a folder of 100 classes, and {tmp_path / 'data' / 'train'} has 3" in capsys.readouterr().out
 
 
 def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
@@ -206,8 +218,8 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
         loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
         way = np.linspace(early(row), loss, published.STRETCHES)
         kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
-        rows.append({**kept, "loss": loss, "validation_accuracy": 0.5, "diverged": False, "key": trial.key,
-                     "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
+        rows.append({**kept, "loss": loss, "last_loss": loss, "validation_accuracy": 0.5, "diverged": False,
+                     "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
     return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
@@ -311,19 +323,21 @@ def test_figure_m1_on_planted_losses():
 def test_every_page_section_is_drawn(tmp_path, monkeypatch):
     """With all sweeps there: a row and a section for each figure, and the pictures that they name."""
     sweeps = {name: planted(name, lambda row: -3) for name in SWEEPS}
-    monkeypatch.setattr(page, "read", lambda rows: sweeps)
+    monkeypatch.setattr(page, "PAPERS", (PAPER,))
+    monkeypatch.setattr(page, "read", lambda paper: sweeps)
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
-    __main__.draw(tmp_path, tmp_path / "images" / "paper_a")
+    monkeypatch.setattr(figure, "IMAGES", tmp_path / "images")
+    command.draw(PAPER)
     text = (tmp_path / "results.md").read_text()
     assert "not finished" not in text
-    for figure in FIGURES.values():
-        assert f"## {page.title(figure)}\n" in text
+    for one in FIGURES.values():
+        assert f"### {page.title(one)}\n" in text
     for picture in re.findall(r"\]\((images/.*?)\)", text):
         assert (tmp_path / picture).exists(), picture
 
 
 def test_the_readmes_numbers_are_those_of_figure_1():
-    sweeps = page.read(__main__.ROWS)
+    sweeps = page.read(PAPER)
     words = {line.split(":")[0]: line for line in FIGURES["1"].outcome(sweeps).ours}
     readme = (page.ROOT / "README.md").read_text().replace("\n", " ")
     for of, said in (("depth", "at most 0.1% [-0.7, 1.0] of the best loss"), ("width", "at most 0.5% [0.2, 0.8] from")):

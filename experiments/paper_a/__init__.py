@@ -5,8 +5,9 @@ Figures share trials: each module names the sweeps that it needs, and each sweep
 
 from __future__ import annotations
 
+from experiments.figures.figure import Experiment, Paper
 from experiments.paper_a import fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
-from experiments.paper_a.figure import Experiment
+from experiments.paper_a.elsewhere import ELSEWHERE
 
 FIGURES: dict[str, Experiment] = {
     "1": fig1.EXPERIMENT,
@@ -19,3 +20,15 @@ FIGURES: dict[str, Experiment] = {
     "B.3": figb3.EXPERIMENT,
     "M.1": figm1.EXPERIMENT,
 }
+PAPER = Paper(
+    name="paper_a",
+    title='A, "Depthwise hyperparameter transfer"',
+    reading="""
+*ours*: the drift of the best learning rate in octaves (factors of 2) per doubling, with its 95% interval; then what the
+best learning rate of the smallest size costs at the other sizes, the worst of them, as a share of the loss. It
+*transfers* if the interval is within +-.25 of 0; where that is undecided, the verdict by regret decides: whether the
+cost is below 5% at every size ([laws.md](laws.md)).
+""",
+    figures=FIGURES,
+    elsewhere=ELSEWHERE,
+)

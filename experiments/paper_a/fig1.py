@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 from configs import cifar10_simple_resnet, default
 from depthmup.report import figures
-from experiments.paper_a.figure import Experiment, Outcome, Sweeps, judged
+from experiments.figures.figure import Experiment, Outcome, Sweeps, judged
 
 
 def simple_resnet(scale: str) -> Any:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from configs import cifar10_resnet, default
 from depthmup.report import figures
-from experiments.paper_a.figure import (
+from experiments.figures.figure import (
     AGREES,
     DISAGREES,
     UNDECIDED,

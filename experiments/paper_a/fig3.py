@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from configs import default, tiny_imagenet_vit
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from experiments.paper_a.figure import Experiment, Outcome, Sweeps, agreement, combined, words
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, words
 
 
 def vit(scale: str) -> Any:

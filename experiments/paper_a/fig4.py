@@ -27,8 +27,7 @@ from matplotlib.figure import Figure
 
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from experiments.paper_a import fig1
-from experiments.paper_a.figure import (
+from experiments.figures.figure import (
     AGREES,
     DISAGREES,
     Experiment,
@@ -39,6 +38,7 @@ from experiments.paper_a.figure import (
     curve_of,
     words,
 )
+from experiments.paper_a import fig1
 from experiments.published import SCALE, STRETCHES
 
 # key: (its values, optimizer, learning rate)

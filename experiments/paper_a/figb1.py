@@ -31,8 +31,8 @@ from scipy import stats
 
 from depthmup.models import SimpleResNet
 from depthmup.parameterization import parameterization
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
 from experiments.paper_a import fig1
-from experiments.paper_a.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
 from experiments.results import ticks
 
 WIDTHS = (32, 64, 128)

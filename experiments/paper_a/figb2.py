@@ -17,8 +17,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from depthmup.report import figures
+from experiments.figures.figure import Experiment, Outcome, Sweeps, combined, judged
 from experiments.paper_a import fig1
-from experiments.paper_a.figure import Experiment, Outcome, Sweeps, combined, judged
 
 
 def scaled(scale: str) -> Any:

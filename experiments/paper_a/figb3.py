@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import log_losses, optimum, settled
 from depthmup.report.curves import TransferCurve
+from experiments.figures.figure import AGREES, DISAGREES, Experiment, Outcome, Sweeps, curve_of
 from experiments.paper_a import fig1
-from experiments.paper_a.figure import AGREES, DISAGREES, Experiment, Outcome, Sweeps, curve_of
 from experiments.published import SCALE, STRETCHES
 
 TIMES = 10  # equal parts of the training

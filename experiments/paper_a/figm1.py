@@ -24,9 +24,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.report import figures
+from experiments.figures.figure import AGREES, DISAGREES, Experiment, Outcome, Sweeps, combined, curve_of, judged
 from experiments.paper_a import fig2
 from experiments.paper_a.fig4 import losses_over_time
-from experiments.paper_a.figure import AGREES, DISAGREES, Experiment, Outcome, Sweeps, combined, curve_of, judged
 from experiments.published import STRETCHES
 
 EARLY = slice(2, STRETCHES // 5)  # the parts of the training that count as early: all losses are equal at its start

@@ -1,17 +1,19 @@
-"""What a figure of the paper has to say: the curves of its sweeps against the paper's claim."""
+"""What a figure of a paper has to say: the curves of its sweeps against the paper's claim."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from depthmup.report.curves import TransferCurve
-from experiments.published import Sweep
+from experiments.published import RESULTS, ROOT, Sweep
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided at this scale"
 TRANSFERS = "transfers"
+IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
 
 
@@ -28,6 +30,8 @@ class Experiment(NamedTuple):
     paper: what the paper found.
     sweeps: {name of a sweep: scale ("demo" or "paper") -> its config}. Figures that share a sweep share its trials.
     remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them.
+    classes: of the folder of images that its sweeps are trained on.
+    table: the numbers of its section, as Markdown; None: the verdicts of its curves.
     """
 
     figure: str  # such as "1"
@@ -37,6 +41,41 @@ class Experiment(NamedTuple):
     outcome: Callable[[Sweeps], Outcome]
     pictures: Callable[[Sweeps], Mapping[str, Figure]]
     remarks: str = ""
+    classes: int = 10
+    table: Callable[[Sweeps], str] | None = None
+
+
+class Paper(NamedTuple):
+    """A paper whose figures are trained anew.
+
+    name: of its package, and of the folders of its rows and pictures. reading: how to read its column "ours".
+    figures: {name on the command line: its experiment}. elsewhere: rows of figures that have no module; a row has the
+    columns of `page.COLUMNS`.
+    """
+
+    name: str
+    title: str
+    reading: str
+    figures: Mapping[str, Experiment]
+    elsewhere: Sequence[tuple[str, ...]]
+
+    @property
+    def sweeps(self) -> dict[str, Callable[[str], Any]]:
+        """{name: scale -> config} of the sweeps of all figures, each once."""
+        return sweeps_of(self.figures)
+
+    @property
+    def rows(self) -> Path:
+        return RESULTS / self.name
+
+    @property
+    def images(self) -> Path:
+        return IMAGES / self.name
+
+
+def sweeps_of(figures: Mapping[str, Experiment]) -> dict[str, Callable[[str], Any]]:
+    """{name: scale -> config} of the figures' sweeps, each once."""
+    return {name: config for figure in figures.values() for name, config in figure.sweeps.items()}
 
 
 def curve_of(curves: Sequence[TransferCurve], axis: str, parameterization: str, variant: str = "") -> TransferCurve:

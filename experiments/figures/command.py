@@ -1,0 +1,147 @@
+"""The figures of a paper, trained anew at a scale of a laptop or of the paper.
+
+    python -m experiments.paper_a --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
+    python -m experiments.paper_b --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
+
+trains what is missing, draws the pictures and writes docs/results.md. DIR is CIFAR-10 as a folder of images, which
+`python -m experiments.cifar10_folder DIR` makes; figures of other data say so. The command may be interrupted at any
+time and started again: it goes on from the workdir, and from the committed rows in docs/results/ where a workdir was
+lost. Without --data it draws what is finished.
+
+--scale=demo takes hours on two cores, --scale=paper weeks on a GPU: --dry_run prints what is missing and its cost. The
+rows of --scale=paper and a report for each sweep stay in the workdir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ml_collections import config_dict
+
+from depthmup.data import load
+from depthmup.report import figures
+from depthmup.settings import Settings, from_config
+from depthmup.sweep import run, train
+from depthmup.sweep.engine import checked
+from depthmup.sweep.estimate import Estimator
+from depthmup.sweep.plan import grouped
+from depthmup.train.stop import Stopped
+from depthmup.train.workdir import write_atomically
+from experiments import published
+from experiments.figures import page
+from experiments.figures.figure import Paper
+
+
+def settings_of(config: config_dict.ConfigDict, data: str | None) -> Settings:
+    """The settings of a config whose images are in the folder `data`."""
+    if data:
+        config.data.name, config.data.data_dir = "folder", data
+    return from_config(config)
+
+
+def finished(rows: Path, name: str, settings: Settings) -> bool:
+    """Whether all trials of a sweep are committed. Raises ValueError if the rows are those of other settings."""
+    path = rows / f"{name}.json"
+    if not path.exists():
+        return False
+    about = json.loads(path.read_text())
+    published.check(name, about["settings"], settings, extended=True)
+    return bool(about["complete"]) and not published.difference(about["settings"], settings)
+
+
+def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
+    """Train what is missing of a sweep, and commit its rows, also where it is interrupted."""
+    about = {"complete": False, "minutes": 0.0}
+    if (rows / f"{name}.json").exists():
+        sweep = published.read(rows / name, settings, extended=True)
+        published.restore(sweep, workdir)
+        about |= {key: sweep.about[key] for key in about}
+    about |= {"complete": False, "classes": load_data(settings).classes}
+    begin = time.monotonic()
+    try:
+        train(settings, workdir)
+        about["complete"] = True
+    finally:
+        about["minutes"] += round((time.monotonic() - begin) / 60, 1)
+        if any((workdir / "groups").glob("*.parquet")):
+            published.write(rows / name, settings, workdir, **about)
+
+
+def load_data(settings: Settings) -> Any:
+    data = settings.data
+    return load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
+
+
+def cost(settings: Settings) -> str:
+    """The trials of a whole sweep and their operations, by arithmetic."""
+    plan = checked(settings)
+    half = " (about half of that by the adaptive search)" if settings.sweep.adaptive else ""
+    return f"{Estimator().total(grouped(plan, lambda program: len(plan)))}{half}"
+
+
+def draw(paper: Paper) -> None:
+    """Draw the pictures of a paper's figures whose sweeps are finished, and write docs/results.md."""
+    found = {one.name: page.read(one) for one in page.PAPERS}
+    sweeps = found[paper.name]
+    for figure in paper.figures.values():
+        own = {name: sweeps[name] for name in figure.sweeps if name in sweeps}
+        if len(own) == len(figure.sweeps) and all(sweep.about["complete"] for sweep in own.values()):
+            paper.images.mkdir(parents=True, exist_ok=True)
+            for name, picture in figure.pictures(own).items():
+                write_atomically(paper.images / f"{name}.png", figures.png(picture))
+    write_atomically(page.PAGE, page.text(found))
+    print(page.PAGE)
+
+
+def missing_data(settings: Settings, classes: int) -> str:
+    """Why a sweep cannot be trained with the folder of these settings, in words; "" if it can."""
+    if settings.data.name != "folder":
+        return ""
+    if not settings.data.data_dir:
+        return f"--data=DIR is needed to train, a folder of {classes} classes"
+    folders = Path(settings.data.data_dir).expanduser() / "train"
+    there = sum(path.is_dir() for path in folders.iterdir()) if folders.is_dir() else classes
+    return "" if there == classes else f"it needs a folder of {classes} classes, and {folders} has {there}"
+
+
+def main(paper: Paper) -> None:
+    names = ", ".join(paper.figures)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{paper.name}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {names}; none: all")
+    parser.add_argument("--data", help="folder of images: train/CLASS/*.jpg, test/CLASS/*.jpg")
+    parser.add_argument("--scale", choices=("demo", "paper"), default="demo")
+    parser.add_argument("--workdir", type=Path, default=Path("runs") / paper.name, help="where unfinished sweeps are")
+    parser.add_argument("--dry_run", action="store_true", help="print what is missing and its cost")
+    options = parser.parse_args()
+    if unknown := set(options.figures) - paper.figures.keys():
+        parser.error(f"no figure {', '.join(sorted(unknown))}; there are {names}")
+    chosen = {name: figure for name, figure in paper.figures.items() if not options.figures or name in options.figures}
+    sweeps = {name: (config, one.classes) for one in chosen.values() for name, config in one.sweeps.items()}
+    try:
+        for name, (config, classes) in sweeps.items():
+            settings = settings_of(config(options.scale), options.data)
+            if options.scale == "demo" and finished(paper.rows, name, settings):
+                continue
+            if why := missing_data(settings, classes):
+                print(f"{name}: not finished, and {why}")
+            elif options.dry_run:
+                print(f"{name}: {cost(settings)}")
+            elif options.scale == "paper":
+                print(run(settings, options.workdir / f"{name}_paper").verdicts)
+            else:
+                print(f"{name}: training", flush=True)
+                trained(paper.rows, name, settings, options.workdir / name)
+    except (Stopped, ValueError) as error:
+        sys.exit(f"error: {error}")
+    finally:
+        if options.scale == "demo" and not options.dry_run:
+            draw(paper)

@@ -1,0 +1,92 @@
+"""docs/results.md: a row for every figure, table and theorem of the papers, and a section for each of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from depthmup.models.stack import natural
+from depthmup.report.page import verdict_table
+from depthmup.settings import from_config
+from experiments import paper_a, paper_b, published
+from experiments.figures.figure import Experiment, Paper, Sweeps
+from experiments.published import ROOT, Sweep
+
+PAPERS = (paper_a.PAPER, paper_b.PAPER)
+PAGE = ROOT / "docs" / "results.md"
+HEADER = """# Results: the papers' figures, trained anew
+
+    python -m experiments.cifar10_folder DIR           # once: CIFAR-10 of TFDS as a folder of JPEGs, a class each
+    python -m experiments.paper_a --data=DIR           # trains what is missing; draws all; writes this page
+    python -m experiments.paper_b --data=DIR
+    python -m experiments.paper_a --data=DIR 1 --dry_run
+
+A row for every figure and table of the papers. The settings of each experiment beside the paper's, and why they differ,
+are at the head of its module in experiments/paper_a/ and experiments/paper_b/. **CIFAR-10 (JPEG)** is CIFAR-10 with its
+images as JPEGs of quality 75, here reduced to 16x16 pixels or less: accuracies are lower than on the published pixels.
+Rows are in docs/results/paper_a/ and docs/results/paper_b/; a fresh clone goes on from them.
+"""
+OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
+COLUMNS = ("figure", "claim", "paper", "ours", "verdict", "command")
+
+
+def read(paper: Paper) -> dict[str, Sweep]:
+    """The sweeps of all figures of a paper whose rows are committed."""
+    there = {name: config for name, config in paper.sweeps.items() if (paper.rows / f"{name}.json").exists()}
+    return {
+        name: published.read(paper.rows / name, from_config(config("demo")), True) for name, config in there.items()
+    }
+
+
+def text(sweeps: Mapping[str, Sweeps]) -> str:
+    """The page. sweeps: {name of a paper: its sweeps}."""
+    return "\n".join([HEADER, *(_of_paper(paper, sweeps[paper.name]) for paper in PAPERS)])
+
+
+def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
+    """The part of one paper. A figure without all of its trials says so and has no verdict."""
+    rows, sections = list(paper.elsewhere), []
+    for name, figure in paper.figures.items():
+        own = {sweep: sweeps[sweep] for sweep in figure.sweeps if sweep in sweeps}
+        ours, verdict = _missing(figure, own), "not finished"
+        if not ours:
+            found = figure.outcome(own)
+            ours, verdict = "<br>".join(found.ours), f"**{found.verdict}**"
+            sections.append(_section(paper, figure, own))
+        command = f"`python -m experiments.{paper.name} {name} --data=DIR`"
+        rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
+    rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
+    head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]
+    return "\n".join([*head, _row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows), "", *sections])
+
+
+def _missing(figure: Experiment, sweeps: Sweeps) -> str:
+    """What of a figure's trials is missing, in words; "" if nothing is."""
+    there = [sweep for sweep in sweeps.values() if sweep.curves]
+    if len(there) == len(figure.sweeps):
+        return ""
+    trials = sum(len(sweep.rows) for sweep in sweeps.values())
+    return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
+
+
+def title(figure: Experiment) -> str:
+    """The heading of a figure's section."""
+    name = figure.figure
+    return name[0].upper() + name[1:] if name.startswith(OTHERS) else f"Figure {name}"
+
+
+def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
+    """Pictures, cost, remarks and numbers of a figure."""
+    lines = [f"### {title(figure)}", "", f"{figure.claim}.", ""]
+    lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
+    for name, sweep in sweeps.items():
+        lines += [f"`{name}`: {len(sweep.rows):,} trials, {sweep.about['minutes']:.0f} minutes.", ""]
+    lines += [figure.remarks.strip(), ""] if figure.remarks else []
+    if figure.table:
+        return "\n".join([*lines, figure.table(sweeps), ""])
+    for sweep in sweeps.values():
+        lines += [f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines()] + [""]
+    return "\n".join(lines)
+
+
+def _row(cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"  # type: ignore[call-overload]

@@ -1,0 +1,54 @@
+"""The figures of the AM-muP paper (B), one module each; `python -m experiments.paper_b` trains and draws.
+
+Figures share trials: each module names the sweeps that it needs, and each sweep is trained once, in this order.
+"""
+
+from __future__ import annotations
+
+from experiments.figures.figure import Experiment, Paper
+from experiments.paper_b import (
+    averages,
+    branches,
+    dispute,
+    fig2a,
+    fig3,
+    fig4,
+    fig5,
+    fig6,
+    losses,
+    theorem1,
+    theorem2,
+    zero_shot,
+)
+from experiments.paper_b.elsewhere import ELSEWHERE
+
+FIGURES: dict[str, Experiment] = {
+    "ingredients": dispute.SCREENED,
+    "6": fig6.EXPERIMENT,
+    "branches": branches.EXPERIMENT,
+    "2a": fig2a.EXPERIMENT,
+    "2b": dispute.EXPERIMENT,
+    "averages": averages.EXPERIMENT,
+    "rules": zero_shot.EXPERIMENT,
+    "3": fig3.EXPERIMENT,
+    "E": fig3.STEEPER,
+    "4": fig4.EXPERIMENT,
+    "losses": losses.EXPERIMENT,
+    "corrections": theorem2.EXPERIMENT,
+    "width": theorem1.EXPERIMENT,
+    "5": fig5.EXPERIMENT,
+    "hundred": fig5.HUNDRED,
+}
+PAPER = Paper(
+    name="paper_b",
+    title='B, "Arithmetic-mean muP"',
+    reading="""
+*ours*: the exponent of the best learning rate over depth with its 95% interval, by validation accuracy as in the paper
+and by the training loss, never from fewer than five depths; the interval is that of the scatter about the line. "At the
+edge": the best learning rate is within a grid step of the one above which training is not possible. A claim about an
+exponent *agrees* if the interval holds it and nothing as far as .5 from it, *disagrees* if the interval excludes it,
+and is *undecided* otherwise.
+""",
+    figures=FIGURES,
+    elsewhere=ELSEWHERE,
+)

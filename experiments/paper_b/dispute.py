@@ -1,0 +1,213 @@
+"""Figure 2b and theorem 3: how the best learning rate of residual networks falls with depth, and what decides it.
+
+    python -m experiments.paper_b ingredients --data=DIR        first: every ingredient, 100 steps
+    python -m experiments.paper_b.initial --data=DIR            then: Sbar and sharpness at initialization
+    python -m experiments.paper_b 2b --data=DIR                 last: an epoch, the baseline and the STRONGEST
+
+Claim (4.3, theorem 3): with branches whose weights all start with variance c / (K fan_in), the best learning rate falls
+as depth^-3/2 (-1.435 in figure 2b), whatever the branch is made of, and PathSum's law does not hold. Against it
+(docs/theory.md, section 6b): Sbar = 1 at initialization gives -1 where a branch has one layer, 0 where it has two that
+both carry 1/K, -1 where the last one alone does, and -3/2 without skips.
+
+The paper's settings and ours: experiments/paper_b/networks.py. Each ingredient is changed alone, against the paper's
+own network ("baseline"). Head: the paper's readout has weights of variance 1 / N, a factor 1/sqrt(N); "mean_field_head"
+has 1/N, by parameterization.gamma0 = sqrt(N), which at a single width is the same but for a constant factor in all
+learning rates. Time: the full sweeps are judged after the first 100 steps, too.
+
+Cost: ingredients, 14 sweeps of about 80 trainings of 100 steps, 2 h 40 min on two cores; initial, 50 minutes; full
+sweeps, about 780 trainings of 351 steps, 3 h 45 min.
+Expect: by theory 0 for the baseline, about -1 for "last" and "one_layer"; by the paper -1.4 for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from depthmup.settings import Settings, from_config
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
+from experiments.paper_b import at_start, exponents, fig2a, networks
+from experiments.paper_b.exponents import MEASURES, Exponent, against, along_depth, equal, of_edges, of_optima, words
+
+# {ingredient: what differs from the paper's network}
+INGREDIENTS: dict[str, Mapping[str, Any]] = {
+    "baseline": {},
+    "last": {"parameterization.branch_init": "*/last/*"},
+    "one_over_depth": {"parameterization.alpha": 1.0},
+    "one_layer": {"model.kernels": (3,)},
+    "three_layers": {"model.kernels": (3, 3, 3)},
+    "batch_norm": {"model.norm": "batch"},
+    "dropout": {"model.dropout": 0.1},
+    "batch_norm_dropout": {"model.norm": "batch", "model.dropout": 0.1},
+    "zero_padding": {"model.padding": "zero"},
+    "mean_field_head": {},  # gamma0, which depends on the width, is below
+    "mse": {"loss": "mse"},
+    "dense": {"model.kernels": (1, 1)},
+    "conv_dense": {"model.kernels": (3, 1)},
+    "bottleneck": {"model.kernels": (1, 3, 1), "model.bottleneck": 4},
+}
+# By docs/theory.md, section 6b; the others are not derived there.
+THEORY = {"baseline": 0.0, "zero_padding": 0.0, "mse": 0.0, "mean_field_head": 0.0, "one_layer": -1.0, "last": -1.0}
+# Besides the baseline, those that the screen shows to move the exponent most; until it is trained, those of theory.
+STRONGEST = ("last", "one_layer")
+RATES = (-7.0, 1.0)  # log2; the full baseline has the whole grid, so that every rule's learning rate is trained
+
+
+def _ingredient(name: str, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+    config = networks.residual(scale, {**INGREDIENTS[name], **changes}, demo)
+    if name == "mean_field_head":
+        config.parameterization.gamma0 = math.sqrt(config.model.width)
+    return config
+
+
+def base(name: str) -> Callable[..., Any]:
+    """The network of an ingredient, as `networks.full` and `networks.screen` take it."""
+    return functools.partial(_ingredient, name)
+
+
+SCREEN = {f"screen_{name}": networks.screen(base(name), networks.SCREEN_DEPTHS, {}) for name in INGREDIENTS}
+WHOLE_GRID = {"sweep__adaptive": False, "sweep__log2_learning_rates__sgd": RATES}
+FULL = {
+    "full_baseline": networks.full(base("baseline"), networks.FULL_DEPTHS, {}, **WHOLE_GRID),
+    **{f"full_{name}": networks.full(base(name), networks.FULL_DEPTHS, {}) for name in STRONGEST},
+}
+
+
+def name_of(sweep: str) -> str:
+    """The ingredient of a sweep."""
+    return sweep.removeprefix("screen_").removeprefix("full_")
+
+
+def settings_of(sweep: str) -> Settings:
+    config = {**SCREEN, **FULL, **fig2a.SWEEPS}[sweep]("demo")
+    return from_config(config)
+
+
+def table(sweeps: Sweeps) -> str:
+    """The answer: the exponents of every ingredient, and what is known of it before any training."""
+    columns = ["", *MEASURES.values(), "edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
+    own = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
+    rows = []
+    for sweep in sweeps:
+        name, judged = name_of(sweep), {measure: along_depth(sweeps[sweep], measure) for measure in MEASURES}
+        measures = [m for m in MEASURES if not (sweep.startswith("screen_") and m == "first_steps")]
+        cells = [
+            _cell(judged[measure], of_optima(judged[measure])) if measure in measures else "" for measure in MEASURES
+        ]
+        depths = judged["loss"].values
+        start = at_start.read(name)
+        moved = "" if own is None or name == "baseline" else equal(own, judged["validation_accuracy"])[0]
+        rows.append(
+            [
+                name.replace("_", " "),
+                *cells,
+                _said(of_edges(judged["validation_accuracy"])),
+                moved.removeprefix("difference of exponents "),
+                _said(at_start.of_update(start, depths)),
+                _said(at_start.of_sharpness(start, depths)),
+                f"{exponents.by_path_sum(settings_of(sweep), depths):+.2f}",
+                f"{THEORY[name]:+.1f}" if name in THEORY else "-1.5" if name == "plain" else "",
+            ]
+        )
+    return exponents.markdown(columns, rows) + "\n" + NOTE
+
+
+NOTE = """
+Exponents of the best learning rate over depth with their 95% intervals; (n of m at the edge): so many of m optima are
+within a grid step of the learning rate above which training is not possible. *edge*: the exponent of that one. *moves
+it by*: the exponent by accuracy minus the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's
+criterion and the Hessian's largest eigenvalue allow at initialization (`python -m experiments.paper_b.initial`).
+"""
+
+
+def _said(exponent: Exponent | None) -> str:
+    return "-" if exponent is None else str(exponent)
+
+
+def _cell(found: Any, exponent: Exponent | None) -> str:
+    if exponent is None:
+        there = sum(rate is not None for rate in found.optimal_lr)
+        return f"{there} of {len(found.values)} depths have an optimum"
+    return f"{exponent} ({len(exponent.at_edge)} of {len(exponent.used)} at the edge)"
+
+
+def ingredients(sweeps: Sweeps) -> Outcome:
+    """Theorem 3 says that no ingredient of the branch moves the exponent from -3/2: one that does refutes it."""
+    found = {name_of(sweep): along_depth(rows) for sweep, rows in sweeps.items()}
+    baseline, said = found["baseline"], [against(own) for own in found.values()]
+    known = {name: exponent.value for name, own in found.items() if (exponent := of_optima(own))}
+    base = known.pop("baseline", None)
+    moves = {} if base is None else {name: abs(value - base) for name, value in known.items()}
+    ours = [f"baseline, {words(baseline)}"]
+    for name in sorted(moves, key=lambda name: -moves[name])[: len(STRONGEST)]:
+        ours.append(f"{name.replace('_', ' ')}: {equal(baseline, found[name])[0]}")
+    counts = ", ".join(f"{said.count(word)} {word}" for word in (AGREES, DISAGREES, UNDECIDED))
+    return Outcome([*ours, f"of {len(said)} networks, on -3/2: {counts}"], combined(said))
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    """Figure 2b is about the baseline, by accuracy."""
+    ours = []
+    for name in FULL:
+        for measure in MEASURES if name == "full_baseline" else ("validation_accuracy", "loss"):
+            ours.append(f"{name_of(name).replace('_', ' ')}, {words(along_depth(sweeps[name], measure), measure)}")
+    depths = along_depth(sweeps["full_baseline"]).values
+    ours.append(f"PathSum's law: {exponents.by_path_sum(settings_of('full_baseline'), depths):+.2f}")
+    return Outcome(ours, against(along_depth(sweeps["full_baseline"])))
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    found = {name_of(name).replace("_", " "): along_depth(sweeps[name]) for name in sweeps}
+    return {"fig2b": exponents.pictures(found, "Residual networks, one epoch, by accuracy")}
+
+
+def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    """The exponent of every ingredient with its interval, by accuracy and by loss."""
+    figure = Figure(figsize=(7.2, 0.3 * len(sweeps) + 1.4), layout="constrained")
+    panel = figure.subplots()
+    for shift, measure in ((-0.12, "validation_accuracy"), (0.12, "loss")):
+        found = [of_optima(along_depth(sweep, measure)) for sweep in sweeps.values()]
+        kept = [(place, e.value, e.low, e.high) for place, e in enumerate(found) if e]
+        places, values, low, high = np.array(kept, float).reshape(-1, 4).T
+        panel.errorbar(
+            values,
+            places + shift,
+            xerr=[values - low, high - values],
+            fmt="o",
+            ms=4,
+            capsize=3,
+            label=MEASURES[measure],
+        )
+    for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar, one scaled layer"), (0.0, "Sbar, two")):
+        panel.axvline(at, color="gray", lw=0.8, ls=":")
+        panel.text(at, -0.9, label, fontsize=7, ha="center", color="gray")
+    panel.set_yticks(range(len(sweeps)), [name_of(name).replace("_", " ") for name in sweeps])
+    panel.invert_yaxis()
+    panel.set_xlabel("exponent of the best learning rate over depth")
+    panel.legend(fontsize=8)
+    return {"ingredients": figure}
+
+
+EXPERIMENT = Experiment(
+    figure="2b",
+    claim="ResNet with branches of variance c/(K fan_in): the best learning rate falls as depth^-3/2",
+    paper="-1.435",
+    sweeps={**FULL, **fig2a.SWEEPS},
+    outcome=outcome,
+    pictures=pictures,
+    table=table,
+)
+SCREENED = Experiment(
+    figure="Theorem 3",
+    claim="whatever a branch is made of, the exponent is -3/2 (100 steps, one ingredient changed at a time)",
+    paper="-3/2, proved",
+    sweeps=SCREEN,
+    outcome=ingredients,
+    pictures=ingredient_pictures,
+    table=table,
+)

@@ -1,0 +1,102 @@
+"""The rows of paper B in docs/results.md that no module of this package has: shown by other experiments, or by nothing.
+
+Costs are operations by the arithmetic of `main.py sweep --dry_run`, at 1e11 a second.
+"""
+
+AGREES, DISAGREES, NOT_RUN = "**agrees**", "**disagrees**", "not run"
+CHECKS = "`python -m experiments.theory_checks"
+# (figure, claim, paper, ours, verdict, command)
+ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
+    (
+        "1",
+        "depth counts residual blocks, whatever is in them",
+        "a convention",
+        "`model.depth` of `residual_cnn` counts so",
+        "-",
+        "`main.py explain --config=configs/cifar10_residual_cnn.py`",
+    ),
+    (
+        "8",
+        "plain CNN on ImageNet",
+        "-1.329",
+        "-; out of reach of a CPU: 5 years",
+        NOT_RUN,
+        "`main.py sweep --config=configs/imagenet_cnn.py`",
+    ),
+    (
+        "9",
+        "ResNet with dropout on ImageNet",
+        "-1.663",
+        "-; out of reach of a CPU: 12 years",
+        NOT_RUN,
+        "`main.py sweep --config=configs/imagenet_residual_cnn.py`",
+    ),
+    (
+        "10",
+        "ResNet without batch norm and dropout on ImageNet",
+        "-1.567",
+        "-; out of reach of a CPU: 12 years",
+        NOT_RUN,
+        "`main.py sweep --config=configs/imagenet_residual_cnn.py --config.model.dropout=0`",
+    ),
+    (
+        "Theorem 1, at initialization",
+        "Sbar = 1 gives depth^-3/2 in plain networks",
+        "proved",
+        "at infinite width the local slopes tend to -3/2 (-1.503 at depth 512); CNNs in one dimension -1.49 "
+        "[-1.63, -1.34] ([theory.md](theory.md), section 6a)",
+        AGREES,
+        f"{CHECKS} mean_change_of_cnns`",
+    ),
+    (
+        "Theorem 1, width, at initialization",
+        "Sbar = 1 gives a learning rate that does not depend on the width",
+        "proved, with as many outputs as units",
+        "plain networks: width^-.02 [-.09, .04] with the 1/N readout, width^-.45 [-.54, -.37] with the standard one "
+        "and ten outputs, as in the paper's experiments",
+        "1/N: **agrees**; standard: **disagrees**",
+        f"{CHECKS} mean_change_over_width`",
+    ),
+    (
+        "Theorem 2, boundary, at initialization",
+        "zero padding's correction is of order kernel / side and does not grow with depth",
+        "proved",
+        "it grows with depth: after L layers a part of order sqrt(L) kernel / side of the variance is lost, beyond L = "
+        "side^2 all of it",
+        DISAGREES,
+        "`python experiments/signal_propagation.py`",
+    ),
+    (
+        "Theorem 3, at initialization",
+        "Sbar = 1 gives depth^-3/2 in residual networks of variance c/(K fan_in)",
+        "proved",
+        "depth^-1 for branches of one layer, depth^0 where two layers both carry 1/K, depth^-1 where the last one does "
+        "([theory.md](theory.md), section 6b)",
+        DISAGREES,
+        f"{CHECKS} mean_change_over_depth`",
+    ),
+    (
+        "Appendix A, identities",
+        "sums over blocks survive splits and merges of layers",
+        "argued",
+        "`MaximalUpdate.split` and `.merged` undo each other",
+        AGREES,
+        "`pytest tests/test_maximal_update.py`",
+    ),
+    (
+        "Appendix E, initial variance",
+        "He's variance times sqrt(2) keeps pre-activations before a GELU at variance 1",
+        "stated",
+        "it grows to 16 in ten layers; 2.352 / fan_in has the fixed point 1, a repelling one",
+        DISAGREES,
+        "`python experiments/signal_propagation.py`",
+    ),
+    (
+        "Appendix F, at initialization",
+        "Sbar = 1 gives one exponent for cross-entropy and squared error",
+        "argued",
+        "one exponent in every network of the table ([theory.md](theory.md), section 6)",
+        AGREES,
+        f"{CHECKS} mean_change_over_depth`",
+    ),
+)

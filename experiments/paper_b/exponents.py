@@ -1,0 +1,210 @@
+"""How fast the best learning rate falls with depth, and what a claim about it is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from depthmup.fit import PowerLaw, Transfer, chain_path_sum, power_law, transfer
+from depthmup.models import MODELS
+from depthmup.report.curves import TransferCurve
+from depthmup.settings import Settings
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED
+from experiments.published import SCALE, Sweep
+from experiments.results import ticks
+
+CLAIMED = -1.5  # theorems 1 and 3
+FEWEST = 5  # depths that an exponent needs
+CLOSE = 0.5  # a claim is confirmed where the interval holds it and nothing as far from it as the rival theories are
+EARLY = 100  # steps
+# {measure: its words}; the paper judges by the first. first_steps: the mean of the first EARLY steps.
+MEASURES = {
+    "validation_accuracy": "accuracy",
+    "loss": "loss",
+    "last_loss": "loss of the last tenth",
+    "first_steps": f"loss of the first {EARLY} steps",
+}
+UNKNOWN = "the difference of exponents is not known"
+
+
+class Exponent(NamedTuple):
+    """A learning rate goes as depth to the power of `value`. low, high: its 95% interval.
+
+    used: the depths of the fit. at_edge: those of them whose optimum is within a grid step of the edge. law: the fit.
+    """
+
+    value: float
+    low: float
+    high: float
+    used: Sequence[float]
+    at_edge: Sequence[float]
+    law: PowerLaw
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def along_depth(sweep: Sweep, measure: str = "validation_accuracy", depths: Sequence[int] = ()) -> Transfer:
+    """The optima over depth of a sweep of one curve, judged by one of MEASURES. depths: those that count; none: all."""
+    (c,) = (c for c in sweep.curves if c.axis == "depth")
+    trials = c.trials[c.trials["depth"].isin(depths)] if depths else c.trials
+    rows = trials.assign(first_steps=_first_steps(trials))
+    columns = ["depth", "learning_rate", "seed", "diverged", measure]
+    chance = {c.measure: c.chance, "validation_accuracy": _chance_error(c), "first_steps": None}
+    return transfer(rows[columns].to_dict("records"), cap=chance.get(measure, c.chance_loss), measure=measure)
+
+
+def _first_steps(trials: pandas.DataFrame) -> list[float]:
+    """The mean training loss of the first EARLY steps, from the published learning curves; NaN for what diverged."""
+    result = []
+    for curve, steps, diverged in zip(trials["curve"], trials["steps"], trials["diverged"], strict=True):
+        parts = np.asarray(curve) / SCALE
+        early = max(1, round(len(parts) * EARLY / steps))
+        result.append(math.nan if diverged else float(parts[:early].mean()))
+    return result
+
+
+def _chance_error(c: TransferCurve) -> float:
+    """The error of guessing, where the curve itself is judged by a loss."""
+    return c.chance if c.measure.endswith("accuracy") else 1 - math.exp(-c.chance_loss)
+
+
+def of_optima(found: Transfer) -> Exponent | None:
+    """The exponent of the best learning rate; None for fewer than FEWEST depths with an optimum."""
+    rates, stderr = found.optimal_lr, [o.stderr for o in found.optima]
+    at_edge = [size for size, o in zip(found.values, found.optima, strict=True) if o.learning_rate and o.at_edge]
+    return fitted(found.values, rates, stderr, at_edge)
+
+
+def of_edges(found: Transfer) -> Exponent | None:
+    """The exponent of the edge, above which training is not possible."""
+    edges = [o.edge for o in found.optima]
+    return fitted(found.values, [e and e.learning_rate for e in edges], [e.stderr if e else math.nan for e in edges])
+
+
+def fitted(
+    depths: Sequence[float],
+    rates: Sequence[float | None],
+    stderr: Sequence[float] | None = None,
+    at_edge: Sequence[float] = (),
+) -> Exponent | None:
+    """The power law of these learning rates; None for fewer than FEWEST of them."""
+    used = [depth for depth, rate in zip(depths, rates, strict=True) if rate]
+    if len(used) < FEWEST:
+        return None
+    law = power_law(depths, rates, stderr)
+    return Exponent(law.exponent, law.low, law.high, used, at_edge, law)
+
+
+def words(found: Transfer, measure: str = "validation_accuracy") -> str:
+    """The exponent by a measure, the depths that lack an optimum, and those whose optimum is at the edge."""
+    exponent, depths = of_optima(found), found.values
+    without = [size for size, rate in zip(depths, found.optimal_lr, strict=True) if rate is None]
+    if exponent is None:
+        return f"{MEASURES[measure]}: no exponent, {len(depths) - len(without)} of {len(depths)} depths have an optimum"
+    text = f"{MEASURES[measure]}: {exponent} from {len(exponent.used)} depths"
+    text += f", none at depth {_list(without)}" if without else ""
+    return text + (f", at the edge at depth {_list(exponent.at_edge)}" if exponent.at_edge else "")
+
+
+def against(found: Transfer, claimed: float = CLAIMED) -> str:
+    """The verdict on the claim that the best learning rate goes as depth to the power of `claimed`.
+
+    It disagrees where the 95% interval excludes the claim, agrees where the interval lies within CLOSE of it, and is
+    undecided where the interval is wider, or where fewer than FEWEST depths have an optimum.
+    """
+    exponent = of_optima(found)
+    if exponent is None:
+        return UNDECIDED
+    if not exponent.low <= claimed <= exponent.high:
+        return DISAGREES
+    return AGREES if max(exponent.high - claimed, claimed - exponent.low) < CLOSE else UNDECIDED
+
+
+def difference(first: Transfer, second: Transfer) -> tuple[float, float] | None:
+    """(the second exponent minus the first, half its 95% interval); None where one of them is not known."""
+    a, b = of_optima(first), of_optima(second)
+    return (b.value - a.value, math.hypot(a.high - a.low, b.high - b.low) / 2) if a and b else None
+
+
+def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
+    """(in words, verdict) on the claim that two exponents are equal: as `against`, of their difference and 0."""
+    found = difference(first, second)
+    if found is None:
+        return UNKNOWN, UNDECIDED
+    value, half = found
+    said = DISAGREES if abs(value) > half else AGREES if abs(value) + half < CLOSE else UNDECIDED
+    return _difference(value, half), said
+
+
+def steeper(first: Transfer, second: Transfer) -> tuple[str, str]:
+    """(in words, verdict) on the claim that the second exponent is the more negative one."""
+    found = difference(first, second)
+    if found is None:
+        return UNKNOWN, UNDECIDED
+    value, half = found
+    return _difference(value, half), AGREES if value < -half else DISAGREES if value > half else UNDECIDED
+
+
+def _difference(value: float, half: float) -> str:
+    return f"difference of exponents {value:+.2f} [{value - half:+.2f}, {value + half:+.2f}]"
+
+
+def path_sums(settings: Settings, depths: Sequence[float]) -> dict[float, int]:
+    """{depth: PathSum of the network}."""
+    model = MODELS[settings.model.name]
+    return {d: chain_path_sum(model(width=1, depth=int(d), **settings.model.options).ways) for d in depths}
+
+
+def by_path_sum(settings: Settings, depths: Sequence[float]) -> float:
+    """The exponent of PathSum^(-1/2) over these depths."""
+    logs = [-0.5 * math.log2(total) for total in path_sums(settings, depths).values()]
+    return float(np.polyfit(np.log2(depths), logs, 1)[0])
+
+
+def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
+    """The paper's axes: the best learning rate over depth, with its law, and L^-3/2 from the smallest depth."""
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    panel = figure.subplots()
+    for place, (name, found) in enumerate(of.items()):
+        color, law = f"C{place}", of_optima(found)
+        kept = [(d, o) for d, o in zip(found.values, found.optima, strict=True) if o.learning_rate]
+        if not kept:
+            continue
+        depths, rates = np.array([(d, o.learning_rate) for d, o in kept]).T
+        bars = np.nan_to_num([(o.learning_rate - o.low, o.high - o.learning_rate) for _, o in kept]).T  # type: ignore[operator]
+        label = f"{name}: {law}" if law else name
+        panel.errorbar(depths, rates, np.maximum(bars, 0), fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
+        if law:
+            panel.plot(depths, law.law(depths), "--", color=color, lw=1)
+            panel.fill_between(depths, *law.law.band(depths), color=color, alpha=0.12, lw=0)
+        if place == 0:
+            reference = rates[0] * (depths / depths[0]) ** CLAIMED
+            panel.plot(depths, reference, color="gray", lw=1, ls="-.", label="depth^-3/2")
+        edges = [(d, o.edge.learning_rate) for d, o in kept if o.edge and o.edge.learning_rate]
+        if edges:
+            panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    ticks(panel.xaxis, sorted({d for found in of.values() for d in found.values}))
+    panel.set_xlabel("depth")
+    panel.set_ylabel("best learning rate")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8)
+    panel.set_title(f"{title} (bars and bands: 95%; dotted: edge)", fontsize=10)
+    return figure
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _list(depths: Sequence[float]) -> str:
+    return ", ".join(f"{depth:g}" for depth in depths)

@@ -1,0 +1,75 @@
+"""Figure 3 and appendix E: plain networks with GELU.
+
+    python -m experiments.paper_b 3 --data=DIR
+
+Claim (D.1): with GELU and He's variance times sqrt(2), which is meant to keep the variance over depth, the slope is
+-1.38. Claim (appendix E): GELU's exponent is a little more negative than ReLU's (-1.40 against -1.35).
+
+The paper's settings and ours: experiments/paper_b/networks.py; both initial variances, 2 sqrt(2) / fan_in as in the
+paper ("paper"), under which the variance grows (docs/theory.md, section 6a), and 2.352 / fan_in ("stationary").
+
+Cost: two sweeps of about 130 trainings of 351 steps, 35 minutes on two cores, besides figure 2a's.
+Expect: with the paper's variance a steeper exponent, since features and gradients grow with depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
+from experiments.paper_b import exponents, fig2a, networks
+from experiments.paper_b.exponents import against, along_depth, steeper, words
+
+VARIANCES = ("paper", "stationary")
+GELU = {
+    f"gelu_{variance}": networks.full(
+        networks.plain, networks.SHORT, {"model.activation": "gelu", "model.gelu_variance": variance}
+    )
+    for variance in VARIANCES
+}
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    """The paper's network decides; the stationary variance stands beside it."""
+    ours = [
+        f"{variance} variance, {words(along_depth(sweeps[f'gelu_{variance}'], measure), measure)}"
+        for variance in VARIANCES
+        for measure in ("validation_accuracy", "loss")
+    ]
+    return Outcome(ours, against(along_depth(sweeps["gelu_paper"])))
+
+
+def than_relu(sweeps: Sweeps) -> Outcome:
+    """Against ReLU at the same depths; both variances must have the steeper law."""
+    relu = along_depth(sweeps["plain"], depths=networks.SHORT)
+    found = [steeper(relu, along_depth(sweeps[name])) for name in GELU]
+    ours = [f"{name.replace('_', ', ')}: {said}" for name, (said, _) in zip(GELU, found, strict=True)]
+    return Outcome(ours, combined([verdict for _, verdict in found]))
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    found = {f"{variance} variance": along_depth(sweeps[f"gelu_{variance}"]) for variance in VARIANCES}
+    return {"fig3": exponents.pictures(found, "Plain networks with GELU, by accuracy")}
+
+
+EXPERIMENT = Experiment(
+    figure="3",
+    claim="plain CNN with GELU: the best learning rate falls as depth^-3/2",
+    paper="-1.38",
+    sweeps=GELU,
+    outcome=outcome,
+    pictures=pictures,
+)
+STEEPER = Experiment(
+    figure="Appendix E",
+    claim="GELU's exponent is a little more negative than ReLU's",
+    paper="-1.40 against -1.35",
+    sweeps={**GELU, **fig2a.SWEEPS},
+    outcome=than_relu,
+    pictures=lambda sweeps: {},
+    remarks="""
+The first of the two reasons that appendix E gives assumes that its initial variance keeps pre-activations at variance
+1. It does not: the variance grows to 16 in ten layers ([theory.md](theory.md), section 6a).""",
+)

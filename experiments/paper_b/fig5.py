@@ -1,0 +1,84 @@
+"""Figures 5, 6b, 6d, 7b and 7c: 100 classes.
+
+    python -m experiments.tiny_imagenet_folder SOURCE DIR100
+    python -m experiments.paper_b 5 hundred --data=DIR100
+
+Claim (D.1, D.2): on CIFAR-100 the slopes are -1.392 (plain networks), -1.543 (residual ones with dropout), -1.399
+(batch norm), -1.320 (both) and -1.793 (neither).
+
+            paper                                 here
+images      CIFAR-100, 32x32, 45,000              100 classes of Tiny ImageNet, 50 images of each: 4,000 at 32x32
+                                                  (plain) or 16x16 (residual networks)
+training    one epoch, 351 steps                  5 epochs, 155 steps
+networks    experiments/paper_b/networks.py       the same, 8 channels
+
+Any folder of 100 classes will do: python -m experiments.paper_b takes what DIR100/train/ has.
+
+Cost: about 650 trainings of 155 steps, 70 minutes on two cores.
+Expect: as with 10 classes; a network of 8 channels learns little of 100 classes, so the bowls are flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
+from experiments.paper_b import dispute, exponents, networks
+from experiments.paper_b.exponents import against, along_depth, words
+
+CLASSES = 100
+DEMO = {"epochs": 5.0, "model__width": 8}
+PLAIN = {"hundred_plain": networks.full(networks.plain, networks.SHORT, {}, **DEMO, data__image_size=32)}
+VARIANTS = {"none": "baseline", "dropout": "dropout", "batch_norm": "batch_norm", "both": "batch_norm_dropout"}
+RESIDUAL = {
+    f"hundred_{name}": networks.full(dispute.base(ingredient), (2, 4, 6, 8, 12), {}, **DEMO)
+    for name, ingredient in VARIANTS.items()
+}
+PAPER = {"none": "-1.793", "dropout": "-1.543", "batch_norm": "-1.399", "both": "-1.320"}
+
+
+def of_hundred(config: networks.Config) -> networks.Config:
+    """The same with CIFAR-100 at the paper's scale."""
+
+    def changed(scale: str) -> object:
+        own = config(scale)
+        if scale == "paper":
+            own.data.name = "cifar100"
+        return own
+
+    return changed
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    """Each law on its own."""
+    found = {name.removeprefix("hundred_"): along_depth(sweep) for name, sweep in sweeps.items()}
+    return Outcome([f"{name.replace('_', ' ')}, {words(own)}" for name, own in found.items()],
+                   combined([against(own) for own in found.values()]))  # fmt: skip
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    found = {name.removeprefix("hundred_").replace("_", " "): along_depth(sweep) for name, sweep in sweeps.items()}
+    name = "fig5" if "plain" in found else "fig7_hundred"
+    return {name: exponents.pictures(found, "100 classes, by accuracy")}
+
+
+EXPERIMENT = Experiment(
+    figure="5",
+    claim="plain CNN, 100 classes: the best learning rate falls as depth^-3/2",
+    paper="-1.392",
+    sweeps={name: of_hundred(config) for name, config in PLAIN.items()},
+    outcome=outcome,
+    pictures=pictures,
+    classes=CLASSES,
+)
+HUNDRED = Experiment(
+    figure="6b, 6d, 7b, 7c",
+    claim="ResNet, 100 classes: the exponent stays about -3/2 with dropout, batch norm, both and neither",
+    paper=", ".join(f"{slope} ({name.replace('_', ' ')})" for name, slope in PAPER.items()),
+    sweeps={name: of_hundred(config) for name, config in RESIDUAL.items()},
+    outcome=outcome,
+    pictures=pictures,
+    classes=CLASSES,
+)

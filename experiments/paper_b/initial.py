@@ -1,0 +1,104 @@
+"""What is known before any training: the maximal update (Sbar) and the sharpness of dispute.py's networks, over depth.
+
+    python -m experiments.paper_b.initial --data=DIR [NETWORK ...]
+
+writes docs/results/paper_b/initial.json, after every network; it goes on from what is there. DIR as in
+experiments/figures/command.py. Of each network at each depth, from the first batch of 128 images and SEEDS seeds:
+
+- s_l, the mean square change of each layer in a step of learning rate 1, and the layers' own mean squares
+  (`measure.maximal_update`), to four digits;
+- log2 of 2 / the sharpness, the largest eigenvalue of the loss's Hessian: above this learning rate gradient descent is
+  not stable at the start (`measure.sharpness`).
+
+Cost: 15 networks of 8 to 12 depths, 50 minutes on two cores. Expect: docs/theory.md, section 6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from depthmup.backend import prepare_cpu
+from depthmup.report.calibration import calibrate
+from depthmup.settings import Settings
+from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.quantities import measurement
+from depthmup.train.workdir import write_atomically
+from experiments.figures.command import settings_of
+from experiments.paper_b import dispute, fig2a, networks
+from experiments.paper_b.at_start import FILE
+
+SEEDS = 4
+
+
+def measured(settings: Settings) -> dict[str, Any]:
+    """The entry of the network of these settings, at their depth."""
+    sweep = dataclasses.replace(settings.sweep, seeds=SEEDS)
+    with warnings.catch_warnings():  # deep for the width: seeds scatter, which the intervals show
+        warnings.simplefilter("ignore", UserWarning)
+        found = calibrate(dataclasses.replace(settings, sweep=sweep))
+    task, batch = task_of(settings), examples(batches_of(settings), settings.data.batch_size)
+    measure = measurement(task, ("sharpness",))
+    sharpness = jax.jit(lambda hyper, batch: measure(task.init(hyper), hyper, batch)["sharpness"][0])
+    trials = [dataclasses.replace(settings, seed=settings.seed + seed) for seed in range(SEEDS)]
+    edges = [float(np.log2(2 / sharpness(hyper_of(trial).arrays(), batch))) for trial in trials]
+    return {
+        "changes": _rounded(found.per_seed),
+        "squares": _rounded(found.mean_squares),
+        "log2_edges": [round(edge, 3) for edge in edges],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[list[float]]:
+    return [[float(f"{value:.4g}") for value in of_seed] for of_seed in values]
+
+
+def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
+    """{network: {depth: settings}} of all that is measured."""
+    result = {}
+    for sweep, config in {**dispute.SCREEN, **fig2a.SWEEPS}.items():
+        settings = settings_of(config("demo"), data)
+        depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
+        result[dispute.name_of(sweep)] = {
+            depth: dataclasses.replace(settings, model=dataclasses.replace(settings.model, depth=depth))
+            for depth in sorted(depths)
+        }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.paper_b.initial",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="none: all")
+    parser.add_argument("--data", required=True, help="folder of CIFAR-10: train/CLASS/*.jpg, test/CLASS/*.jpg")
+    options = parser.parse_args()
+    known = wanted(options.data)
+    if unknown := set(options.networks) - known.keys():
+        parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    try:
+        for name in options.networks or known:
+            own = found.setdefault(name, {})
+            for depth, settings in known[name].items():
+                if str(depth) not in own:
+                    print(f"{name}, depth {depth}", flush=True)
+                    own[str(depth)] = measured(settings)
+                    FILE.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(FILE, json.dumps(found) + "\n")
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    prepare_cpu()
+    main()

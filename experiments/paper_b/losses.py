@@ -1,0 +1,59 @@
+"""Appendix F: cross-entropy against mean squared error.
+
+    python -m experiments.paper_b losses --data=DIR
+
+Claim: with cross-entropy, which the experiments have, and with the squared error, which the proofs have, the best
+learning rate has the same exponent; the two fits are shifted against each other.
+
+The paper's settings and ours: experiments/paper_b/networks.py; plain networks for an epoch, residual ones for 100 steps
+with the trials of dispute.py.
+
+Cost: about 130 trainings of 351 steps besides figure 2a's and the ingredients, 17 minutes on two cores.
+Expect: equal exponents, as at initialization (docs/theory.md, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from depthmup.fit import Transfer
+from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
+from experiments.paper_b import dispute, exponents, fig2a, networks
+from experiments.paper_b.exponents import along_depth, equal, words
+
+PLAIN = {"plain_mse": networks.full(networks.plain, networks.SHORT, {"loss": "mse"})}
+RESIDUAL = {name: dispute.SCREEN[name] for name in ("screen_baseline", "screen_mse")}
+
+
+def pairs(sweeps: Sweeps) -> dict[str, tuple[Transfer, Transfer]]:
+    """{networks: (cross-entropy, squared error)} at the same depths."""
+    plain = along_depth(sweeps["plain"], depths=networks.SHORT), along_depth(sweeps["plain_mse"])
+    return {"plain": plain, "residual": (along_depth(sweeps["screen_baseline"]), along_depth(sweeps["screen_mse"]))}
+
+
+def outcome(sweeps: Sweeps) -> Outcome:
+    ours, said = [], []
+    for name, (cross_entropy, squared) in pairs(sweeps).items():
+        difference, verdict = equal(cross_entropy, squared)
+        ours += [f"{name}, cross-entropy, {words(cross_entropy)}", f"{name}, squared error, {words(squared)}"]
+        ours.append(f"{name}: {difference}")
+        said.append(verdict)
+    return Outcome(ours, combined(said))
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    of = {f"{name}, {loss}": own for name, both in pairs(sweeps).items()
+          for loss, own in zip(("cross-entropy", "squared error"), both, strict=True)}  # fmt: skip
+    return {"losses": exponents.pictures(of, "By accuracy")}
+
+
+EXPERIMENT = Experiment(
+    figure="Appendix F",
+    claim="cross-entropy and squared error have the same exponent",
+    paper="nearly parallel",
+    sweeps={**PLAIN, **fig2a.SWEEPS, **RESIDUAL},
+    outcome=outcome,
+    pictures=pictures,
+)

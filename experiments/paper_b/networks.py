@@ -1,0 +1,73 @@
+"""The networks of paper B and their training, at the paper's scale and at a laptop's; every sweep changes one of them.
+
+                paper (4.1 to 4.3)                       here
+images          CIFAR-10, 32x32                          CIFAR-10 (JPEG), 16x16 (residual) and 8x8 (plain networks)
+channels        64                                       8 (residual), 16 (plain)
+depths          3 to 30, anchors in each segment         12 of them (plain); 2 to 24 blocks (residual)
+training        SGD without momentum, batch 128,         the same; screens stop after 100 steps
+                one epoch
+learning rates  40 from 1e-4 to 10                       half octaves
+best by         validation accuracy                      validation accuracy, and the training loss beside it
+seeds           not given                                3; screens 2
+
+Why: a circular convolution of 64 channels on 32x32 pixels takes 250 times the operations of one of 8 on 16x16. The
+plain networks have more channels on fewer pixels: their features scatter between seeds as depth / width, and there is
+no skip that keeps them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs import papers
+
+STEPS = 351  # of batch 128 in an epoch of 45,000 images
+SCREEN_DEPTHS = (2, 4, 8, 16, 24)
+FULL_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24)
+ANCHORED = (3, 4, 6, 9, 10, 11, 13, 16, 18, 20, 24, 30)  # both anchors of each segment, two or more depths to predict
+SHORT = (3, 4, 6, 9, 13)
+RATES = (-5.0, 2.0)  # log2, of the smallest depth; the adaptive search follows the optimum from there
+Config = Callable[[str], Any]
+
+
+def residual(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+    """A config of a residual network. changes: at either scale; demo: at the laptop's alone."""
+    config = papers.paper_b("residual_cnn", "cifar10")
+    return _changed(config, scale, changes, {"model.width": 8, "data.image_size": 16, "model.depth": 2, **demo})
+
+
+def plain(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+    """A config of a plain network."""
+    config = papers.paper_b("cnn", "cifar10")
+    return _changed(config, scale, changes, {"model.width": 16, "data.image_size": 8, "model.depth": 3, **demo})
+
+
+def _changed(config: Any, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+    if scale == "demo":
+        config.data.name = "folder"
+        config.sweep.axes = ""
+        config.sweep.adaptive = True
+        config.sweep.calibrate = False
+        config.update_from_flattened_dict(dict(demo))
+    config.update_from_flattened_dict(dict(changes))
+    return config
+
+
+def full(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
+    """One epoch of these networks at these depths. demo: changes at the laptop's scale, __ for the dots of a key."""
+    return _of(base, changes, {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **_dotted(demo)})
+
+
+def screen(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
+    """100 steps, two seeds."""
+    return full(base, depths, changes, **{"epochs": 100 / STEPS, "sweep__seeds": 2, **demo})
+
+
+def _of(base: Callable[..., Any], changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Config:
+    return functools.partial(base, changes=changes, demo=demo)
+
+
+def _dotted(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("__", "."): value for key, value in changes.items()}

@@ -1,0 +1,587 @@
+"""The figures of paper B: a planted law comes out, another one is refused, and every sweep starts."""
+
+import dataclasses
+import importlib
+import json
+import math
+import re
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from depthmup import fit
+from depthmup.fit.optimum import POINTS
+from depthmup.report.curves import judge
+from depthmup.settings import from_config
+from depthmup.sweep.plan import grid_points, shapes, trials
+from depthmup.train.build import steps_of
+from experiments import published, tiny_imagenet_folder
+from experiments.figures import command, figure, page
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED
+from experiments.paper_b import (
+    FIGURES,
+    PAPER,
+    at_start,
+    averages,
+    branches,
+    dispute,
+    elsewhere,
+    exponents,
+    fig2a,
+    fig3,
+    fig4,
+    fig5,
+    fig6,
+    initial,
+    losses,
+    networks,
+    theorem1,
+    theorem2,
+    zero_shot,
+)
+from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
+
+SWEEPS = PAPER.sweeps
+STEPS = np.arange(-3, 3.1, 0.5)  # octaves around the planted optimum
+CLIFF = 1.75  # octaves above it
+
+
+def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, width=0.0, floor=1.0):
+    """A sweep whose best learning rates are 2^start depth^exponent width^width, by accuracy and by loss.
+
+    exponent: a number, or a function of a row. cliff: how many octaves above the optimum training ends. early: the
+    exponent by the loss of the first steps; None: the same.
+    """
+    settings = from_config(SWEEPS[name]("demo"))
+    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, seeds=3))
+    rng, rows = np.random.default_rng(0), []
+    for parameterization in settings.sweep.parameterizations:
+        for wide, depth in shapes(settings):
+            row = {"optimizer": "sgd", "parameterization": parameterization, "width": wide, "depth": depth}
+            power = exponent(row) if callable(exponent) else exponent
+            across = width(row) if callable(width) else width
+            best = start + power * math.log2(depth) + across * math.log2(wide)
+            middle = round(2 * best) / 2
+            for x in middle + STEPS:
+                for seed in range(3):
+                    diverged = x > best + cliff(row)
+                    score = 0.1 * (x - best) ** 2 + 1e-3 * rng.standard_normal()
+                    before = score if early is None else 0.1 * (x - start - early * math.log2(depth)) ** 2
+                    way = np.r_[np.full(12, 2 * (1 + before)), np.full(28, floor * (1 + score))]
+                    rows.append(
+                        {
+                            **row,
+                            "learning_rate": 2.0**x,
+                            "seed": seed,
+                            "loss": math.nan if diverged else floor * (1 + score),
+                            "last_loss": math.nan if diverged else floor * (1 + score),
+                            "validation_accuracy": math.nan if diverged else 1 - 0.4 * (1 + score),
+                            "diverged": diverged,
+                            "key": f"{parameterization} {wide} {depth} {x} {seed}",
+                            "steps": 351,
+                            "curve": (way * published.SCALE).round().astype(int),
+                        }
+                    )
+    table = pandas.DataFrame(rows)
+    about = {"complete": True, "minutes": 1.0}
+    return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
+
+
+def all_planted(one, exponent, **others):
+    """All sweeps of a figure with one law. others: {sweep: another exponent}."""
+    return {name: planted(name, others.get(name, exponent)) for name in one.sweeps}
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path, monkeypatch):
+    """Nothing was measured at initialization, unless a test says so."""
+    monkeypatch.setattr(at_start, "FILE", tmp_path / "initial.json")
+    monkeypatch.setattr(initial, "FILE", tmp_path / "initial.json")
+
+
+def measure(names, depths, exponent, edge=-1.0):
+    """Plants s_l = depth^(-2 exponent) l and 2 / sharpness = depth^edge of these networks."""
+    found = {}
+    for name in names:
+        found[name] = {}
+        for depth in depths:
+            layers = 2 * np.arange(1, depth + 2) / (depth + 2)  # their mean is 1
+            changes = np.tile(depth ** (-2.0 * exponent) * layers, (4, 1))
+            found[name][depth] = {
+                "changes": changes.tolist(),
+                "squares": np.ones_like(changes).tolist(),
+                "log2_edges": [edge * math.log2(depth)] * 4,
+            }
+    at_start.FILE.write_text(json.dumps(found))
+
+
+# --- what is promised of every figure
+
+
+def test_every_figure_has_one_row():
+    named = [one.figure for one in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
+    assert len(named) == len(set(named))
+    words = {word.strip() for name in named for word in name.split(",")}
+    wanted = ["1", "2a", "2b", "3", "4", "5", "6a", "6b", "6c", "6d", "7a", "7b", "7c", "8", "9", "10"]
+    wanted += ["Theorem 1", "Theorem 2", "Theorem 3", "Section 5"]
+    wanted += [f"Appendix {name}" for name in ("A", "C.1", "E", "F")]
+    assert set(wanted) <= words
+    for row in elsewhere.ELSEWHERE:
+        assert len(row) == len(page.COLUMNS)
+
+
+def test_headers():
+    """Claim, command, cost and what to expect at the head of every module."""
+    for name, one in FIGURES.items():
+        text = importlib.import_module(one.outcome.__module__).__doc__
+        shared = {"E": "3", "5": "5 hundred", "hundred": "5 hundred"}.get(name, name)
+        assert f"python -m experiments.paper_b {shared} --data=DIR" in text, name
+        for word in ("Claim", "\nCost: ", "\nExpect: "):
+            assert word in text, (name, word)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_demo_settings(name):
+    settings = from_config(SWEEPS[name]("demo"))
+    sweep = settings.sweep
+    assert settings.data.name == "folder"
+    assert sweep.judge_by == "validation_accuracy"
+    assert sweep.optimizers == ("sgd",)
+    assert sweep.per_octave == 2
+    assert (settings.schedule, settings.optimizer.weight_decay) == ("constant", 0.0)
+    assert sweep.seeds == (2 if name.startswith("screen_") or name in theorem2.SWEEPS else 3)
+    assert grid_points(settings, "sgd") >= POINTS
+    if name == "plain_width":
+        assert len(sweep.widths) >= 4
+    else:
+        assert len(sweep.depths) >= exponents.FEWEST
+        assert settings.data.batch_size == (32 if name == "plain_batch" else 128)
+    if name != "full_depth_mup":
+        assert (settings.parameterization.name, settings.parameterization.lr_depth) == ("am_mup", 0.0)
+    assert len(trials(settings)) <= sweep.max_trials
+
+
+def test_lengths():
+    """Screens take 100 steps, other sweeps an epoch of 351; 45,000 images, as in a folder of CIFAR-10."""
+    for name, config in SWEEPS.items():
+        settings = from_config(config("demo"))
+        steps = settings.epochs * (45_000 // settings.data.batch_size)
+        short = name.startswith("screen_") or name in theorem2.SWEEPS
+        assert round(steps) == (5 * networks.STEPS if name.startswith("hundred") else 100 if short else networks.STEPS)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
+    config = SWEEPS[name]("paper")
+    hundred = name.startswith("hundred")
+    if name == "plain_size":
+        assert (config.data.name, config.data.image_size) == ("folder", 16)
+        config.data.update(name="cifar10", image_size=None)
+    assert config.data.name == ("cifar100" if hundred else "cifar10")
+    assert (config.epochs, config.sweep.seeds) == (1.0, 3)
+    assert config.model.width == (128 if name == "plain_channels" else 64)
+    two_steps(config)
+
+
+def test_ingredients_are_what_they_say():
+    """Each differs from the baseline in its own keys alone."""
+    base = SWEEPS["screen_baseline"]("demo").to_dict()
+    for name, changes in dispute.INGREDIENTS.items():
+        own = SWEEPS[f"screen_{name}"]("demo").to_dict()
+        differs = {
+            f"{room}.{key}" for room in ("model", "parameterization", "data", "optimizer")
+            for key in own[room] if own[room][key] != base[room][key]
+        } | {key for key in ("loss", "epochs") if own[key] != base[key]}  # fmt: skip
+        assert differs == ({"parameterization.gamma0"} if name == "mean_field_head" else set(changes))
+    assert SWEEPS["screen_mean_field_head"]("demo").parameterization.gamma0 == pytest.approx(8**0.5)
+    assert SWEEPS["screen_mean_field_head"]("paper").parameterization.gamma0 == 8.0
+    for name in dispute.STRONGEST:
+        assert name in dispute.INGREDIENTS
+
+
+def test_the_depths_have_the_anchors():
+    found = fit.segmented(networks.ANCHORED, [depth**-1.5 for depth in networks.ANCHORED])
+    assert [segment.name for segment in found] == ["A", "B", "C"]
+    assert min(len(segment.depths) for segment in found) >= 2
+    assert set(networks.SHORT) <= set(networks.ANCHORED)
+
+
+# --- exponents
+
+
+@pytest.mark.parametrize("exponent", [0.0, -1.0, -1.5])
+@pytest.mark.parametrize("measured", exponents.MEASURES)
+def test_planted_exponents_come_out(exponent, measured):
+    sweep = planted("full_baseline", exponent)
+    found = exponents.along_depth(sweep, measured)
+    own = exponents.of_optima(found)
+    assert own.value == pytest.approx(exponent, abs=0.05)
+    assert own.low <= exponent <= own.high
+    assert own.used == list(networks.FULL_DEPTHS)
+    assert not own.at_edge
+    said = exponents.words(found, measured)
+    assert exponents.MEASURES[measured] in said
+    assert "from 8 depths" in said
+
+
+def test_the_edge_has_an_exponent_of_its_own():
+    sweep = planted("full_baseline", -0.5, cliff=lambda row: 2.3 - 0.5 * math.log2(row["depth"]))
+    found = exponents.along_depth(sweep)
+    assert exponents.of_edges(found).value == pytest.approx(-1.0, abs=0.1)
+    assert 24 in exponents.of_optima(found).at_edge
+    assert 2 not in exponents.of_optima(found).at_edge
+    assert "at the edge at depth" in exponents.words(found)
+
+
+def test_the_first_steps_have_a_law_of_their_own():
+    sweep = planted("full_baseline", -1.5, early=-1.75)
+    law = {measured: exponents.of_optima(exponents.along_depth(sweep, measured)) for measured in exponents.MEASURES}
+    assert law["first_steps"].value == pytest.approx(-1.75, abs=0.05)
+    for name in ("last_loss", "loss"):
+        assert law[name].value == pytest.approx(-1.5, abs=0.05)
+
+
+def test_no_exponent_from_fewer_than_five_depths():
+    sweep = planted("screen_baseline", -1.5)
+    found = exponents.along_depth(sweep, depths=(2, 4, 8, 16))
+    assert exponents.of_optima(found) is None
+    assert exponents.of_edges(found) is None
+    assert exponents.against(found) == UNDECIDED
+    assert "no exponent, 4 of 4 depths have an optimum" in exponents.words(found)
+    assert exponents.of_optima(exponents.along_depth(sweep)) is not None
+
+
+@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+def test_against_the_claim(exponent, says):
+    assert exponents.against(exponents.along_depth(planted("screen_baseline", exponent))) == says
+
+
+def test_a_wide_interval_is_undecided():
+    """Optima that scatter about the line: -3/2 is inside, and so are its rivals."""
+    jumps = {2: 1.6, 4: -0.9, 8: 0.6, 16: -1.5, 24: 1.2}
+    scattered = planted("screen_baseline", lambda row: -1.5 + jumps[row["depth"]] / math.log2(row["depth"]))
+    found = exponents.along_depth(scattered)
+    own = exponents.of_optima(found)
+    assert own.low < -1.5 < own.high
+    assert own.high - own.low > 2 * exponents.CLOSE
+    assert exponents.against(found) == UNDECIDED
+    steady = exponents.along_depth(planted("screen_baseline", -1.5))
+    assert exponents.equal(steady, found)[1] == UNDECIDED
+
+
+def test_differences_of_exponents():
+    flat, steep = (exponents.along_depth(planted("screen_baseline", exponent)) for exponent in (-1.0, -1.5))
+    said, verdict = exponents.equal(flat, steep)
+    assert verdict == DISAGREES
+    assert said.startswith("difference of exponents -0.5")
+    assert exponents.equal(flat, flat)[1] == AGREES
+    assert exponents.steeper(flat, steep)[1] == AGREES
+    assert exponents.steeper(steep, flat)[1] == DISAGREES
+    assert exponents.steeper(flat, flat)[1] == UNDECIDED
+
+
+def test_path_sum():
+    """Chains of layers: P = L^3, so the rule is L^-3/2; residual networks have 2^K paths."""
+    plain = dispute.settings_of("plain")
+    assert exponents.by_path_sum(plain, networks.ANCHORED) == pytest.approx(-1.5)
+    residual = exponents.path_sums(dispute.settings_of("screen_one_layer"), (2, 4))
+    assert residual == {2: 2 * 1 + 8, 4: sum(math.comb(4, k) * k**3 for k in range(5))}
+    assert exponents.path_sums(dispute.settings_of("screen_baseline"), (2,)) == {2: 8 * (2 * 1 + 8)}
+
+
+# --- figures on planted optima
+
+
+@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+@pytest.mark.parametrize(
+    "one", [fig2a.EXPERIMENT, dispute.EXPERIMENT, dispute.SCREENED, fig3.EXPERIMENT, branches.EXPERIMENT,
+            fig6.EXPERIMENT, fig5.EXPERIMENT, fig5.HUNDRED], ids=lambda one: one.figure)  # fmt: skip
+def test_claims_about_an_exponent(one, exponent, says):
+    found = one.outcome(all_planted(one, exponent))
+    assert found.verdict == says
+    assert len(found.ours) >= 1
+
+
+def test_one_ingredient_refutes_theorem_3():
+    sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
+    found = dispute.SCREENED.outcome(sweeps)
+    assert found.verdict == DISAGREES
+    assert found.ours[1].startswith("last: difference of exponents +0.5")
+    assert found.ours[-1] == "of 14 networks, on -3/2: 13 agrees, 1 disagrees, 0 undecided at this scale"
+
+
+def test_the_answer_is_a_table():
+    measure(["baseline", "last"], networks.SCREEN_DEPTHS, exponent=0.0, edge=-1.0)
+    sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
+    lines = dispute.table(sweeps).splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:16]]
+    cells = {row[0]: row for row in found}
+    columns = cells[""]
+    assert len(cells) == 2 + 14
+    of = {name: dict(zip(columns, cells[name], strict=True)) for name in ("baseline", "last", "one layer")}
+    shown = {name: {column: float(re.match(r"[+-][\d.]+", of[name][column])[0]) for column in columns[1:]
+                    if re.match(r"[+-]\d", of[name].get(column, ""))} for name in of}  # fmt: skip
+    assert shown["baseline"]["accuracy"] == pytest.approx(-1.5, abs=0.05)
+    assert shown["last"]["accuracy"] == pytest.approx(-1.0, abs=0.05)
+    assert shown["last"]["loss"] == pytest.approx(-1.0, abs=0.05)
+    assert shown["last"]["moves it by"] == pytest.approx(0.5, abs=0.1)
+    assert shown["baseline"]["edge"] == pytest.approx(-1.5, abs=0.2)
+    assert shown["baseline"]["Sbar"] == pytest.approx(0.0, abs=0.01)
+    assert shown["baseline"]["2 / sharpness"] == pytest.approx(-1.0)
+    assert "Sbar" not in shown["one layer"]  # not measured
+    assert shown["last"]["theory"] == -1.0
+
+
+def test_the_full_table_has_plain_networks_and_early_losses():
+    sweeps = all_planted(dispute.EXPERIMENT, -1.0, plain=-1.5)
+    assert dispute.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
+    table = dispute.table(sweeps)
+    (plain,) = (line for line in table.splitlines() if line.startswith("| plain"))
+    assert "-1.50" in plain
+    assert "loss of the first 100 steps" in table
+
+
+def test_segments_of_figure_2a():
+    """An exact power law is predicted by its anchors to within the errors of two optima."""
+    said = fig2a.segments({"plain": planted("plain", -1.5)})
+    assert [words.split(" predict")[0] for words in said] == ["anchors 3, 4", "anchors 10, 11", "anchors 18, 20"]
+    jump = fig2a.segments({"plain": planted("plain", lambda row: -1.5 - (row["depth"] == 6))})
+    errors = [float(re.search(r"error ([+-]\d+)% at depth 6", words[0])[1]) for words in (said, jump)]
+    assert abs(errors[0]) < 30
+    assert 6 * 0.7 < errors[1] / 100 + 1 < 6 * 1.3  # depth 6 is lower by a factor of 6
+
+
+def test_gelu_against_relu():
+    relu = {"plain": planted("plain", -1.3)}
+    steeper = relu | {name: planted(name, -1.6) for name in fig3.GELU}
+    assert fig3.STEEPER.outcome(steeper).verdict == AGREES
+    flatter = steeper | {"gelu_stationary": planted("gelu_stationary", -1.0)}
+    assert fig3.STEEPER.outcome(flatter).verdict == DISAGREES
+
+
+@pytest.mark.parametrize(
+    ("one", "changed"),
+    [(fig4.EXPERIMENT, "zero_padding"), (losses.EXPERIMENT, "plain_mse"), (losses.EXPERIMENT, "screen_mse"),
+     (theorem2.EXPERIMENT, "plain_kernel"), (theorem2.EXPERIMENT, "plain_batch")],
+)  # fmt: skip
+def test_claims_of_equal_exponents(one, changed):
+    assert one.outcome(all_planted(one, -1.3)).verdict == AGREES
+    assert one.outcome(all_planted(one, -1.3, **{changed: -0.7})).verdict == DISAGREES
+
+
+def test_figure_6_needs_the_exponent_too():
+    """All equal, and equal to something else than -3/2."""
+    assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -0.5)).verdict == DISAGREES
+    assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -1.5)).verdict == AGREES
+
+
+def test_theorem_2_says_the_factor():
+    sweeps = all_planted(theorem2.EXPERIMENT, -1.5)
+    sweeps["plain_batch"] = planted("plain_batch", -1.5, start=-5.0)
+    found = theorem2.EXPERIMENT.outcome(sweeps)
+    assert found.verdict == AGREES
+    octaves = float(re.search(r"best learning rates ([+-][\d.]+) octaves", found.ours[-1])[1])
+    assert octaves == pytest.approx(-2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("powers", "says"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), DISAGREES)])
+def test_theorem_1_over_width(powers, says):
+    power = dict(zip(theorem1.HEADS, powers, strict=True))
+    sweep = planted("plain_width", 0.0, width=lambda row: power[row["parameterization"]], cliff=lambda row: 9)
+    assert theorem1.EXPERIMENT.outcome({"plain_width": sweep}).verdict == says
+
+
+def test_rules_at_the_deepest_network():
+    """-3/2 costs nothing where it is the law; where -1 is, it is a factor of sqrt(12) off for residual networks."""
+    right = {name: planted(name, 0.0 if name == "full_depth_mup" else -1.5) for name in zero_shot.SWEEPS}
+    found = zero_shot.outcome(right)
+    assert found.verdict == AGREES
+    assert "constant" in found.ours[1]
+    assert "L^-1" not in found.ours[1]  # depth-muP has one rule
+    wrong = right | {"full_baseline": planted("full_baseline", -1.0)}
+    assert zero_shot.outcome(wrong).verdict == DISAGREES
+    judged, rules = zero_shot.rules(wrong, "full_baseline")
+    own = {rule.name: rule for rule in rules}
+    assert own["L^-1"].octaves_off[-1] == pytest.approx(0, abs=0.1)
+    assert own["L^-3/2"].octaves_off[-1] == pytest.approx(-0.5 * math.log2(12), abs=0.1)
+    words, share = zero_shot.deepest(judged, own["L^-3/2"])
+    assert "points of accuracy" in words
+    assert share == pytest.approx(0.1 * (0.5 * math.log2(12)) ** 2, rel=0.3)
+    assert zero_shot.deepest(judged, own["constant"])[1] == math.inf  # 3.6 octaves above: it diverges
+    assert "beyond the edge" in zero_shot.deepest(judged, own["constant"])[0]
+    assert zero_shot.deepest(judged, own["PathSum"])[1] is None  # far below what was trained
+
+
+def test_rules_from_initialization():
+    measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.5)
+    sweeps = {"full_baseline": planted("full_baseline", -1.5)}
+    _, rules = zero_shot.rules(sweeps, "full_baseline")
+    own = {rule.name: rule for rule in rules}
+    assert own["Sbar"].octaves_off[-1] == pytest.approx(0, abs=0.15)
+    assert own["Sbar, relative"].predicted == own["Sbar"].predicted  # the layers are of size 1
+
+
+def test_averages_and_splits():
+    for name in ("baseline", "plain"):
+        assert at_start.read(name) == {}
+    sweeps = {name: planted(name, -1.5) for name in averages.SWEEPS}
+    assert averages.outcome(sweeps).verdict == UNDECIDED
+    depths = sorted({*networks.FULL_DEPTHS, *networks.ANCHORED})
+    measure(["baseline", "plain"], depths, exponent=-1.5)
+    found = averages.outcome(sweeps)
+    assert found.verdict == AGREES
+    measure(["baseline", "plain"], depths, exponent=0.0)
+    assert averages.outcome(sweeps).verdict == DISAGREES
+    own = at_start.update(at_start.read("plain"), 3)  # s_l goes as 1, 2, 3, 4: split into .5, .5, 1, 1, 3, 4
+    assert averages.shift(own, "arithmetic") == pytest.approx(0)
+    geometric = [math.prod(s) ** (1 / len(s)) for s in ((1, 2, 3, 4), (0.5, 0.5, 1, 1, 3, 4))]
+    assert averages.shift(own, "geometric") == pytest.approx(-0.5 * math.log2(geometric[1] / geometric[0]))
+
+
+# --- from settings to the page
+
+
+def test_every_page_section_is_drawn(tmp_path, monkeypatch):
+    sweeps = {name: planted(name, 0.0 if name == "full_depth_mup" else -1.5) for name in SWEEPS}
+    monkeypatch.setattr(page, "PAPERS", (PAPER,))
+    monkeypatch.setattr(page, "read", lambda paper: sweeps)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(figure, "IMAGES", tmp_path / "images")
+    command.draw(PAPER)
+    text = (tmp_path / "results.md").read_text()
+    assert "not finished" not in text
+    for one in FIGURES.values():
+        assert f"### {page.title(one)}\n" in text
+    for picture in re.findall(r"\]\((images/.*?)\)", text):
+        assert (tmp_path / picture).exists(), picture
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert rows.index("| 2a") < rows.index("| 8") < rows.index("| 10") < rows.index("| Appendix A")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """40 images of two classes, 8x8."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        for split, count in (("train", 20), ("test", 4)):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{i:02d}.png")
+    return root
+
+
+def smallest(name, folder):
+    """The smallest form of a sweep: two depths, five rates, one batch."""
+    config = SWEEPS[name]("demo")
+    config.model.width = 4
+    config.data.update(batch_size=8, image_size=4)
+    config.epochs = 1.0
+    rates = (-6.0, -4.0)
+    config.sweep.update(adaptive=False, seeds=2, log2_learning_rates={"sgd": rates})
+    if config.sweep.depths:
+        config.sweep.depths = (1, 2) if config.model.name == "residual_cnn" else (3, 4)
+    else:
+        config.model.depth, config.sweep.widths = 2, (4, 8)
+    return command.settings_of(config, str(folder))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_smallest_form_and_redraw(name, folder, rows, tmp_path):
+    """Trained once, committed, read again, judged and drawn: two depths have no exponent, and say so."""
+    one = FIGURES[name]
+    sweeps = {}
+    for sweep in one.sweeps:
+        settings = smallest(sweep, folder)
+        if not command.finished(rows, sweep, settings):
+            command.trained(rows, sweep, settings, tmp_path / sweep)
+        sweeps[sweep] = published.read(rows / sweep, settings)
+    if name == "width":
+        assert one.outcome(sweeps).verdict in (AGREES, DISAGREES, UNDECIDED)
+    elif name != "rules":
+        assert one.outcome(sweeps).verdict == UNDECIDED
+    one.pictures(sweeps)
+    if one.table:
+        assert "of 2 depths have an optimum" in one.table(sweeps)
+
+
+def test_one_smallest_form(folder, tmp_path):
+    """The quick part of it: the residual baseline goes from settings to words."""
+    settings = smallest("screen_baseline", folder)
+    assert steps_of(settings) == 4
+    command.trained(tmp_path, "screen_baseline", settings, tmp_path / "work")
+    sweep = published.read(tmp_path / "screen_baseline", settings)
+    found = exponents.along_depth(sweep)
+    assert "of 2 depths have an optimum" in exponents.words(found)
+    assert exponents.against(found) == UNDECIDED
+    exponents.pictures({"baseline": found}, "")
+
+
+def test_initialization(folder, monkeypatch, capsys):
+    """One small network is measured; what is there is not measured again."""
+    settings = smallest("screen_one_layer", folder)
+    wanted = {
+        "one_layer": {
+            depth: dataclasses.replace(settings, model=dataclasses.replace(settings.model, depth=depth))
+            for depth in (1, 2)
+        }
+    }
+    monkeypatch.setattr(initial, "wanted", lambda data: wanted)
+    monkeypatch.setattr("sys.argv", ["initial", f"--data={folder}"])
+    initial.main()
+    found = at_start.read("one_layer")
+    assert set(found) == {1.0, 2.0}
+    assert np.shape(found[2.0]["changes"]) == np.shape(found[2.0]["squares"]) == (initial.SEEDS, 3)
+    assert np.isfinite(found[2.0]["log2_edges"]).all()
+    assert at_start.of_update(found, (1, 2)) is None  # fewer than five depths
+    monkeypatch.setattr(initial, "measured", lambda settings: pytest.fail("measured again"))
+    capsys.readouterr()
+    initial.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_measured_at_initialization():
+    """Every ingredient and the plain networks, at the depths of the screens and of the full sweeps."""
+    found = initial.wanted(None)
+    assert set(found) == {*dispute.INGREDIENTS, "plain"}
+    assert set(found["last"]) == {*networks.SCREEN_DEPTHS, *networks.FULL_DEPTHS}
+    assert tuple(found["plain"]) == networks.ANCHORED
+    assert found["last"][24].model.depth == 24
+    assert found["last"][24].parameterization.branch_init == "*/last/*"
+
+
+def test_exponents_of_what_is_measured():
+    measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.0, edge=-0.5)
+    found = at_start.read("baseline")
+    assert at_start.of_update(found, networks.FULL_DEPTHS).value == pytest.approx(-1.0)
+    assert at_start.of_sharpness(found, networks.FULL_DEPTHS).value == pytest.approx(-0.5)
+    assert at_start.of_sharpness(found, (2, 4, 8, 16)) is None
+
+
+def test_classes_of_tiny_imagenet(tmp_path):
+    """Grey images become colour ones, as a folder needs; the first classes and images are taken."""
+    source = tmp_path / "source"
+    for name in ("n03", "n01", "n02"):
+        (source / "train" / name / "images").mkdir(parents=True)
+        for i in range(3):
+            mode = "L" if i else "RGB"
+            Image.new(mode, (64, 64), 128).save(source / "train" / name / "images" / f"{name}_{i}.JPEG")
+    tiny_imagenet_folder.write(source, tmp_path / "out", classes=2, images=2)
+    written = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*.png"))
+    assert [str(path) for path in written] == [f"train/n0{c}/n0{c}_{i}.png" for c in (1, 2) for i in (0, 1)]
+    for path in written:
+        with Image.open(tmp_path / "out" / path) as image:
+            assert image.mode == "RGB"
+    with pytest.raises(ValueError, match="3 classes, fewer than 4"):
+        tiny_imagenet_folder.write(source, tmp_path / "out", classes=4, images=2)
+    with pytest.raises(ValueError, match=r"n01 .* has 3 images, fewer than 5"):
+        tiny_imagenet_folder.write(source, tmp_path / "out", classes=2, images=5)
