@@ -273,6 +273,8 @@ def test_figure_4_on_planted_optima():
     assert "losses of depths differ by at most" in found.ours[-1]
     apart = planted("simple_resnet", falling("sp", "mup"), early=lambda row: 2 + 0.1 * np.log2(row["depth"]))
     assert fig4.outcome({**own, "simple_resnet": apart}).verdict == DISAGREES
+    decays = planted("weight_decay", lambda row: -7, floor=lambda row: 1 + 0.05 * np.log2(row["depth"]))
+    assert fig4.outcome({**own, "weight_decay": decays, "simple_resnet": alike}).verdict == DISAGREES
     moves = {**own, "gamma0": planted("gamma0", lambda row: np.log2(row["depth"]) - 2)}
     assert fig4.outcome({**moves, "simple_resnet": alike}).verdict == DISAGREES
 
