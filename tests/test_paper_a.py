@@ -196,6 +196,7 @@ def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys)
     for name in ("a", "b", "c"):
         (tmp_path / "data" / "train" / name).mkdir(parents=True)
     paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(classes=100)})
+    monkeypatch.setattr(command, "finished", lambda *_: False)
     monkeypatch.setattr(command, "trained", lambda *_: pytest.fail("trained"))
     monkeypatch.setattr(command, "draw", lambda paper: None)
     monkeypatch.setattr("sys.argv", ["paper_a", f"--data={tmp_path / 'data'}"])
@@ -217,8 +218,8 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
         loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
         way = np.linspace(early(row), loss, published.STRETCHES)
         kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
-        rows.append({**kept, "loss": loss, "validation_accuracy": 0.5, "diverged": False, "key": trial.key,
-                     "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
+        rows.append({**kept, "loss": loss, "last_loss": loss, "validation_accuracy": 0.5, "diverged": False,
+                     "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
     return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
@@ -272,6 +273,8 @@ def test_figure_4_on_planted_optima():
     assert "losses of depths differ by at most" in found.ours[-1]
     apart = planted("simple_resnet", falling("sp", "mup"), early=lambda row: 2 + 0.1 * np.log2(row["depth"]))
     assert fig4.outcome({**own, "simple_resnet": apart}).verdict == DISAGREES
+    decays = planted("weight_decay", lambda row: -7, floor=lambda row: 1 + 0.05 * np.log2(row["depth"]))
+    assert fig4.outcome({**own, "weight_decay": decays, "simple_resnet": alike}).verdict == DISAGREES
     moves = {**own, "gamma0": planted("gamma0", lambda row: np.log2(row["depth"]) - 2)}
     assert fig4.outcome({**moves, "simple_resnet": alike}).verdict == DISAGREES
 

@@ -76,6 +76,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
                             "learning_rate": 2.0**x,
                             "seed": seed,
                             "loss": math.nan if diverged else floor * (1 + score),
+                            "last_loss": math.nan if diverged else floor * (1 + score),
                             "validation_accuracy": math.nan if diverged else 1 - 0.4 * (1 + score),
                             "diverged": diverged,
                             "key": f"{parameterization} {wide} {depth} {x} {seed}",

@@ -53,20 +53,19 @@ def along_depth(sweep: Sweep, measure: str = "validation_accuracy", depths: Sequ
     """The optima over depth of a sweep of one curve, judged by one of MEASURES. depths: those that count; none: all."""
     (c,) = (c for c in sweep.curves if c.axis == "depth")
     trials = c.trials[c.trials["depth"].isin(depths)] if depths else c.trials
-    rows = trials.assign(**{name: _of_curve(trials, name) for name in ("last_loss", "first_steps")})
+    rows = trials.assign(first_steps=_first_steps(trials))
     columns = ["depth", "learning_rate", "seed", "diverged", measure]
     chance = {c.measure: c.chance, "validation_accuracy": _chance_error(c), "first_steps": None}
     return transfer(rows[columns].to_dict("records"), cap=chance.get(measure, c.chance_loss), measure=measure)
 
 
-def _of_curve(trials: pandas.DataFrame, measure: str) -> list[float]:
-    """A measure that the published learning curves have; NaN for what has diverged."""
+def _first_steps(trials: pandas.DataFrame) -> list[float]:
+    """The mean training loss of the first EARLY steps, from the published learning curves; NaN for what diverged."""
     result = []
     for curve, steps, diverged in zip(trials["curve"], trials["steps"], trials["diverged"], strict=True):
         parts = np.asarray(curve) / SCALE
         early = max(1, round(len(parts) * EARLY / steps))
-        chosen = parts[:early] if measure == "first_steps" else parts[-max(1, len(parts) // 10) :]
-        result.append(math.nan if diverged else float(chosen.mean()))
+        result.append(math.nan if diverged else float(parts[:early].mean()))
     return result
 
 
