@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from flax.core.meta import AxisMetadata
 
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
@@ -178,7 +178,8 @@ def _key(entry: Any) -> str:
 
 
 def _is_box(node: object) -> bool:
-    return isinstance(node, nnx.Variable | AxisMetadata)
+    variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())  # NNX is slow to load, and often not needed
+    return isinstance(node, AxisMetadata) or isinstance(node, variable)
 
 
 def _is_parameter(leaf: Any) -> bool:
