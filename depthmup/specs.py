@@ -178,8 +178,8 @@ def _key(entry: Any) -> str:
 
 
 def _is_box(node: object) -> bool:
-    variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())  # NNX is slow to load, and often not needed
-    return isinstance(node, AxisMetadata) or isinstance(node, variable)
+    variable = getattr(sys.modules.get("flax.nnx"), "Variable", AxisMetadata)  # NNX is slow to load
+    return isinstance(node, (AxisMetadata, variable))
 
 
 def _is_parameter(leaf: Any) -> bool:
