@@ -124,7 +124,7 @@ def test_overrides_win():
     found = infer(init, overrides=told)
     assert (found["s"], found["odd"], found["h/0/w"]) == ("input", "hidden", "branch/hidden")
     assert infer(init, overrides=told | {"h/1/*": "trunk"})["h/1/w"] == "hidden"
-    with pytest.warns(UserWarning, match="'read_in|read_in .* has 1 axes that grow with width, 'hidden' has 2"):
+    with pytest.warns(UserWarning, match=r"read_in .* has 1 axes that grow with width, 'hidden' has 2"):
         infer(init, overrides=told | {"read_in": "hidden"})
     with pytest.raises(dm.SpecError, match="2 axes, 'oio' has 3 letters"):
         infer(init, overrides=told | {"read_in": "oio"})
