@@ -219,8 +219,8 @@ def _key(entry: Any) -> str:
 
 
 def _is_box(node: object) -> bool:
-    nnx = sys.modules.get("flax.nnx")  # importing it is slow, and who has not imported it has none of its variables
-    return isinstance(node, AxisMetadata) or (nnx is not None and isinstance(node, nnx.Variable))
+    variable = getattr(sys.modules.get("flax.nnx"), "Variable", AxisMetadata)  # NNX is slow to load
+    return isinstance(node, (AxisMetadata, variable))
 
 
 def _is_parameter(leaf: Any) -> bool:

@@ -57,7 +57,10 @@ class Roles:
             return "vector"
         if single and in_branch and not names.biases_of(path):
             raise Unclear(f"{path} {sizes}: a matrix with one output, or a vector kept in two axes?", "vector")
-        side = self.axes(leaf)[grow[0]]
+        try:
+            side = self.axes(leaf)[grow[0]]
+        except Unclear as error:
+            raise Unclear(error.why, error.guess if in_branch else "readout iio") from None
         if side == "o":
             return "input"
         if self.layout == "out_in" and not in_branch and len(sizes) == 2 and names.is_embedding(path):
@@ -102,7 +105,8 @@ class Roles:
         first = grow[0] if grow else count - 1
         copies = 1 if first > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
         if len(grow) == 1 and 0 < first < count - 1:  # one growing axis between others: (inputs, heads, head_dim)?
-            side = "i" if names.is_convolution(leaf.path) or count > 3 else names.head_side(leaf.path)
+            convolved = names.is_convolution(leaf.path) or math.prod(sizes[:first]) == 1
+            side = "i" if convolved else names.head_side(leaf.path) or ("i" if count > 3 else None)
             if side is None:
                 raise Unclear(
                     f"{leaf.path} {sizes}: the axis that grows stands between two others: outputs (such as heads, "

@@ -50,14 +50,15 @@ def test_named_blocks_at_the_top_ask():
 class Block(nn.Module):
     width: int
     stride: int
+    project: str
 
     @nn.compact
     def __call__(self, x):
         y = nn.relu(nn.BatchNorm(use_running_average=True)(nn.Conv(self.width, (1, 1), use_bias=False)(x)))
         y = nn.BatchNorm(use_running_average=True)(nn.Conv(4 * self.width, (1, 1), self.stride, use_bias=False)(y))
         if x.shape != y.shape:
-            x = nn.Conv(4 * self.width, (1, 1), self.stride, name="conv_proj", use_bias=False)(x)
-            x = nn.BatchNorm(use_running_average=True, name="norm_proj")(x)
+            x = nn.Conv(4 * self.width, (1, 1), self.stride, name=f"conv_{self.project}", use_bias=False)(x)
+            x = nn.BatchNorm(use_running_average=True, name=f"norm_{self.project}")(x)
         return nn.relu(x + y)
 
 
@@ -67,23 +68,24 @@ class ResNet(nn.Module):
     width: int
     depth: int
     stages: tuple[int, ...]
+    project: str
 
     @nn.compact
     def __call__(self, x):
         x = nn.BatchNorm(use_running_average=True, name="bn_init")(nn.Conv(self.width, (3, 3), name="conv_init")(x))
         for i, count in enumerate(self.stages):
             for j in range(count * self.depth):
-                x = Block(self.width * 2**i, 2 if i and not j else 1)(x)
+                x = Block(self.width * 2**i, 2 if i and not j else 1, self.project)(x)
         return nn.Dense(10)(x.mean((1, 2)))
 
 
-@pytest.mark.parametrize("stages", [(2, 2, 2), (1, 2, 1), (3, 4, 3)])
-def test_flax_resnet(stages):
-    init = lambda w, d: ResNet(w, d, stages).init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"]  # noqa: E731
+@pytest.mark.parametrize(("stages", "project"), [((2, 2, 2), "proj"), ((1, 2, 1), "match"), ((3, 4, 3), "match")])
+def test_flax_resnet(stages, project):
+    init = lambda w, d: ResNet(w, d, stages, project).init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"]  # noqa: E731
     found = infer(init, width=4, depth=1)
     branch = {path for path, role in found.items() if role.startswith("branch/")}
-    assert branch == {path for path in found if path.startswith("Block") and "_proj" not in path}
-    assert found["Block_0/conv_proj/kernel"] == "hidden"
+    assert branch == {path for path in found if path.startswith("Block") and project not in path}
+    assert found[f"Block_0/conv_{project}/kernel"] == "hidden"
     assert found["Dense_0/kernel"] == "readout"
 
 
@@ -122,7 +124,7 @@ def test_overrides_win():
     found = infer(init, overrides=told)
     assert (found["s"], found["odd"], found["h/0/w"]) == ("input", "hidden", "branch/hidden")
     assert infer(init, overrides=told | {"h/1/*": "trunk"})["h/1/w"] == "hidden"
-    with pytest.warns(UserWarning, match="'read_in|read_in .* has 1 axes that grow with width, 'hidden' has 2"):
+    with pytest.warns(UserWarning, match=r"read_in .* has 1 axes that grow with width, 'hidden' has 2"):
         infer(init, overrides=told | {"read_in": "hidden"})
     with pytest.raises(dm.SpecError, match="2 axes, 'oio' has 3 letters"):
         infer(init, overrides=told | {"read_in": "oio"})
