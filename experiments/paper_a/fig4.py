@@ -102,7 +102,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
         if name == "weight_decay":  # one epoch overfits nothing, and the smallest decay is the best
             ours.append(
                 f"weight decay: at equal decay the losses of depths {c.result.values[0]:g} to {c.result.values[-1]:g} "
-                f"differ by {_percent(apart(c))}"
+                f"differ by at most {_percent(apart(c))}"
             )
             said.append(AGREES if apart(c) < ALIKE else DISAGREES)
         else:
@@ -111,14 +111,14 @@ def outcome(sweeps: Sweeps) -> Outcome:
     for name in ("mup", "depth_mup"):
         c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
         first, last = spread(c, slice(0, STRETCHES // 4)), spread(c, slice(STRETCHES // 4, None))
-        ours.append(f"{name}, same learning rate, losses of depths differ by {_percent(first)} in the first quarter, "
-                    f"{_percent(last)} later")  # fmt: skip
+        parts = f"losses differ by at most {_percent(first)} in the first quarter, {_percent(last)} later"
+        ours.append(f"{name}, all depths with one learning rate: {parts if last < np.inf else 'some diverge'}")
     said.append(AGREES if first < ALIKE else DISAGREES)
     return Outcome(ours, combined(said))
 
 
 def _percent(share: float) -> str:
-    return f"at most {100 * share:.0f}%" if np.isfinite(share) else "more than can be said: some diverge"
+    return f"{100 * share:.0f}%"
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
