@@ -199,7 +199,7 @@ def test_am_mup():
             f = factors("am_mup", role, "sgd", in_branch)
             assert f.lr == pytest.approx(M_L**-1.5, rel=1e-12)
             assert f.lr * f.decay == pytest.approx(1, rel=1e-12)
-            scaled = in_branch and role in MATRIX_ROLES
+            scaled = in_branch and role in (*MATRIX_ROLES, "fixed")
             assert f.init == pytest.approx(M_L**-0.5 if scaled else 1, rel=1e-12)
     assert factors("am_mup", "hidden", "sgd", True, alpha=1.0).init == pytest.approx(1 / M_L, rel=1e-12)
     assert factors("am_mup", "hidden", "sgd", True, lr_depth=-1.0).lr == pytest.approx(1 / M_L, rel=1e-12)

@@ -202,7 +202,7 @@ def test_training_crops_have_the_stated_distribution():
     assert (boxes[:, 0] / (300 - widths)).mean() == pytest.approx(0.5, abs=0.02)
     wide = np.array([random_box(400, 20, (0.9, 1.0), rng) for _ in range(100)])
     assert (wide[:, 3] <= 20).all()
-    assert centre_box(400, 200) == (112.5, 12.5, 287.5, 187.5)
+    assert centre_box(400, 200, 0.875) == (112.5, 12.5, 287.5, 187.5)
 
 
 def test_decode():
@@ -218,7 +218,7 @@ def test_decode():
     file = io.BytesIO()
     Image.fromarray(ramp).save(file, "JPEG", quality=95)
     for rng in (None, np.random.default_rng(1)):  # decoded at a fraction of its size: the box must follow
-        box = centre_box(640, 480) if rng is None else random_box(640, 480, (0.2, 0.3), np.random.default_rng(1))
+        box = centre_box(640, 480, 0.875) if rng is None else random_box(640, 480, (0.2, 0.3), np.random.default_rng(1))
         row = decode(file.getvalue(), 32, (0.2, 0.3), rng).mean(axis=(0, 2))
         centres = box[0] + (np.arange(32) + 0.5) * (box[2] - box[0]) / 32
         np.testing.assert_allclose(row, centres * 255 / 640, atol=1.5)
