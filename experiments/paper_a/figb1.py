@@ -7,7 +7,7 @@ fitted at constant depth predict depth 30 as the best one at very large widths. 
 larger width and depth improve the performance monotonically.
 
             paper (B.1)                           here
-model       SimpleResNet, up to 1e9 parameters    SimpleResNet, up to 5e5 parameters: 32, 64, 128 channels, 3 to 24
+model       SimpleResNet, up to 1e9 parameters    SimpleResNet, up to 1.3e6 parameters: 32, 64, 128 channels, 3 to 24
                                                   blocks, branches scaled by 1/sqrt(depth)
 training    20 epochs, augmented, one learning    1 epoch of CIFAR-10 (JPEG) at 16x16, the best of five learning rates
             rate
