@@ -182,14 +182,13 @@ class Graph:
 
         closed = jax.make_jaxpr(logits)(leaves, flat)
         self.nodes: list[Node] = []
-        names = list(shapes)
         arguments = [
-            self._leaf("parameter", _random(rng, leaf), path) for leaf, path in zip(leaves, names, strict=True)
+            self._leaf("parameter", _random(rng, leaf), path) for leaf, path in zip(leaves, shapes, strict=True)
         ]
         arguments += [self._leaf("input", _random(rng, given)) for given in flat]
         self._rng = rng
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
-        floating = [node for node in outputs if jnp.issubdtype(jnp.result_type(node.value), jnp.floating)]
+        floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
             raise ForwardError(f"the model must return one array of logits, it returns {len(outputs)} arrays")
         (self.output,) = floating
@@ -393,10 +392,9 @@ class Graph:
 
     def _proposals(self, node: Node, stop: Node | None) -> list[frozenset[str]]:
         """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
-        behind = {stop} if stop else set()
         of: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
         for at in sorted(self.ancestors(node, stop), key=self.order.__getitem__):
-            if at in behind or at.op in NONLINEAR:
+            if at.op in NONLINEAR:
                 found: dict[frozenset[str], int] = {}
             elif at.op == "parameter":
                 found = {frozenset([at.path]): 0}
@@ -413,15 +411,12 @@ class Graph:
         return list(of[node])
 
     def _doubles(self, node: Node, parts: Parts) -> bool:
-        leaves = {n.path: n for n in self.nodes if n.path in parts}
-        if len(leaves) < len(parts):
-            return False
+        """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
         changes = {}
-        for path, leaf in leaves.items():
-            mask = parts[path]
+        for leaf in (n for n in self.nodes if n.path in parts):
+            mask = parts[leaf.path]
             changes[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
-        before = self.ancestors(node)
-        values = self._changed(changes, before, cut=node)
+        values = self._changed(changes, self.ancestors(node), cut=node)
         if values is None or node not in values:
             return False
         return bool(np.array_equal(values[node], 2 * np.asarray(node.value)) and np.any(node.value))

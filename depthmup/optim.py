@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from depthmup.parameterization import LeafFactors, Parameterization, unknown
-from depthmup.specs import check_shapes
+from depthmup.specs import check_shapes, is_hidden
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
@@ -143,7 +143,7 @@ def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
     def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
         del params
         return jax.tree.map(
-            lambda u, s: u if _hidden(u) else u * jnp.asarray(s, u.dtype), updates, scale, is_leaf=_hidden
+            lambda u, s: u if is_hidden(u) else u * jnp.asarray(s, u.dtype), updates, scale, is_leaf=is_hidden
         )
 
     return optax.stateless(update)
@@ -159,13 +159,9 @@ def add_decayed_weights(
             raise ValueError("weight decay needs the parameters: call tx.update(grads, state, params)")
 
         def add(u: Any, w: Any, s: Any, chosen: Any = True) -> Any:
-            return u if _hidden(u) or not chosen else u + jnp.asarray(weight_decay * s, u.dtype) * w
+            return u if is_hidden(u) or not chosen else u + jnp.asarray(weight_decay * s, u.dtype) * w
 
         trees = (params, scale) if mask is None else (params, scale, mask(params) if callable(mask) else mask)
-        return jax.tree.map(add, updates, *trees, is_leaf=_hidden)
+        return jax.tree.map(add, updates, *trees, is_leaf=is_hidden)
 
     return optax.stateless(update)
-
-
-def _hidden(leaf: object) -> bool:
-    return isinstance(leaf, optax.MaskedNode)

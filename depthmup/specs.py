@@ -189,7 +189,7 @@ def check_shapes(specs: PyTree, params: PyTree) -> None:
                 f"which are those of width {spec.width} and depth {spec.depth}"
             )
     missing = of_path.keys() - here.keys()
-    hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=_is_hidden))
+    hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=is_hidden))
     if missing and not hidden:
         raise SpecError(f"parameters and specs are of different models: there is no parameter {min(missing)}")
 
@@ -227,7 +227,8 @@ def _is_parameter(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _is_hidden(leaf: object) -> bool:
+def is_hidden(leaf: object) -> bool:
+    """Whether `optax.masked` hides the leaf."""
     return isinstance(leaf, optax.MaskedNode)
 
 

@@ -24,11 +24,11 @@ from depthmup.sweep import curves, load, measured
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import identity
 from depthmup.sweep.store import Finished, Store, extension
+from depthmup.train.build import FILES
 from depthmup.train.workdir import first_difference, write_atomically
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-FILES = "files of data.data_dir"  # the entry of a sweep's identity that says which images it was trained on
 STRETCHES = 40  # equal parts of a training; "curve" has the mean training loss of each
 SCALE = 1000  # of the losses in "curve", which are whole numbers of thousandths
 

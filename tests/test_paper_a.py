@@ -20,7 +20,7 @@ from experiments import published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
 from experiments.paper_a import FIGURES, PAPER, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
-from tests import tiny
+from tests import figures, tiny
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
 
 SWEEPS = PAPER.sweeps
@@ -325,17 +325,7 @@ def test_figure_m1_on_planted_losses():
 def test_every_page_section_is_drawn(tmp_path, monkeypatch):
     """With all sweeps there: a row and a section for each figure, and the pictures that they name."""
     sweeps = {name: planted(name, lambda row: -3) for name in SWEEPS}
-    monkeypatch.setattr(page, "PAPERS", (PAPER,))
-    monkeypatch.setattr(page, "read", lambda paper: sweeps)
-    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(figure, "IMAGES", tmp_path / "images")
-    command.draw(PAPER)
-    text = (tmp_path / "results.md").read_text()
-    assert "not finished" not in text
-    for one in FIGURES.values():
-        assert f"### {page.title(one)}\n" in text
-    for picture in re.findall(r"\]\((images/.*?)\)", text):
-        assert (tmp_path / picture).exists(), picture
+    figures.drawn(PAPER, sweeps, tmp_path, monkeypatch)
 
 
 def test_the_readmes_numbers_are_those_of_figure_1():

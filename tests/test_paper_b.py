@@ -18,7 +18,7 @@ from depthmup.settings import from_config
 from depthmup.sweep.plan import grid_points, shapes, trials
 from depthmup.train.build import steps_of
 from experiments import published, tiny_imagenet_folder
-from experiments.figures import command, figure, page
+from experiments.figures import command, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
     FIGURES,
@@ -41,6 +41,7 @@ from experiments.paper_b import (
     theorem2,
     zero_shot,
 )
+from tests import figures
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
 
 SWEEPS = PAPER.sweeps
@@ -445,17 +446,7 @@ def test_averages_and_splits():
 
 def test_every_page_section_is_drawn(tmp_path, monkeypatch):
     sweeps = {name: planted(name, 0.0 if name == "full_depth_mup" else -1.5) for name in SWEEPS}
-    monkeypatch.setattr(page, "PAPERS", (PAPER,))
-    monkeypatch.setattr(page, "read", lambda paper: sweeps)
-    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(figure, "IMAGES", tmp_path / "images")
-    command.draw(PAPER)
-    text = (tmp_path / "results.md").read_text()
-    assert "not finished" not in text
-    for one in FIGURES.values():
-        assert f"### {page.title(one)}\n" in text
-    for picture in re.findall(r"\]\((images/.*?)\)", text):
-        assert (tmp_path / picture).exists(), picture
+    text = figures.drawn(PAPER, sweeps, tmp_path, monkeypatch)
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert rows.index("| 2a") < rows.index("| 8") < rows.index("| 10") < rows.index("| Appendix A")
 

@@ -8,6 +8,7 @@ import pytest
 
 from depthmup import sweep
 from depthmup.sweep.engine import train
+from depthmup.train.build import FILES
 from depthmup.train.workdir import WorkdirError
 from experiments import published
 from tests import tiny
@@ -101,7 +102,7 @@ def test_other_settings_are_refused_and_extensions_are_not(finished, tmp_path):
         published.read(tmp_path / "rows", more)
     assert not published.read(tmp_path / "rows", more, extended=True).curves
     about = json.loads((tmp_path / "rows.json").read_text())
-    about["settings"][published.FILES] = "10 files, abc"
+    about["settings"][FILES] = "10 files, abc"
     (tmp_path / "rows.json").write_text(json.dumps(about))
     there = published.read(tmp_path / "rows", settings)  # the images need not be there to read the rows
     published.restore(there, tmp_path / "other")

@@ -200,7 +200,7 @@ def _grid(
     rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
     columns = list(dict.fromkeys(c.parameterization for c in curves))
     height = 2.9 * len(rows) + 0.6 if small else 3.1 * len(rows) + 0.5
-    figure = Figure(figsize=(3.6 * len(columns) + 0.9, height), layout="constrained")
+    figure = Figure(figsize=(max(3.6 * len(columns) + 0.9, 6.4), height), layout="constrained")  # the title needs room
     shared: dict[str, Any] = {"sharey": "row"} if small else {"sharex": "row", "sharey": True}
     panels = figure.subplots(len(rows), len(columns), squeeze=False, **shared)
     handles: dict[str, Artist] = {}

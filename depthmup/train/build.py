@@ -15,6 +15,8 @@ from depthmup.settings import Settings, SettingsError
 from depthmup.train.recipe import Recipe
 from depthmup.train.task import Hyper, Task
 
+FILES = "files of data.data_dir"  # the entry of an identity that says which images a folder has
+
 
 def batches_of(settings: Settings) -> Batches:
     """The batches of a config's data set. Raises ValueError for bad data or a batch larger than the data set."""
@@ -26,7 +28,7 @@ def batches_of(settings: Settings) -> Batches:
 def identity_of_data(settings: Settings) -> dict[str, str]:
     """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder."""
     digest = batches_of(settings).dataset.digest
-    return {"files of data.data_dir": digest} if digest else {}
+    return {FILES: digest} if digest else {}
 
 
 def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:

@@ -19,17 +19,16 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ml_collections import config_dict
 
-from depthmup.data import load
 from depthmup.report import figures
 from depthmup.settings import Settings, from_config
 from depthmup.sweep import run, train
 from depthmup.sweep.engine import checked
 from depthmup.sweep.estimate import Estimator
 from depthmup.sweep.plan import grouped
+from depthmup.train.build import batches_of
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import write_atomically
 from experiments import published
@@ -61,7 +60,7 @@ def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
         sweep = published.read(rows / name, settings, extended=True)
         published.restore(sweep, workdir)
         about |= {key: sweep.about[key] for key in about}
-    about |= {"complete": False, "classes": load_data(settings).classes}
+    about |= {"complete": False, "classes": batches_of(settings).dataset.classes}
     begin = time.monotonic()
     try:
         train(settings, workdir)
@@ -70,11 +69,6 @@ def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
         about["minutes"] += round((time.monotonic() - begin) / 60, 1)
         if any((workdir / "groups").glob("*.parquet")):
             published.write(rows / name, settings, workdir, **about)
-
-
-def load_data(settings: Settings) -> Any:
-    data = settings.data
-    return load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
 
 
 def cost(settings: Settings) -> str:
@@ -90,7 +84,7 @@ def draw(paper: Paper) -> None:
     sweeps = found[paper.name]
     for figure in paper.figures.values():
         own = {name: sweeps[name] for name in figure.sweeps if name in sweeps}
-        if len(own) == len(figure.sweeps) and all(sweep.about["complete"] for sweep in own.values()):
+        if not page.missing(figure, own):
             paper.images.mkdir(parents=True, exist_ok=True)
             for name, picture in figure.pictures(own).items():
                 write_atomically(paper.images / f"{name}.png", figures.png(picture))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.published import RESULTS, ROOT, Sweep
 
@@ -62,7 +63,7 @@ class Paper(NamedTuple):
     @property
     def sweeps(self) -> dict[str, Callable[[str], Any]]:
         """{name: scale -> config} of the sweeps of all figures, each once."""
-        return sweeps_of(self.figures)
+        return {name: config for figure in self.figures.values() for name, config in figure.sweeps.items()}
 
     @property
     def rows(self) -> Path:
@@ -71,11 +72,6 @@ class Paper(NamedTuple):
     @property
     def images(self) -> Path:
         return IMAGES / self.name
-
-
-def sweeps_of(figures: Mapping[str, Experiment]) -> dict[str, Callable[[str], Any]]:
-    """{name: scale -> config} of the figures' sweeps, each once."""
-    return {name: config for figure in figures.values() for name, config in figure.sweeps.items()}
 
 
 def curve_of(curves: Sequence[TransferCurve], axis: str, parameterization: str, variant: str = "") -> TransferCurve:
@@ -118,6 +114,22 @@ def judged(curves: Sequence[TransferCurve], expected: Mapping[tuple[str, str], b
     chosen = {curve_of(curves, axis, name, variant): transfers for (name, axis), transfers in expected.items()}
     said = [agreement(c, transfers) for c, transfers in chosen.items()]
     return Outcome([words(c) for c in chosen], combined(said))
+
+
+def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
+    """The loss against the hyperparameter, a line for each size: {name of a picture: its curves} -> {name: picture}."""
+    drawn = {name: figures.loss_curves(own) for name, own in curves.items()}
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
+def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:
+    """{"prefix_width": the curves over width, "prefix_depth": those over depth}."""
+    return {f"{prefix}_{axis}": [c for c in curves if c.axis == axis] for axis in ("width", "depth")}
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
 
 
 def combined(said: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from depthmup.models.stack import natural
 from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
-from experiments.figures.figure import Experiment, Paper, Sweeps
+from experiments.figures.figure import Experiment, Paper, Sweeps, markdown
 from experiments.published import ROOT, Sweep
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
@@ -47,7 +47,7 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
     rows, sections = list(paper.elsewhere), []
     for name, figure in paper.figures.items():
         own = {sweep: sweeps[sweep] for sweep in figure.sweeps if sweep in sweeps}
-        ours, verdict = _missing(figure, own), "not finished"
+        ours, verdict = missing(figure, own), "not finished"
         if not ours:
             found = figure.outcome(own)
             ours, verdict = "<br>".join(found.ours), f"**{found.verdict}**"
@@ -56,10 +56,10 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
         rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
     rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
     head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]
-    return "\n".join([*head, _row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows), "", *sections])
+    return "\n".join([*head, markdown(COLUMNS, rows), "", *sections])
 
 
-def _missing(figure: Experiment, sweeps: Sweeps) -> str:
+def missing(figure: Experiment, sweeps: Sweeps) -> str:
     """What of a figure's trials is missing, in words; "" if nothing is."""
     there = [sweep for sweep in sweeps.values() if sweep.curves]
     if len(there) == len(figure.sweeps):
@@ -86,7 +86,3 @@ def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
     for sweep in sweeps.values():
         lines += [f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines()] + [""]
     return "\n".join(lines)
-
-
-def _row(cells: object) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"  # type: ignore[call-overload]

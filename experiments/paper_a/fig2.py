@@ -23,8 +23,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from configs import cifar10_resnet, default
-from depthmup.report import figures
+from configs import cifar10_resnet
 from experiments.figures.figure import (
     AGREES,
     DISAGREES,
@@ -34,9 +33,11 @@ from experiments.figures.figure import (
     Sweeps,
     combined,
     curve_of,
+    loss_pictures,
     verdict,
     words,
 )
+from experiments.paper_a.small import small
 
 NORMS = ("batch", "layer")
 
@@ -45,22 +46,8 @@ def resnet(scale: str) -> Any:
     if scale == "paper":
         config = cifar10_resnet.get_config()
     else:
-        config = default.get_config("resnet")
-        config.model.width = 8
-        config.model.depth = 1
-        config.parameterization.base_width = 8
-        config.parameterization.base_depth = 1
-        config.data.name = "folder"
-        config.data.image_size = 16
+        config = small("resnet", "sgd", (-9.0, 1.0), depths=(1, 2, 4, 8), base=(8, 1))
         config.epochs = 0.5
-        config.schedule = "constant"
-        config.sweep.depths = (1, 2, 4, 8)
-        config.sweep.widths = ()
-        config.sweep.optimizers = ("sgd",)
-        config.sweep.log2_learning_rates.sgd = (-9.0, 1.0)
-        config.sweep.seeds = 3
-        config.sweep.adaptive = True
-        config.sweep.calibrate = False
     config.sweep.parameterizations = ("mup", "depth_mup")
     config.sweep.axes = f"model.norm = {', '.join(NORMS)}"
     return config
@@ -90,8 +77,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    drawn = {f"fig2_{name}": figures.loss_curves(sweep.curves) for name, sweep in sweeps.items()}
-    return {name: figure for name, figure in drawn.items() if figure}
+    return loss_pictures({f"fig2_{name}": sweep.curves for name, sweep in sweeps.items()})
 
 
 EXPERIMENT = Experiment(

@@ -26,38 +26,23 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from configs import default, tiny_imagenet_vit
-from depthmup.report import figures
+from configs import tiny_imagenet_vit
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, words
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, loss_pictures, words
+from experiments.paper_a.small import small
 
 
 def vit(scale: str) -> Any:
     if scale == "paper":
         config = tiny_imagenet_vit.get_config()
     else:
-        config = default.get_config("vit")
-        config.model.width = 32
-        config.model.depth = 2
+        config = small("vit", "adam", (-13.0, -4.0), depths=(2, 4, 8, 16), base=(32, 2))
         config.model.heads = 4
         config.model.patch = 4
-        config.parameterization.base_width = 32
-        config.parameterization.base_depth = 2
         config.parameterization.base_head_dim = 8
         config.optimizer.name = "adam"
-        config.data.name = "folder"
-        config.data.image_size = 16
-        config.epochs = 1.0
         config.warmup_epochs = 0.1
-        config.schedule = "constant"
-        config.sweep.depths = (2, 4, 8, 16)
-        config.sweep.widths = ()
-        config.sweep.optimizers = ("adam",)
-        config.sweep.log2_learning_rates.adam = (-13.0, -4.0)
         config.sweep.per_octave = 1
-        config.sweep.seeds = 3
-        config.sweep.adaptive = True
-        config.sweep.calibrate = False
     config.sweep.parameterizations = ("mup", "depth_mup")
     config.sweep.axes = "model.norm = layer, none; parameterization.lr_depth = 0.0, -0.5"
     return config
@@ -90,8 +75,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    drawn = {f"fig3_{name}": figures.loss_curves(sweep.curves) for name, sweep in sweeps.items()}
-    return {name: figure for name, figure in drawn.items() if figure}
+    return loss_pictures({f"fig3_{name}": sweep.curves for name, sweep in sweeps.items()})
 
 
 EXPERIMENT = Experiment(

@@ -12,7 +12,7 @@ values      lost                                  1 - momentum in octaves; gamma
 learning    lost                                  one each: 2^-3 for SGD, 2^-6 for momentum
 rate
 
-Cost: 4 sweeps of 84 trainings of 703 steps, half an hour on two cores.
+Cost: 4 sweeps of 84 trainings of 703 steps, 48 minutes on two cores beside other work.
 Expect: optima of momentum, gamma0 and beta0 that stay. The best weight decay of a single epoch is the smallest, so it
 is judged by how far the losses of the depths are apart at equal decay.
 """
@@ -27,7 +27,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.fit import log_losses
-from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import (
     AGREES,
@@ -38,6 +37,7 @@ from experiments.figures.figure import (
     agreement,
     combined,
     curve_of,
+    loss_pictures,
     words,
 )
 from experiments.paper_a import fig1
@@ -122,8 +122,7 @@ def _percent(share: float) -> str:
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    drawn = {f"fig4_{name}": figures.loss_curves(sweeps[name].curves) for name in SWEPT}
-    return {name: figure for name, figure in drawn.items() if figure} | {"fig4_dynamics": _dynamics(sweeps)}
+    return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | {"fig4_dynamics": _dynamics(sweeps)}
 
 
 def _dynamics(sweeps: Sweeps) -> Figure:

@@ -16,8 +16,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from depthmup.report import figures
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined, judged
+from experiments.figures.figure import Experiment, Outcome, Sweeps, along, combined, judged, loss_pictures
 from experiments.paper_a import fig1
 
 
@@ -35,8 +34,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     curves = [c for c in sweeps["simple_resnet"].curves if c.parameterization == "sp"] + sweeps["depth_sp"].curves
-    drawn = {axis: figures.loss_curves([c for c in curves if c.axis == axis]) for axis in ("width", "depth")}
-    return {f"figb2_{axis}": figure for axis, figure in drawn.items() if figure}
+    return loss_pictures(along(curves, "figb2"))
 
 
 EXPERIMENT = Experiment(

@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.settings import Settings, from_config
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined, markdown
 from experiments.paper_b import at_start, exponents, fig2a, networks
 from experiments.paper_b.exponents import MEASURES, Exponent, against, along_depth, equal, of_edges, of_optima, words
 
@@ -114,7 +114,7 @@ def table(sweeps: Sweeps) -> str:
                 f"{THEORY[name]:+.1f}" if name in THEORY else "-1.5" if name == "plain" else "",
             ]
         )
-    return exponents.markdown(columns, rows) + "\n" + NOTE
+    return markdown(columns, rows) + "\n" + NOTE
 
 
 NOTE = """

@@ -200,11 +200,5 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
     return figure
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _list(depths: Sequence[float]) -> str:
     return ", ".join(f"{depth:g}" for depth in depths)
