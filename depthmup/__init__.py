@@ -25,6 +25,7 @@ from depthmup.measure import (
     sharpness,
 )
 from depthmup.optim import optimizer, scale_by_eps_factors, scale_by_parameterization
+from depthmup.own_model import Setup, SetupWarning, setup
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
 from depthmup.specs import (
     ParamSpec,
@@ -50,6 +51,8 @@ __all__ = [
     "ParamSpec",
     "Parameterization",
     "Probe",
+    "Setup",
+    "SetupWarning",
     "SpecError",
     "absorb",
     "alignment",
@@ -74,6 +77,7 @@ __all__ = [
     "rescale",
     "scale_by_eps_factors",
     "scale_by_parameterization",
+    "setup",
     "sharpness",
     "specs_from_json",
     "specs_to_json",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from depthmup.parameterization import Parameterization
 from depthmup.specs import ParamSpec, is_spec
 
 PyTree = Any
-COLUMNS = ("parameter", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps")
+COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps")
 
 
 def explain(
@@ -29,6 +30,9 @@ def explain(
     params: PyTree | None = None,
 ) -> str:
     """A table of role, fans, init std, forward factor, effective LR, decay and eps of every leaf.
+
+    Leaves whose paths differ in numbers alone, as those of equal blocks do, share a row if nothing but their measured
+    init std differs: "block_*/kernel". The column # counts them; its init std is the root mean square.
 
     Args:
       optimizer: a name of `dm.optimizer`, or for another transformation the family of its LR rule, "sgd" or "adam".
@@ -49,11 +53,17 @@ def explain(
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
     if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
         raise ValueError("params are not those of the specs: their shapes differ")
-    rows = [_row(p, s, v, family, lr, weight_decay, eps, decay) for s, v in zip(leaves, values, strict=True)]
+    groups: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    for spec, value in zip(leaves, values, strict=True):
+        cells = _row(p, spec, family, lr, weight_decay, eps, decay)
+        groups.setdefault((re.sub(r"\d+", "*", spec.path), *cells), []).append(
+            (spec.path, _std(p, spec, value, family))
+        )
+    rows = [_shown(cells, members) for (_, *cells), members in groups.items()]
     first: ParamSpec = leaves[0]
     forward = p.forward_factors(width=first.width, depth=first.depth)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    aligns = [str.ljust] * 3 + [str.rjust] * (len(COLUMNS) - 3)
+    aligns = [str.ljust, str.rjust, str.ljust, str.ljust] + [str.rjust] * (len(COLUMNS) - 4)
     lines = []
     for row in (COLUMNS, *rows):
         lines.append("  ".join(align(cell, w) for align, cell, w in zip(aligns, row, widths, strict=True)))
@@ -65,16 +75,28 @@ def explain(
     return "\n".join([title, *(line.rstrip() for line in lines)])
 
 
+def _shown(cells: Sequence[str], members: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+    """The row of leaves that share it: the numbers in which their paths differ become '*'."""
+    paths, stds = zip(*members, strict=True)
+    parts = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
+    path = "".join(own[0] if len(set(own)) == 1 else "*" for own in parts)
+    std = math.sqrt(np.mean(np.square(stds)))
+    return (path, str(len(members)), *cells[:4], "-" if math.isnan(std) else f"{std:.3g}", *cells[4:])
+
+
+def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float:
+    """The standard deviation of a leaf: measured, or what the parameterization wants, or NaN where it says nothing."""
+    if value is not None:
+        return float(np.std(value))
+    if spec.role in ("vector", "scalar"):
+        return math.nan
+    return spec.factors(p, family).init / math.sqrt(spec.fan_in)
+
+
 def _row(
-    p: Parameterization,
-    spec: ParamSpec,
-    value: Any,
-    family: str,
-    lr: float,
-    weight_decay: float,
-    eps: float,
-    decay: str,
+    p: Parameterization, spec: ParamSpec, family: str, lr: float, weight_decay: float, eps: float, decay: str
 ) -> tuple[str, ...]:
+    """All cells of a leaf but its path, its number and its init std."""
     factors = spec.factors(p, family)
     forward_factors = p.forward_factors(width=spec.width, depth=spec.depth)
     forward = factors.multiplier
@@ -82,19 +104,11 @@ def _row(
         forward *= forward_factors.branch
     elif spec.role == "readout":
         forward *= forward_factors.output
-    if value is not None:
-        std = f"{float(np.std(value)):.3g}"
-    elif spec.role in ("vector", "scalar"):
-        std = "-"
-    else:
-        std = f"{factors.init / math.sqrt(spec.fan_in):.3g}"
     return (
-        spec.path,
         ("branch/" if spec.in_branch else "") + spec.role,
         "x".join(map(str, spec.shape)) or "()",
         str(spec.fan_in) if spec.role not in ("vector", "scalar") else "-",
         str(spec.fan_out),
-        std,
         f"{forward:.4g}",
         f"{lr * factors.lr:.4g}",
         f"{factors.lr * (1.0 if decay == 'coupled' else factors.decay) * weight_decay:.4g}",

@@ -13,8 +13,9 @@ the value must double and nothing else may change. Doubling is exact in floating
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ SUMS = ("add", "add_any", "sub", "concatenate", "select_n")  # homogeneous if al
 THROUGH = ("add", "sub", "mul", "div", "select_n", "max", "convert_element_type", "reshape", "transpose", "copy",
            "broadcast_in_dim", "squeeze", "expand_dims")  # fmt: skip
 WEIGHTED = ("dot_general", "conv")  # names of the operations that apply a weight contain one of these
+KINDS = ("branch", "output", "attention")
 PROPOSALS = 8  # most sets of parameters that are proposed for one value
 
 
@@ -65,7 +67,7 @@ class Node:
 class Site:
     """A value that a factor multiplies.
 
-    kind: "branch", "output" or "attention". parts: parameters in which the value is homogeneous of degree 1 and which
+    kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which
     act on nothing else; None if there are none. inside: of a branch, the paths of all parameters between its beginning
     and its end. head_dim: of an attention. where: the operation that ends the value, for messages.
     """
@@ -77,7 +79,9 @@ class Site:
     where: str = ""
 
 
-def absorb(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: Any) -> PyTree:
+def absorb(
+    specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: Any, kinds: Collection[str] = KINDS
+) -> PyTree:
     """The spec tree with the parameters named that the form "absorbed" stores the forward pass's factors in.
 
     Then `p.in_form("absorbed")` needs no change of the model: `apply` is called as it is, and `rescale` and `optimizer`
@@ -88,10 +92,13 @@ def absorb(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: An
         sqrt(head_dim).
       params: arrays or shapes; their values do not matter.
       inputs: arrays; floating ones are replaced by random numbers.
+      kinds: the factors to find a place for, all by default; `p.kinds` are those that can differ from 1.
 
     Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch.
     """
     leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    if not kinds:
+        return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     found, place = sites(apply, params, *inputs), dict[str, tuple[Absorbed, ...]]()
     repeated = [site for site in found if site.kind == "branch" and any(leaves[path].in_branch for path in site.inside)]
     inside = frozenset[str]().union(*(site.inside for site in repeated))
@@ -103,7 +110,7 @@ def absorb(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: An
             f"overrides={wrong} to infer_specs"
         )
     for site in found:
-        if site.kind == "branch" and site not in repeated:
+        if site.kind not in kinds or (site.kind == "branch" and site not in repeated):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
@@ -163,30 +170,56 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     return found
 
 
+def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
+    """{"hidden": what the readout is applied to, "logits": `apply(params, *inputs)`}; it can be jitted.
+
+    The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
+    """
+    graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
+    todo, seen = [graph.output], set[Node]()
+    while todo:
+        node = todo.pop(0)
+        fed = [operand for operand in node.operands if operand in graph.fed]
+        if graph.weighs(node) and len(fed) == 1:
+            return {"hidden": fed[0].value, "logits": graph.output.value}
+        todo += [operand for operand in fed if operand not in seen]
+        seen.update(fed)
+    raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
+
+
 class Graph:
-    """The forward pass as a graph of values, evaluated once at random parameters.
+    """The forward pass as a graph of values, evaluated once.
 
     nodes: in the order of evaluation. Only those that the logits depend on.
+    number: array or shape -> the value of a parameter or an input; by default random numbers.
+    open_scans: whether the body of a scan is in the graph, evaluated once, instead of the whole scan as one operation.
     """
 
-    def __init__(self, apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], seed: int) -> None:
+    def __init__(
+        self,
+        apply: Callable[..., Any],
+        params: PyTree,
+        inputs: Sequence[Any],
+        seed: int = 0,
+        number: Callable[[Any], Any] | None = None,
+        open_scans: bool = True,
+    ) -> None:
         shapes, own = flatten_shapes(params)[0], parameters_only(params)
-        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(own)]
+        leaves = jax.tree.leaves(own)
         flat, inner = jax.tree.flatten(inputs)
         rng = np.random.default_rng(seed)
+        number = number or functools.partial(_random, rng)
 
         def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
             tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
             tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
             return apply(tree, *jax.tree.unflatten(inner, given))
 
-        closed = jax.make_jaxpr(logits)(leaves, flat)
+        closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
         self.nodes: list[Node] = []
-        arguments = [
-            self._leaf("parameter", _random(rng, leaf), path) for leaf, path in zip(leaves, shapes, strict=True)
-        ]
-        arguments += [self._leaf("input", _random(rng, given)) for given in flat]
-        self._rng = rng
+        arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
+        arguments += [self._leaf("input", number(given)) for given in flat]
+        self._rng, self._open_scans = rng, open_scans
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
@@ -224,10 +257,10 @@ class Graph:
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, parameters = equation.primitive.name, equation.params
-        if name == "scan":
+        if name == "scan" and self._open_scans:
             return self._scan(parameters, operands)
         inner = next((parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters), None)
-        if inner is not None and name not in ("while", "cond"):
+        if inner is not None and name not in ("while", "cond", "scan"):
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             if len(jaxpr.invars) == len(operands):
                 return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
@@ -332,11 +365,11 @@ class Graph:
             if between is not start:
                 before = [counts[operand] for operand in between.operands if operand in counts]
                 counts[between] = max(before) + (
-                    self._weighs(between) and any(o not in self.fed for o in between.operands)
+                    self.weighs(between) and any(o not in self.fed for o in between.operands)
                 )
         return counts[node]
 
-    def _weighs(self, node: Node) -> bool:
+    def weighs(self, node: Node) -> bool:
         return any(word in node.op for word in WEIGHTED)
 
     def _is_linear(self, node: Node, start: Node) -> bool:

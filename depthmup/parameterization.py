@@ -158,6 +158,14 @@ class Parameterization:
         """Whether depth acts as in AM-muP: on every LR and on the init of branch weights, not on the forward pass."""
         return self.table.lr_depth is not None
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The factors of the forward pass that can differ from 1, or for "attention" from 1/sqrt(head_dim)."""
+        branch = self.beta0 != 1 or (self.alpha is not None and not self.arithmetic_mean)
+        output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.readout.output != Powers()
+        there = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
+        return tuple(kind for kind, applies in there.items() if applies)
+
     def count_blocks(self, depth: int) -> int:
         """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""
         return depth if self.blocks is None else self.blocks(depth)

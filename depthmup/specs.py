@@ -171,7 +171,7 @@ def _from_json(row: dict[str, Any]) -> ParamSpec:
 
 def parameters_only(tree: PyTree) -> PyTree:
     """The tree with None for leaves that are not arrays of real or complex numbers: functions, integers, keys."""
-    return jax.tree.map(lambda leaf: leaf if _is_parameter(leaf) else None, tree)
+    return jax.tree.map(lambda leaf: leaf if is_parameter(leaf) else None, tree)
 
 
 def check_shapes(specs: PyTree, params: PyTree) -> None:
@@ -223,7 +223,7 @@ def _is_box(node: object) -> bool:
     return isinstance(node, (AxisMetadata, variable))
 
 
-def _is_parameter(leaf: Any) -> bool:
+def is_parameter(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
@@ -248,7 +248,7 @@ def _times(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
     """The parameters times a tree of factors; leaves that are no parameters stay as they are."""
     check_shapes(specs, params)
     factors = iter(jax.tree.leaves(scale))
-    scaled = [_scaled(leaf, next(factors)) if _is_parameter(leaf) else leaf for leaf in jax.tree.leaves(params)]
+    scaled = [_scaled(leaf, next(factors)) if is_parameter(leaf) else leaf for leaf in jax.tree.leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), scaled)
 
 

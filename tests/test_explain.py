@@ -17,7 +17,7 @@ def init(width, depth):
 
 def table(text):
     """{parameter: {column: cell}}; cells hold no spaces."""
-    columns = ["parameter", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps"]
+    columns = ["parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps"]
     return {row.split()[0]: dict(zip(columns, row.split(), strict=True)) for row in text.splitlines()[2:]}
 
 
@@ -53,3 +53,22 @@ def test_coupled_decay_is_shown(x64):
     p = dm.parameterization("mup", base_width=4)
     shown = table(dm.explain(p, dm.infer_specs(init, **BIG), "adamw", weight_decay=0.4, decay="coupled"))
     assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.1")
+
+
+def test_equal_blocks_share_a_row():
+    """Only the numbers that differ become stars, and blocks of another shape keep their own row."""
+
+    def init(width, depth):
+        one = {"l_0": np.ones((width, width)), "l_1": np.ones((width, 2 * width)), "l_2": np.ones((2 * width, width))}
+        blocks = {f"block_{i}": {**one, "b": np.full(width, float(i))} for i in range(depth)}
+        return {"in": np.zeros((5, width)), **blocks, "out": np.zeros((width, 3))}
+
+    specs = dm.infer_specs(init, width=4, depth=2)
+    shown = table(dm.explain(dm.parameterization("mup"), specs, "adam", params=init(4, 2)))
+    assert {path: row["#"] for path, row in shown.items()} == {
+        "block_*/b": "2", "block_*/l_0": "2", "block_*/l_1": "2", "block_*/l_2": "2", "in": "1", "out": "1"
+    }  # fmt: skip
+    params = init(4, 2)
+    params["block_1"]["l_0"] = np.array([[1.0, -1.0] * 2] * 4)
+    shown = table(dm.explain(dm.parameterization("mup"), specs, "adam", params=params))
+    assert float(shown["block_*/l_0"]["init std"]) == pytest.approx(0.5**0.5, rel=1e-2)

@@ -87,10 +87,10 @@ def test_explain(call):
     shape = "depth_mup at width 16 (base 32), depth 2 (base 2), 2 blocks (base 2), adam: "
     assert shape + "branch factor 1, output factor 2" in header
     assert columns.split() == [word for name in COLUMNS for word in name.split()]
-    assert [row.split()[:3] for row in rows] == [
-        ["blocks/dense/kernel", "branch/hidden", "2x16x16"],
-        ["read_in/kernel", "input", "64x16"],
-        ["readout/kernel", "readout", "16x10"],
+    assert [row.split()[:4] for row in rows] == [
+        ["blocks/dense/kernel", "1", "branch/hidden", "2x16x16"],
+        ["read_in/kernel", "1", "input", "64x16"],
+        ["readout/kernel", "1", "readout", "16x10"],
     ]
 
 

@@ -19,10 +19,19 @@ def run(path, count):
 
 @pytest.mark.slow
 def test_readme(capsys):
-    names = run("README.md", 5)
-    assert names["logits"].shape == (32, 10)
+    names = run("README.md", 3)
+    assert names["logits"].shape == (8, 10)
     assert names["report"].ok, str(names["report"])
     assert names["limit"].ntk.shape == (8, 8)
+    assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_your_model(capsys):
+    names = run("docs/your-model.md", 5)
+    assert names["model"](names["x"]).shape == (8, 10)
+    assert names["logits"].shape == (32, 10)
+    assert names["report"].ok, str(names["report"])
     assert names["deep"].learning_rate == pytest.approx(names["shallow"].learning_rate, rel=0.25)  # depth-muP: the same
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
 

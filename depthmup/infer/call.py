@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 
@@ -24,6 +24,7 @@ def infer_specs(
     residual: bool = True,
     layout: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    inside: Callable[[], Collection[str]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -40,6 +41,7 @@ def infer_specs(
         all that shapes say. A role, "branch" or "trunk" (inside or outside a residual branch), or both as
         "branch/ROLE"; axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
+      inside: () -> the paths of the parameters inside residual branches, asked where shapes cannot tell.
 
     Only one parameter may look like a readout (which the output factor multiplies); where several do, overrides must
     say what each is.
@@ -57,7 +59,7 @@ def infer_specs(
     shapes.check_width(width, rules, told)
     unclear = _Unclear(shapes, width)
     blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
-    stacked, branch = _places(blocks, rules, residual, unclear)
+    stacked, branch = _places(blocks, rules, residual, inside, unclear)
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
     found = _roles(roles, rules, branch, unclear)
@@ -107,7 +109,11 @@ def _said(role: str, in_branch: bool) -> str:
 
 
 def _places(
-    blocks: Blocks, rules: Mapping[str, Override], residual: bool, unclear: _Unclear
+    blocks: Blocks,
+    rules: Mapping[str, Override],
+    residual: bool,
+    inside: Callable[[], Collection[str]] | None,
+    unclear: _Unclear,
 ) -> tuple[dict[str, int | None], dict[str, bool]]:
     """({path: stack axis}, {path: whether it is in a branch})"""
     stacked: dict[str, int | None] = {}
@@ -122,7 +128,7 @@ def _places(
                 branch[name] = in_stack or blocks.contain(name)
         except Unclear as error:
             if place is None and residual:
-                branch[name] = unclear.ask(name, error) == "branch"
+                branch[name] = name in inside() if inside else unclear.ask(name, error) == "branch"
     return stacked, branch
 
 

@@ -1,0 +1,253 @@
+"""One way to make and to call a model of Linen, NNX, Haiku, Equinox, or any pytree of arrays.
+
+Each framework keeps a model's numbers in its own way; here they are (params, state): a pytree of what is trained, and
+one of the other arrays (batch statistics, random keys, buffers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+from flax import linen as nn
+
+from depthmup.parameterization import ForwardFactors
+from depthmup.specs import is_parameter, parameters_only
+
+PyTree = Any
+KEY = 0  # of random numbers whose values do not matter
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A model at one width and depth; a subclass for each framework.
+
+    make: key -> what the user's factory gives.
+    inputs, options: arguments and keyword arguments of a call, as in training.
+    call: (what the user holds, *inputs) -> outputs, for a model that is not called itself. output: outputs -> logits.
+    factors: of a model that takes them.
+    """
+
+    make: Callable[[jax.Array], Any]
+    inputs: tuple[Any, ...]
+    options: Mapping[str, Any]
+    call: Callable[..., Any] | None
+    output: Callable[[Any], jax.Array]
+    factors: ForwardFactors | None = None
+
+    layout: ClassVar[str | None] = None  # of infer_specs, where the framework has one
+
+    def init(self, key: Any) -> tuple[PyTree, PyTree]:
+        """(params, state) by the model's own initializers."""
+        return self.split(self.make(key))
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        """(logits, state after the call)"""
+        raise NotImplementedError
+
+    def apply(self, held: Any, *args: Any, **options: Any) -> Any:
+        """The model's own call."""
+        if self.factors is not None:
+            options = {"factors": self.factors, **options}
+        return self.of(held)(*args, **options)
+
+    def of(self, held: Any) -> Callable[..., Any]:
+        """The function that a call of the model is."""
+        return held if self.call is None else functools.partial(self.call, held)
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        """What the user holds."""
+        raise NotImplementedError
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        """The inverse of `join`."""
+        raise NotImplementedError
+
+    def statistics(self, state: PyTree) -> list[Any]:
+        """The batch statistics in a state."""
+        del state
+        return []
+
+    @functools.cached_property
+    def made(self) -> Any:
+        """What the factory gives, with shapes for arrays."""
+        return self.make(jax.random.key(KEY))
+
+
+class LinenModel(Model):
+    """Users hold variables: {"params": ..., "batch_stats": ..., ...}."""
+
+    def init(self, key: Any) -> tuple[PyTree, PyTree]:
+        rngs = key if isinstance(key, Mapping) else {"params": key, "dropout": key}
+        factors = {} if self.factors is None else {"factors": self.factors}
+        return self.split(self.made.init(rngs, *self.inputs, **factors, **self.options))
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        rngs = {"dropout": jax.random.key(KEY)}
+        outputs, after = self.apply(
+            self.join(params, state), *inputs, rngs=rngs, mutable=[*state, "intermediates"], **self.options
+        )
+        return self.output(outputs), {name: after.get(name, own) for name, own in state.items()}
+
+    def of(self, held: Any) -> Callable[..., Any]:
+        return functools.partial(self.made.apply, held)
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        return {"params": params, **state}
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        return held["params"], {name: held[name] for name in held if name not in ("params", "intermediates")}
+
+    def statistics(self, state: PyTree) -> list[Any]:
+        return jax.tree.leaves(state.get("batch_stats", {}))
+
+
+class HaikuModel(Model):
+    """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] rng, ...)."""
+
+    def init(self, key: Any) -> tuple[PyTree, PyTree]:
+        return self.split(self.made.init(key, *self.inputs, **self.options))
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        held = (params, state) if self._stateful else (params,)
+        outputs = self.made.apply(*held, jax.random.key(KEY), *inputs, **self.options)
+        outputs, after = outputs if self._stateful else (outputs, state)
+        return self.output(outputs), after
+
+    def of(self, held: Any) -> Callable[..., Any]:
+        return functools.partial(self.made.apply, held)
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        return (params, state) if self._stateful else params
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        return held if self._stateful else (held, {})
+
+    def statistics(self, state: PyTree) -> list[Any]:
+        averages = {name: own for name, own in state.items() if name.endswith("_ema")}
+        return [leaf for leaf in jax.tree.leaves(averages) if is_parameter(leaf)]
+
+    @property
+    def _stateful(self) -> bool:
+        return type(self.made).__name__ == "TransformedWithState"
+
+
+class NNXModel(Model):
+    """Users hold the module."""
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        module = self.join(params, state)
+        outputs = self.apply(module, *inputs, **self.options)
+        return self.output(outputs), self.split(module)[1]
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        from flax import nnx  # here, since it is slow to load
+
+        # The module takes over the variables of these trees, and may change them: it gets copies.
+        return nnx.merge(nnx.graphdef(self.made), *jax.tree.map(lambda leaf: leaf, (params, state)))
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        from flax import nnx
+
+        params, state = nnx.state(held, nnx.Param, ...)
+        return params, state
+
+    def statistics(self, state: PyTree) -> list[Any]:
+        from flax import nnx
+
+        of = jax.tree.leaves(state, is_leaf=lambda variable: isinstance(variable, nnx.Variable))
+        return [variable[...] for variable in of if isinstance(variable, nnx.BatchStat)]
+
+    @functools.cached_property
+    def made(self) -> Any:
+        from flax import nnx
+
+        return nnx.eval_shape(lambda: self.make(jax.random.key(KEY)))
+
+
+class PytreeModel(Model):
+    """Users hold the model, a pytree that has its arrays: Equinox's modules, or parameters beside a function."""
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        return self.output(self.apply(self.join(params, state), *inputs, **self.options)), state
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        rest = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, self.made)
+        return jax.tree.map(
+            lambda *own: next((leaf for leaf in own if leaf is not None), None),
+            *(params, state, rest),
+            is_leaf=lambda leaf: leaf is None,
+        )
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        other = jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, held)
+        return parameters_only(held), other
+
+    @functools.cached_property
+    def made(self) -> Any:
+        held = []
+        jax.eval_shape(lambda: held.append(self.make(jax.random.key(KEY))))
+        return jax.tree.map(lambda leaf: jax.typeof(leaf) if _is_array(leaf) else leaf, held[0])
+
+
+class EquinoxModel(PytreeModel):
+    """As any pytree, with weights (out, in, ...)."""
+
+    layout = "out_in"
+
+
+def adapt(
+    factory: Callable[..., Any],
+    width: int,
+    depth: int,
+    inputs: tuple[Any, ...],
+    options: Mapping[str, Any],
+    call: Callable[..., Any] | None,
+    output: Callable[[Any], jax.Array],
+) -> Model:
+    """The model that a factory makes at a width and depth; `setup` explains the arguments.
+
+    Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
+    """
+    # A class' own signature may be that of its metaclass, which hides the names.
+    named = inspect.signature(factory.__init__ if inspect.isclass(factory) else factory).parameters
+    kind: type[Model] | None = None
+    if "rngs" in named:
+        from flax import nnx
+
+        kind, make = NNXModel, lambda key: factory(width, depth, rngs=nnx.Rngs(key))
+    elif "key" in named:
+        kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
+    else:
+        found = factory(width, depth)
+        linen = isinstance(found, nn.Module)
+        kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", found) else None, lambda key: found
+        if kind is None:
+            raise TypeError(
+                f"factory(width, depth) gives a {type(found).__name__}, which is neither a Linen module nor a Haiku "
+                "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
+                "depth, key). The names rngs and key tell which"
+            )
+        if call is not None:
+            raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
+    model = kind(make, inputs, options, call, output)
+    if kind is PytreeModel and _is_of("equinox", model.made):
+        model = EquinoxModel(make, inputs, options, call, output)
+    if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
+        raise TypeError(
+            f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."
+        )
+    takes_factors = "factors" in inspect.signature(call or type(model.made).__call__).parameters
+    return dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0)) if takes_factors else model
+
+
+def _is_of(framework: str, model: Any) -> bool:
+    return any(cls.__module__.split(".")[0] == framework for cls in type(model).__mro__)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

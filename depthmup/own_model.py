@@ -1,0 +1,327 @@
+"""A model of your own, unmodified: one object that holds all that a parameterization needs to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from depthmup import optim
+from depthmup.audit import InitAudit, audit_init
+from depthmup.explain import explain
+from depthmup.forward import ForwardError, Graph, absorb, features, sites
+from depthmup.frameworks import LinenModel, Model, adapt
+from depthmup.infer import infer_specs
+from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of
+from depthmup.measure.probe import ALL
+from depthmup.parameterization import Parameterization, parameterization
+from depthmup.specs import PyTree, group, is_spec, parameters_only, rescale
+
+RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
+
+
+class SetupWarning(UserWarning):
+    """Something in a model contradicts the parameterization; training goes on as it is."""
+
+
+def setup(
+    name: str | Parameterization,
+    factory: Callable[..., Any],
+    *inputs: Any,
+    width: int,
+    depth: int,
+    base: tuple[int, int] | None = None,
+    options: Mapping[str, Any] | None = None,
+    call: Callable[..., Any] | None = None,
+    output: Callable[[Any], jax.Array] = lambda outputs: outputs,
+    overrides: Mapping[str, str] | None = None,
+    fan_in_init: bool | None = None,
+    **settings: Any,
+) -> Setup:
+    """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
+
+        m = dm.setup("depth_mup", lambda w, d: GPT(width=w, depth=d), tokens, width=512, depth=24, base=(64, 4))
+        variables = m.init(jax.random.key(0))
+        logits = m.apply(variables, tokens)
+        tx = m.optimizer("adamw", 1e-3)
+
+    The factors of the forward pass go into the parameters (`absorb`), or into the model's argument `factors` if its
+    call has one.
+
+    Args:
+      name: a name of `parameterization`, or what it returns.
+      factory: makes the model at a width and depth. Linen, Haiku: factory(width, depth). NNX: factory(width, depth,
+        rngs). Equinox, or parameters in any pytree: factory(width, depth, key). The names rngs and key tell which.
+      inputs: arguments of one call, such as a batch of examples. Only shapes and dtypes of floating ones matter.
+      base: (width, depth) at which hyperparameters were tuned; None: (1, 1), the absolute form of the papers.
+      options: keyword arguments of the call as in training, such as {"train": True}.
+      call: (model, *inputs) -> outputs, for NNX, Equinox and pytrees that are not called themselves, such as
+        lambda model, x: jax.vmap(model)(x).
+      output: what the call returns -> logits, such as lambda out: out.logits.
+      overrides: as in `infer_specs`.
+      fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
+        parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
+      **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
+        base_head_dim is the head size at the base width unless given.
+
+    Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters,
+    TypeError for a model of an unknown framework.
+    """
+    make = functools.partial(adapt, factory, inputs=inputs, options=options or {}, call=call, output=output)
+
+    def init(width: int, depth: int) -> PyTree:
+        return make(width, depth).init(jax.random.key(0))[0]
+
+    def specs_at(width: int, depth: int) -> PyTree:
+        model = make(width, depth)
+
+        @functools.cache
+        def inside() -> frozenset[str]:
+            apply, params = _traceable(model)
+            return frozenset().union(*(site.inside for site in sites(apply, params, *inputs)))
+
+        return infer_specs(init, width=width, depth=depth, layout=model.layout, overrides=overrides, inside=inside)
+
+    def at(width: int, depth: int) -> Setup:
+        model, specs = make(width, depth), specs_at(width, depth)
+        if model.factors is not None:
+            head_dim = getattr(model.made, "head_dim", None)
+            model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
+            return Setup(p, specs, model, init, at, bool(fan_in_init))
+        specs = absorb(specs, *_traceable(model), *inputs, kinds=p.kinds)
+        return Setup(p.in_form("absorbed"), specs, model, init, at, bool(fan_in_init))
+
+    if isinstance(name, Parameterization):
+        if base or settings:
+            raise TypeError("the base and the settings are part of the parameterization that you give")
+        p = name
+    else:
+        base_width, base_depth = base or (1, 1)
+        p = parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
+        if base and "base_head_dim" not in settings and "attention" in p.kinds:
+            p = dataclasses.replace(p, base_head_dim=_head_dim(make(*base)))
+    found = at(width, depth)
+    if fan_in_init is None:
+        small = specs_at(p.base_width, p.base_depth) if p.base_width > 1 else found.specs
+        _warn_of_init(audit_init(p, small, init))
+    return found
+
+
+def _warn_of_init(audit: InitAudit) -> None:
+    off = {
+        f"{re.sub(r'[0-9]+', '*', row.path)} ({row.role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, "
+        f"needed width^{row.needed:g}": None
+        for row in audit.rows
+        if not row.ok
+    }
+    if off:
+        warnings.warn(
+            "the model's initializers do not scale with width and depth as the parameterization assumes. "
+            "fan_in_init=True makes `init` scale them so; fan_in_init=False silences this.\n  " + "\n  ".join(off),
+            SetupWarning,
+            stacklevel=3,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """What `setup` returns: a model at one width and depth under a parameterization.
+
+    specs: of its parameters, in which factors are absorbed. at: (width, depth) -> the same model at another shape.
+    init_fn: (width, depth) -> parameters by the model's own initializers.
+    """
+
+    parameterization: Parameterization
+    specs: PyTree
+    model: Model
+    init_fn: Callable[[int, int], PyTree]
+    at: Callable[[int, int], Setup]
+    fan_in_init: bool
+
+    def init(self, key: Any) -> Any:
+        """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
+        (params, state). key: a PRNG key; for Linen also a dict of keys."""
+        params, state = self.fresh(key)
+        return self.model.join(params, state)
+
+    def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
+        """(rescaled parameters, the model's other arrays); it can be jitted."""
+        params, state = self.model.init(key)
+        if self.fan_in_init:
+            params = self.audit.correct(params)
+        return rescale(self.parameterization, self.specs, params), state
+
+    def apply(self, model: Any, *args: Any, **options: Any) -> Any:
+        """The model's own call on what `init` returned; arguments as in its framework (mutable=, rngs=, ...)."""
+        return self.model.apply(model, *args, **options)
+
+    def optimizer(
+        self, name: str, learning_rate: optax.ScalarOrSchedule, **options: Any
+    ) -> optax.GradientTransformation:
+        """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike."""
+        return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
+
+    @functools.cached_property
+    def audit(self) -> InitAudit:
+        """`audit_init` at this width and depth, relative to the base."""
+        return audit_init(self.parameterization, self.specs, self.init_fn)
+
+    def explain(self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any) -> str:
+        """`dm.explain`, and the parameters that are stored times a factor of the forward pass."""
+        params = None if model is None else parameters_only(self.model.split(model)[0])
+        table = explain(self.parameterization, self.specs, optimizer, learning_rate, params=params, **options)
+        return "\n".join([table, *self._places()])
+
+    def _places(self) -> list[str]:
+        """A line for each kind of factor: its value and where it is."""
+        if self.model.factors is not None:
+            return [f"the model takes its factors: {self.model.factors}"]
+        p = self.parameterization.in_form("mup")
+        places: dict[str, dict[str, None]] = {}
+        for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
+            for kind, head_dim, axis, ranges in spec.absorbs:
+                factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
+                value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
+                part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
+                over = " / sqrt(head_dim)" if kind == "attention" else ""
+                where = re.sub(r"\d+", "*", spec.path) + part
+                places.setdefault(f"{kind} factor {value:.4g}{over}", {})[where] = None
+        return [f"{kind} inside {', '.join(paths)}" for kind, paths in places.items()]
+
+    def check(
+        self,
+        loss: Callable[[jax.Array, PyTree], jax.Array],
+        batch: Sequence[Any],
+        *,
+        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "adam",
+        learning_rate: float | None = None,
+        widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
+        steps: Sequence[int] = (1, 4),
+        seeds: int = 4,
+        max_seeds: int = 32,
+        **options: Any,
+    ) -> CoordinateReport:
+        """Does training move the features of this model alike at every width and depth? `coordinate_check` of it.
+
+        Args:
+          loss: (logits, targets) -> scalar.
+          batch: (*inputs, targets).
+          optimizer: a name of `dm.optimizer`, or for another transformation (setup -> transformation), such as
+            lambda m: m.wrap(optax.lion(1e-3)).
+          learning_rate: at the base shape; small, since saturation hides slopes.
+          widths, depths: by default 1, 2 and 4 times the base width, at the base depth; and 1, 2, 4 and 8 times the
+            base depth, at the base width. In the absolute form this shape stands for the base.
+          steps, seeds, max_seeds, options: of `coordinate_check`.
+
+        The features are what the readout is applied to.
+        """
+        p, spec = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
+        width, depth = (p.base_width, p.base_depth) if p.base_width > 1 else (spec.width, spec.depth)
+        return coordinate_check(
+            lambda width, depth: self.at(width, depth).probe(loss, batch, optimizer, learning_rate),
+            widths=[k * width for k in (1, 2, 4)] if widths is None else widths,
+            depths=[k * depth for k in (1, 2, 4, 8)] if depths is None else depths,
+            **{"width": width, "depth": depth, "title": p.name, **options},
+            steps=steps,
+            seeds=seeds,
+            max_seeds=max_seeds,
+        )
+
+    def probe(
+        self,
+        loss: Callable[[jax.Array, PyTree], jax.Array],
+        batch: Sequence[Any],
+        optimizer: str | Callable[[Setup], optax.GradientTransformation],
+        learning_rate: float | None = None,
+    ) -> Probe:
+        """This model as `coordinate_check` trains it; the arguments are those of `check`."""
+        if callable(optimizer):
+            tx = optimizer(self)
+        else:
+            tx = self.optimizer(optimizer, learning_rate or RATES[optim.family_of(optimizer)])
+        model, specs = self.model, self.specs
+
+        def init(hyper: Any) -> Any:
+            params, state = self.fresh(jax.random.key(hyper["seed"]))
+            return params, state, tx.init(params)
+
+        def step(carry: Any, batch: Sequence[Any], hyper: Any) -> Any:
+            params, state, kept = carry
+            *inputs, targets = batch
+            grads = jax.grad(lambda params: loss(model.run(params, state, *inputs)[0], targets))(params)
+            updates, kept = tx.update(grads, kept, params)
+            updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
+            return (optax.apply_updates(params, updates), state, kept), None
+
+        def look(carry: Any, batch: Sequence[Any], hyper: Any) -> dict[str, jax.Array]:
+            params, state, _ = carry
+            return features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *batch[:-1])
+
+        def hyper(name: str, seed: int) -> dict[str, Any]:
+            trains = jax.tree.map(lambda spec: np.float32(name in (ALL, group(spec))), specs, is_leaf=is_spec)
+            return {"seed": np.uint32(seed), "trains": trains}
+
+        return Probe(init, step, look, hyper, groups_of(specs), batch)
+
+    def _unboxed(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """`tx` of the parameters, which for Linen takes {"params": parameters} as well: what `init` returns."""
+
+        def boxed(tree: PyTree) -> bool:
+            return isinstance(self.model, LinenModel) and set(tree) == {"params"}
+
+        def init(params: PyTree) -> PyTree:
+            return tx.init(params["params"] if boxed(params) else params)
+
+        def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
+            if not boxed(updates):
+                return tx.update(updates, state, params, **extra)
+            updates, state = tx.update(updates["params"], state, params and params["params"], **extra)
+            return {"params": updates}, state
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
+    """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    state = jax.tree.map(_made_up, state)
+
+    def apply(params: PyTree, *inputs: Any) -> jax.Array:
+        logits, after = model.run(params, state, *inputs)
+        idle = [new is old for new, old in zip(model.statistics(after), model.statistics(state), strict=True)]
+        if any(idle):
+            raise ForwardError(
+                "this call does not update the model's batch statistics, so it is not the one of training: pass the "
+                "keyword arguments of training, such as options={'train': True}"
+            )
+        return logits
+
+    return apply, params
+
+
+def _made_up(leaf: jax.ShapeDtypeStruct) -> Any:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _head_dim(model: Model) -> int:
+    """The head size of a model's attention; 1 without attention."""
+    if model.factors is not None:
+        return getattr(model.made, "head_dim", 1)
+    apply, params = _traceable(model)
+    found = {size for *_, size in Graph(apply, params, model.inputs).attentions()}
+    if len(found) > 1:
+        raise ForwardError(f"attentions have heads of the sizes {sorted(found)}: pass base_head_dim=")
+    return found.pop() if found else 1

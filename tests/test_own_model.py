@@ -1,0 +1,471 @@
+"""Models that are not ours, set up by one call: the same training as with factors written into the model."""
+
+import re
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import depthmup as dm
+from depthmup.measure.probe import feature_changes
+from depthmup.models import ResidualMLP, ViT
+from tests.test_forward import NormedConv, Residual, Transformer
+
+WIDTH, DEPTH, BASE = 16, 4, (8, 2)
+X = jax.random.normal(jax.random.key(1), (6, 8))
+Y = jnp.arange(6) % 5
+KEY = jax.random.key(0)
+TOKENS = jnp.arange(12).reshape(2, 6) % 5
+IMAGES = jax.random.normal(jax.random.key(2), (3, 8, 8, 3))
+
+
+def loss(logits, targets):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def setup(factory, *inputs, name="depth_mup", fan_in_init=False, **options):
+    """At the usual shape, without a word about the init."""
+    shape = {"width": WIDTH, "depth": DEPTH} | ({"base": BASE} if isinstance(name, str) else {})
+    return dm.setup(name, factory, *(inputs or (X,)), fan_in_init=fan_in_init, **(shape | options))
+
+
+def residual(width, depth):
+    return Residual(width, depth)
+
+
+# The same training as with explicit factors
+
+
+def double(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), tree)
+
+
+def explicit(model, inputs, p):
+    """(specs, initial variables) of a model of tests/test_forward.py, which takes its factors as an attribute."""
+    variables = double(model(WIDTH, DEPTH, (1.0, 1.0, 1.0)).init(KEY, *inputs))
+    specs = dm.infer_specs(
+        lambda w, d: model(w, d, (1.0, 1.0, 1.0)).init(KEY, *inputs)["params"], width=WIDTH, depth=DEPTH,
+        overrides={"stage1_a_0/kernel": "branch"} if "stage1_a_0" in variables["params"] else None,
+    )  # fmt: skip
+    return specs, {**variables, "params": dm.rescale(p, specs, variables["params"])}
+
+
+MODELS = {
+    "residual": (lambda w, d, f: Residual(w, d, factors=f), X, None),
+    "batch norm": (lambda w, d, f: NormedConv(w, d, factors=f), IMAGES, None),
+    "transformer": (lambda w, d, f: Transformer(w, d, factors=f), TOKENS, WIDTH // 2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_with_explicit_factors(name, x64):
+    """Linen models of three kinds, AdamW with decay, in float64."""
+    model, x, head_dim = MODELS[name]
+    x = x if x.dtype == jnp.int32 or x.dtype == jnp.int64 else jnp.asarray(x, jnp.float64)
+    m = setup(lambda w, d: model(w, d, (1.0, 1.0, 1.0)), x, gamma0=2.0, beta0=0.7)
+    params, state = double(m.model.init(KEY))
+    own = m.model.join(dm.rescale(m.parameterization, m.specs, params), state)
+    p = dm.parameterization(
+        "depth_mup", base_width=BASE[0], base_depth=BASE[1], base_head_dim=BASE[0] // 2 if head_dim else 1,
+        gamma0=2.0, beta0=0.7,
+    )  # fmt: skip
+    assert m.parameterization == p.in_form("absorbed")
+    specs, reference = explicit(model, (x,), p)
+    factors = p.forward_factors(width=WIDTH, depth=DEPTH, head_dim=head_dim)
+    # Without a factor these models divide by sqrt(head_dim) themselves.
+    attention = factors.attention * head_dim**0.5 if head_dim else 1.0
+    changed = model(WIDTH, DEPTH, (factors.branch, factors.output, attention))
+
+    def train(variables, apply, tx):
+        params, state, losses = variables["params"], {k: v for k, v in variables.items() if k != "params"}, []
+        kept = tx.init(params)
+        for _ in range(4):
+
+            def value(params):
+                logits = apply({"params": params, **state}, x, mutable=list(state))[0]
+                return jnp.mean((logits - 1) ** 2)
+
+            number, grads = jax.value_and_grad(value)(params)
+            updates, kept = tx.update(grads, kept, params)
+            params = optax.apply_updates(params, updates)
+            losses.append(number)
+        return np.array(losses)
+
+    options = {"weight_decay": 0.1, "eps": 1e-3}
+    ours = train(own, m.apply, m.optimizer("adamw", 1e-2, **options))
+    theirs = train(reference, changed.apply, dm.optimizer(p, specs, "adamw", 1e-2, **options))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    assert ours[-1] != ours[0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_optimizer_takes_variables(optimizer):
+    """What Linen's init returns may be trained whole, as many examples do."""
+    m = setup(residual)
+    variables, tx = m.init(KEY), m.optimizer(optimizer, 0.1, weight_decay=0.1)
+    updates, _ = tx.update(variables, tx.init(variables), variables)
+    alone, _ = tx.update(variables["params"], tx.init(variables["params"]), variables["params"])
+    jax.tree.map(np.testing.assert_array_equal, updates, {"params": alone})
+
+
+def test_a_model_that_takes_factors():
+    """They are handed over; nothing is absorbed."""
+    vit = lambda w, d: ViT(width=w, depth=d, heads=2, patch=4, outputs=5)  # noqa: E731
+    m = setup(vit, IMAGES)
+    variables = m.init(KEY)
+    p = dm.parameterization("depth_mup", base_width=8, base_depth=2, base_head_dim=4)
+    assert m.parameterization == p
+    factors = p.forward_factors(width=WIDTH, depth=DEPTH, head_dim=8)
+    expected = vit(WIDTH, DEPTH).apply(variables, IMAGES, factors)
+    np.testing.assert_array_equal(m.apply(variables, IMAGES), expected)
+    assert "the model takes its factors" in m.explain(variables)
+    m = setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5))
+    assert m.model.factors.branch == 0.5**0.5
+
+
+# Frameworks
+
+
+class NNXBlock(nnx.Module):
+    def __init__(self, width, rngs):
+        self.up, self.down = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+
+    def __call__(self, h):
+        return h + self.down(nnx.relu(self.norm(self.up(h))))
+
+
+class NNX(nnx.Module):
+    def __init__(self, width, depth, *, rngs):
+        self.read_in, self.head = nnx.Linear(8, width, rngs=rngs), nnx.Linear(width, 5, rngs=rngs)
+        self.blocks = nnx.List([NNXBlock(width, rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        h = self.read_in(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+def equinox():
+    eqx = pytest.importorskip("equinox")
+
+    class Block(eqx.Module):
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+        phi: object
+        steps: jax.Array
+
+        def __init__(self, width, key):
+            self.up, self.down = (eqx.nn.Linear(width, width, key=k) for k in jax.random.split(key))
+            self.phi, self.steps = jax.nn.relu, jnp.zeros((), int)
+
+        def __call__(self, h):
+            return h + self.down(self.phi(self.up(h)))
+
+    class Net(eqx.Module):
+        read_in: eqx.nn.Linear
+        blocks: list
+        head: eqx.nn.Linear
+
+        def __init__(self, width, depth, *, key):
+            first, last, *keys = jax.random.split(key, depth + 2)
+            self.read_in, self.head = eqx.nn.Linear(8, width, key=first), eqx.nn.Linear(width, 5, key=last)
+            self.blocks = [Block(width, key) for key in keys]
+
+        def __call__(self, x):
+            h = self.read_in(x)
+            for block in self.blocks:
+                h = block(h)
+            return self.head(h)
+
+    return Net
+
+
+def haiku(norm):
+    hk = pytest.importorskip("haiku")
+
+    def factory(width, depth):
+        def forward(x, training=True):
+            h = hk.Linear(width, name="read_in")(x)
+            for i in range(depth):
+                up = hk.Linear(width, name=f"block_{i}_up")(h)
+                up = hk.BatchNorm(True, True, 0.9, name=f"block_{i}_norm")(up, training) if norm else up
+                h = h + hk.Linear(width, name=f"block_{i}_down")(jax.nn.relu(up))
+            return hk.Linear(5, name="head")(h)
+
+        return (hk.transform_with_state if norm else hk.transform)(forward)
+
+    return factory
+
+
+def pytree(width, depth, key):
+    first, last, *keys = jax.random.split(key, depth + 2)
+    normal = lambda key, *shape: jax.random.normal(key, shape) * shape[0] ** -0.5  # noqa: E731
+    return {
+        "read_in": normal(first, 8, width),
+        "blocks": [{"up": normal(k, width, width), "down": normal(k, width, width)} for k in keys],
+        "head": normal(last, width, 5),
+        "steps": jnp.zeros((), int),
+    }
+
+
+def forward(params, x):
+    h = x @ params["read_in"]
+    for block in params["blocks"]:
+        h = h + jax.nn.relu(h @ block["up"]) @ block["down"]
+    return h @ params["head"]
+
+
+CASES = {
+    "nnx": lambda: (NNX, {}),
+    "equinox": lambda: (equinox(), {"call": lambda model, x: jax.vmap(model)(x)}),
+    "haiku": lambda: (haiku(False), {}),
+    "haiku with state": lambda: (haiku(True), {}),
+    "pytree": lambda: (pytree, {"call": forward}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frameworks(name):
+    """Branch and output factor are in the last layer of each branch and in the head; everything else is as it was."""
+    factory, options = CASES[name]()
+    m, plain = setup(factory, **options), setup(factory, name="sp", **options)
+    params, state = m.model.split(m.init(KEY))
+    before, unchanged = plain.model.split(plain.init(KEY))
+    jax.tree.map(np.testing.assert_array_equal, state, unchanged)
+    paths = [s.path for s in jax.tree.leaves(m.specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))]
+    for path, new, old in zip(paths, jax.tree.leaves(params), jax.tree.leaves(before), strict=True):
+        # Standard deviations grow by sqrt(m) for the readout, which the output factor 1/m multiplies.
+        head = "head" in path and not path.endswith(("bias", "/b"))
+        factor = 0.5**0.5 if "down" in path or head else 1.0
+        np.testing.assert_allclose(new, factor * old, rtol=1e-6, err_msg=path)
+    tx = m.optimizer("adamw", 1e-3, weight_decay=0.1)
+    updates, _ = tx.update(params, tx.init(params), params)
+    logits = m.model.run(optax.apply_updates(params, updates), state, X)[0]
+    assert logits.shape == (6, 5)
+    assert jnp.isfinite(logits).all()
+
+
+def test_as_their_users_write_it():
+    """The framework's own way of calling and training what `init` returns."""
+    m = setup(NNX)
+    model = m.init(KEY)
+    assert isinstance(model, NNX)
+    optimizer = nnx.Optimizer(model, m.optimizer("adamw", 1e-2), wrt=nnx.Param)
+    first = loss(model(X), Y)
+    for _ in range(3):
+        optimizer.update(model, nnx.grad(lambda model: loss(model(X), Y))(model))
+    assert loss(model(X), Y) < first
+    net = equinox()
+    import equinox as eqx
+
+    m = setup(net, call=lambda model, x: jax.vmap(model)(x))
+    model, tx = m.init(KEY), m.optimizer("adamw", 1e-2)
+    assert isinstance(model, net)
+    assert model.blocks[0].phi is jax.nn.relu
+    kept = tx.init(eqx.filter(model, eqx.is_inexact_array))
+    grads = eqx.filter_grad(lambda model: loss(m.apply(model, X), Y))(model)
+    updates, _ = tx.update(grads, kept, eqx.filter(model, eqx.is_inexact_array))
+    assert loss(m.apply(eqx.apply_updates(model, updates), X), Y) < loss(m.apply(model, X), Y)
+
+
+def test_linen_passes_state_through():
+    m = setup(lambda w, d: NormedConv(w, d), IMAGES)
+    variables = m.init(KEY)
+    logits, after = m.apply(variables, IMAGES, mutable=["batch_stats"])
+    before = variables["batch_stats"]
+    assert jax.tree.structure(after["batch_stats"]) == jax.tree.structure(before)
+    assert logits.shape == (3, 5)
+    m = setup(lambda w, d: Dropped(w, d), options={"train": True})
+    variables = m.init({"params": KEY, "dropout": KEY})
+    one, two = (m.apply(variables, X, train=True, rngs={"dropout": jax.random.key(k)}) for k in (1, 2))
+    assert (one != two).any()
+
+
+class Dropped(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            f = nn.Dense(self.width, name=f"block_{i}")(nn.Dropout(0.5, deterministic=not train)(nn.relu(h)))
+            h = h + f
+        return nn.Dense(5, name="head")(h)
+
+
+# The base's head size, and the factor of attention
+
+
+@pytest.mark.parametrize("name", ["mup", "sp"])
+def test_head_size_of_the_base(name):
+    m = setup(lambda w, d: Transformer(w, d), TOKENS, name=name)
+    assert m.parameterization.base_head_dim == (4 if name == "mup" else 1)
+    places = m.explain()
+    assert ("attention factor 0.7071 / sqrt(head_dim) inside q_*/bias, " in places) == (name == "mup")
+    own = setup(lambda w, d: Transformer(w, d), TOKENS, name=name, base_head_dim=2)
+    assert own.parameterization.base_head_dim == 2
+
+
+# Words about the init
+
+
+class Small(nn.Module):
+    """As most language models: normal(0.02) everywhere."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.normal(0.02)
+        h = nn.Dense(self.width, kernel_init=init, name="read_in")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, kernel_init=init, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(5, kernel_init=init, name="head")(h)
+
+
+def test_init_that_does_not_scale():
+    factory = lambda w, d: Small(w, d)  # noqa: E731
+    shape = {"width": 256, "depth": 2, "base": (64, 2)}
+    with pytest.warns(
+        dm.SetupWarning, match=r"block_\*/kernel \(hidden\): std ~ width\^-?0.0\d .*, needed width\^-0.5"
+    ):
+        m = dm.setup("depth_mup", factory, X, **shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dm.setup("depth_mup", factory, X, fan_in_init=False, **shape)
+        corrected = dm.setup("depth_mup", factory, X, fan_in_init=True, **shape)
+    plain, scaled = (own.init(KEY)["params"] for own in (m, corrected))
+    np.testing.assert_allclose(scaled["block_0"]["kernel"], plain["block_0"]["kernel"] / 2, rtol=0.02)
+    np.testing.assert_allclose(scaled["head"]["kernel"], plain["head"]["kernel"] / 2, rtol=0.1)
+    np.testing.assert_array_equal(scaled["read_in"]["kernel"], plain["read_in"]["kernel"])
+
+
+# The coordinate check
+
+
+def test_features_are_what_the_readout_is_applied_to():
+    """The changes are those of `dm.probe` on the same model with explicit factors and a sown feature."""
+    m = setup(residual)
+    p = m.parameterization.in_form("mup")
+    ours = m.probe(loss, (X, Y), "adam", 1e-3)
+    specs, _ = explicit(lambda w, d, f: Residual(w, d, factors=f), (X,), p)
+
+    def model(factors):
+        return Residual(WIDTH, DEPTH, factors=(factors.branch, factors.output, 1.0))
+
+    def features(params, batch, factors):
+        hidden = []
+
+        def see(call, args, kwargs, context):
+            hidden.extend(args if context.module.name == "readout" else ())
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(see):
+            logits = model(factors).apply({"params": params}, batch[0])
+        return {"hidden": hidden[0], "logits": logits}
+
+    theirs = dm.probe(
+        p, specs, init=lambda key: Residual(WIDTH, DEPTH).init(key, X)["params"],
+        loss=lambda params, batch, f: loss(model(f).apply({"params": params}, batch[0]), batch[1]),
+        features=features, optimizer="adam", learning_rate=1e-3, batch=(X, Y),
+    )  # fmt: skip
+    assert ours.groups == theirs.groups
+    for group in ("all", "branch/hidden", "input"):
+        changes = feature_changes(ours, group, 2, range(3))
+        expected = feature_changes(theirs, group, 2, range(3))
+        for quantity in ("hidden", "logits"):
+            np.testing.assert_allclose(changes[quantity], expected[quantity], rtol=1e-3)
+    still = feature_changes(ours, "readout", 2, range(3))
+    assert not still["hidden"].any()
+    assert still["logits"].all()
+
+
+@pytest.mark.slow
+def test_check():
+    """It passes under depth_mup and fails under sp, with no word about features or groups."""
+    x = jax.random.normal(KEY, (16, 8))
+    options = {"call": lambda model, x: jax.vmap(model)(x), "width": 128, "depth": 4, "base": (32, 2)}
+    net, batch = equinox(), (x, jnp.arange(16) % 5)
+    good = setup(net, x, **options).check(loss, batch, widths=(64, 256), depths=(4, 16), tolerance=0.2, seeds=8)
+    assert good.ok, str(good)
+    bad = setup(net, x, name="sp", **options).check(loss, batch, widths=(64, 256), depths=(4, 16), tolerance=0.2)
+    assert bad.verdict == "not ok"
+    assert {(s.axis, s.group) for s in bad.slopes if s.answer == "not ok"} >= {("width", "branch/hidden")}
+
+
+# Bad input
+
+
+def test_bad_input():
+    for factory, says in (
+        (lambda w, d: {"w": jnp.zeros((w, w))}, "gives a dict, which is neither a Linen module nor a Haiku transform"),
+        (lambda w, d, key: {"w": jnp.zeros((w, w))}, "cannot be called: pass call="),
+    ):
+        with pytest.raises(TypeError, match=says):
+            setup(factory)
+    with pytest.raises(TypeError, match="for models that are called themselves"):
+        setup(residual, call=forward)
+    with pytest.raises(TypeError, match="part of the parameterization"):
+        setup(residual, name=dm.parameterization("mup"), base=(8, 2))
+    with pytest.raises(TypeError, match="part of the parameterization"):
+        setup(residual, name=dm.parameterization("mup"), gamma0=2.0)
+    with pytest.raises(ValueError, match="base_width must be at least 1"):
+        setup(residual, base=(0, 2))
+    with pytest.raises(ValueError, match="width and depth must be at least 1"):
+        setup(residual, width=0)
+
+
+def test_evaluation_instead_of_training():
+    """Batch norm in evaluation is linear: a factor would go before it, which training does not allow."""
+
+    class Normed(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, x, train=False):
+            h = nn.Dense(self.width, name="read_in")(x)
+            for i in range(self.depth):
+                h = h + nn.BatchNorm(not train, name=f"norm_{i}")(nn.Dense(self.width, name=f"dense_{i}")(h))
+            return nn.Dense(5, name="head")(h)
+
+    factory = lambda w, d: Normed(w, d)  # noqa: E731
+    with pytest.raises(dm.ForwardError, match=re.escape("options={'train': True}")):
+        setup(factory)
+    places = setup(factory, options={"train": True}).explain()
+    assert "branch factor 0.7071 inside norm_*/bias, norm_*/scale" in places
+
+    class Evaluated(NNX):
+        def __call__(self, x):
+            self.eval()
+            return super().__call__(x)
+
+    with pytest.raises(dm.ForwardError, match="does not update the model's batch statistics"):
+        setup(Evaluated)
+
+
+def test_heads_of_two_sizes():
+    class Two(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, t):
+            h = nn.Embed(7, self.width, name="embed")(t)
+            for i in range(self.depth):
+                h = h + nn.MultiHeadDotProductAttention(2, name=f"block_{i}_a")(h)
+                h = h + nn.MultiHeadDotProductAttention(4, name=f"block_{i}_b")(h)
+            return nn.Dense(7, name="head")(h)
+
+    with pytest.raises(dm.ForwardError, match=r"heads of the sizes \[2, 4\]: pass base_head_dim="):
+        setup(lambda w, d: Two(w, d), TOKENS)
+    assert setup(lambda w, d: Two(w, d), TOKENS, base_head_dim=2).parameterization.base_head_dim == 2
