@@ -3,8 +3,9 @@
 The public names (docs/design.md). Importing this needs jax, flax, optax and numpy only.
 """
 
-from depthmup import fit, theory
+from depthmup import fit, testing, theory
 from depthmup.audit import Init, InitAudit, audit_init
+from depthmup.convert import convert
 from depthmup.explain import explain
 from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
@@ -57,6 +58,7 @@ __all__ = [
     "absorb",
     "alignment",
     "audit_init",
+    "convert",
     "coordinate_check",
     "distance",
     "empirical_ntk",
@@ -81,5 +83,6 @@ __all__ = [
     "sharpness",
     "specs_from_json",
     "specs_to_json",
+    "testing",
     "theory",
 ]

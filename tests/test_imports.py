@@ -21,6 +21,8 @@ ALLOWED = {
     "audit": {"parameterization", "specs"},
     "optim": {"parameterization", "specs"},
     "explain": {"parameterization", "specs", "optim"},
+    "convert": {"optim", "parameterization", "specs"},
+    "testing": {"own_model"},
     "frameworks": {"parameterization", "specs"},
     "own_model": {
         "audit",
@@ -68,6 +70,7 @@ ALLOWED = {
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
     "__init__": {
         "audit",
+        "convert",
         "explain",
         "fit",
         "forward",
@@ -77,6 +80,7 @@ ALLOWED = {
         "own_model",
         "parameterization",
         "specs",
+        "testing",
         "theory",
     },
 }
