@@ -91,13 +91,14 @@ def setup(
         return infer_specs(init, width=width, depth=depth, layout=model.layout, overrides=overrides, inside=inside)
 
     def at(width: int, depth: int) -> Setup:
-        model, specs = make(width, depth), specs_at(width, depth)
+        model, specs, own = make(width, depth), specs_at(width, depth), p
+        correction = audit_init(p, specs, init) if fan_in_init else None
         if model.factors is not None:
             head_dim = getattr(model.made, "head_dim", None)
             model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
-            return Setup(p, specs, model, init, at, bool(fan_in_init))
-        specs = absorb(specs, *_traceable(model), *inputs, kinds=p.kinds)
-        return Setup(p.in_form("absorbed"), specs, model, init, at, bool(fan_in_init))
+        else:
+            specs, own = absorb(specs, *_traceable(model), *inputs, kinds=p.kinds), p.in_form("absorbed")
+        return Setup(own, specs, model, correction, at)
 
     if isinstance(name, Parameterization):
         if base or settings:
@@ -135,16 +136,15 @@ def _warn_of_init(audit: InitAudit) -> None:
 class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
 
-    specs: of its parameters, in which factors are absorbed. at: (width, depth) -> the same model at another shape.
-    init_fn: (width, depth) -> parameters by the model's own initializers.
+    specs: of its parameters, with the places of absorbed factors. correction: of the init, with fan_in_init=True.
+    at: (width, depth) -> the same model at another shape.
     """
 
     parameterization: Parameterization
     specs: PyTree
     model: Model
-    init_fn: Callable[[int, int], PyTree]
+    correction: InitAudit | None
     at: Callable[[int, int], Setup]
-    fan_in_init: bool
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
@@ -155,8 +155,8 @@ class Setup:
     def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
         """(rescaled parameters, the model's other arrays); it can be jitted."""
         params, state = self.model.init(key)
-        if self.fan_in_init:
-            params = self.audit.correct(params)
+        if self.correction is not None:
+            params = self.correction.correct(params)
         return rescale(self.parameterization, self.specs, params), state
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
@@ -168,11 +168,6 @@ class Setup:
     ) -> optax.GradientTransformation:
         """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike."""
         return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
-
-    @functools.cached_property
-    def audit(self) -> InitAudit:
-        """`audit_init` at this width and depth, relative to the base."""
-        return audit_init(self.parameterization, self.specs, self.init_fn)
 
     def explain(self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any) -> str:
         """`dm.explain`, and the parameters that are stored times a factor of the forward pass."""

@@ -1,0 +1,113 @@
+"""docs/language.md: curves, verdicts and pictures from the rows that are there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pandas
+from matplotlib.figure import Figure
+
+from depthmup.fit import transfer
+from depthmup.report import figures
+from depthmup.report.curves import DepthLaws, TransferCurve
+from depthmup.report.page import verdict_table
+from depthmup.train.workdir import write_atomically
+from experiments.figures.figure import along, loss_pictures, markdown, verdict, words
+from experiments.language.gpt_linen import VOCABULARY
+from experiments.language.study import CASES, SCALES, read
+from experiments.published import ROOT
+
+PAGE = ROOT / "docs" / "language.md"
+IMAGES = ROOT / "docs" / "images" / "language"
+CHANCE = math.log(VOCABULARY)
+HEADER = """# A language model
+
+    python -m experiments.language                  # the demo; goes on where it stopped, draws this page
+    python -m experiments.language --scale=study
+
+GPTs in Linen and in NNX, written as their users write them (experiments/language/), on bytes of NumPy's docstrings, set
+up by `dm.setup(..., fan_in_init=True)`: nothing in the models knows of depthmup. AdamW with a linear warm-up over a
+tenth of the steps, then a constant learning rate, no decay; Muon with AdamW for all but the hidden matrices. The loss
+is the mean training loss over the last tenth of the steps. The number of heads is fixed, so that the head size grows.
+
+CompleteP's claim (Dey et al. 2025): for transformers, whose branches have two layers, the depth exponent 1
+(`completep`) transfers and trains better than 1/2 (`depth_mup`).
+"""
+
+
+def curves(name: str, scale: str) -> list[TransferCurve]:
+    """The curve of a case along each axis of which all sizes are there."""
+    rows, own, case, found = read(name, scale), SCALES[scale], CASES[name], []
+    for axis, sizes, other, fixed in (
+        ("depth", own.depths, "width", own.base[0]),
+        ("width", own.widths, "depth", own.base[1]),
+    ):
+        trials = rows[(rows[other] == fixed) & rows[axis].isin(sizes)]
+        if set(trials[axis]) != set(sizes):
+            continue
+        trials = trials.sort_values([axis, "learning_rate", "seed"], ignore_index=True)
+        table = trials[[axis, "learning_rate", "seed", "loss", "diverged"]].to_dict("records")
+        result = transfer(table, axis, CHANCE)
+        variant = "" if case.optimizer == "adamw" else case.optimizer
+        variant = "nnx" if name.endswith("nnx") else variant
+        names = ("adamw", case.parameterization, variant, axis, "learning_rate", "loss")
+        found.append(TransferCurve(*names, trials, result, CHANCE, CHANCE, DepthLaws()))
+    return found
+
+
+def pictures(found: list[TransferCurve]) -> dict[str, Figure]:
+    return loss_pictures(along(found, "gpt"))
+
+
+def best(c: TransferCurve) -> list[float]:
+    """The lowest mean loss over seeds at each size."""
+    means: pandas.Series = c.trials.groupby([c.axis, "learning_rate"])["loss"].agg(
+        lambda losses: losses.mean(skipna=False)
+    )
+    return [float(means[size].min()) for size in c.result.values]
+
+
+def write(scale: str) -> str:
+    """Draw the pictures and the page from the rows of a scale; the page's path."""
+    found = [c for name in CASES for c in curves(name, scale)]
+    rows = [
+        (c.name, c.axis, words(c).split(": ", 1)[1], verdict(c), " ".join(f"{loss:.3f}" for loss in best(c)))
+        for c in found
+    ]
+    lines = [HEADER, f"Scale `{scale}`: {describe(scale)}", ""]
+    lines += [
+        markdown(("model", "along", "drift of the best learning rate", "verdict", "best loss at each size"), rows),
+        "",
+    ]
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures(found).items():
+        write_atomically(IMAGES / f"{name}.png", figures.png(picture))
+        lines += [f"![{name}](images/language/{name}.png)", ""]
+    depth = {c.name: best(c) for c in found if c.axis == "depth"}
+    if {"depth_mup", "completep"} <= depth.keys():
+        lines += [compared(depth["completep"], depth["depth_mup"], SCALES[scale].depths), ""]
+    lines += [f"    {line}".rstrip() for line in verdict_table(found).splitlines()]
+    write_atomically(PAGE, "\n".join(lines) + "\n")
+    return str(PAGE)
+
+
+def compared(completep: list[float], depth_mup: list[float], depths: tuple[int, ...]) -> str:
+    """What the best losses say of CompleteP's claim, in a sentence."""
+    changes = [f"{100 * (a / b - 1):+.1f}% at depth {d}" for a, b, d in zip(completep, depth_mup, depths, strict=True)]
+    falls = {
+        name: "falls" if all(b < a for a, b in itertools.pairwise(losses)) else "does not fall"
+        for name, losses in (("completep", completep), ("depth_mup", depth_mup))
+    }
+    return (
+        f"Best loss of `completep` against `depth_mup`: {', '.join(changes)}. With every doubling of the depth it "
+        f"{falls['completep']} under `completep` and {falls['depth_mup']} under `depth_mup`."
+    )
+
+
+def describe(scale: str) -> str:
+    own = SCALES[scale]
+    return (
+        f"base width {own.base[0]} and depth {own.base[1]}; depths {own.depths}, widths {own.widths}; {own.steps} "
+        f"steps of {own.batch} sequences of {own.context} bytes; {own.seeds} seeds, {len(own.octaves)} learning rates."
+    )

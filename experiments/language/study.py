@@ -1,0 +1,138 @@
+"""The trainings: which there are, one program for each shape, rows that are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+
+import depthmup as dm
+from depthmup.train.workdir import write_atomically
+from experiments.language import gpt_linen, gpt_nnx
+from experiments.language.text import corpus, digest
+from experiments.published import RESULTS
+
+ROWS = RESULTS / "language"
+
+
+class Scale(NamedTuple):
+    """Sizes of the trainings; depths are compared at the base width, widths at the base depth."""
+
+    base: tuple[int, int]
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    octaves: tuple[float, ...]  # log2 of the learning rates
+    seeds: int
+    steps: int
+    batch: int
+    context: int
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        width, depth = self.base
+        return list(dict.fromkeys([(width, d) for d in self.depths] + [(w, depth) for w in self.widths]))
+
+
+SCALES = {
+    "demo": Scale((32, 2), (32, 64, 128), (2, 4, 8, 16), tuple(range(-11, -2)), 2, 150, 16, 32),
+    "study": Scale((64, 2), (64, 128, 256), (2, 4, 8, 16, 32), tuple(np.arange(-11, -2.9, 0.5)), 3, 500, 16, 64),
+}
+
+
+class Case(NamedTuple):
+    """A model and how it is trained."""
+
+    factory: Callable[..., Any]
+    parameterization: str
+    optimizer: str = "adamw"
+
+
+CASES = {
+    "sp": Case(gpt_linen.GPT, "sp"),
+    "mup": Case(gpt_linen.GPT, "mup"),
+    "depth_mup": Case(gpt_linen.GPT, "depth_mup"),
+    "completep": Case(gpt_linen.GPT, "completep"),
+    "depth_mup_muon": Case(gpt_linen.GPT, "depth_mup", "muon"),
+    "depth_mup_nnx": Case(gpt_nnx.GPT, "depth_mup"),
+}
+
+
+def identity(name: str, scale: str) -> dict[str, Any]:
+    """What decides the rows of a case; compared before rows are used again."""
+    case = CASES[name]
+    model = f"{case.factory.__module__.rsplit('.', 1)[-1]}, {case.parameterization}, {case.optimizer}"
+    return {"case": model, "scale": json.loads(json.dumps(SCALES[scale]._asdict())), "text": digest()}
+
+
+def read(name: str, scale: str) -> pandas.DataFrame:
+    """The rows of a case that are there. Raises ValueError if they come from other settings."""
+    file = ROWS / f"{scale}_{name}.parquet"
+    if not file.exists():
+        return pandas.DataFrame({"width": [], "depth": []})
+    about = json.loads(file.with_suffix(".json").read_text())
+    for key, value in identity(name, scale).items():
+        if about[key] != value and key != "text":
+            raise ValueError(f"{file} comes from another {key}, {about[key]} instead of {value}: delete it")
+    return pandas.read_parquet(file)
+
+
+def train(name: str, scale: str, say: Callable[[str], None] = print) -> None:
+    """Train what is missing of a case, shape by shape; rows are written after each."""
+    own, rows = SCALES[scale], read(name, scale)
+    there = set(zip(rows["width"], rows["depth"], strict=True))
+    for width, depth in own.shapes:
+        if (width, depth) in there:
+            continue
+        say(f"{name}: width {width}, depth {depth}")
+        rows = pandas.concat([rows, pandas.DataFrame(trials(CASES[name], own, width, depth))], ignore_index=True)
+        ROWS.mkdir(parents=True, exist_ok=True)
+        file = ROWS / f"{scale}_{name}.parquet"
+        about = {**identity(name, scale), "complete": len(rows) == len(own.shapes) * len(own.octaves) * own.seeds}
+        write_atomically(file, rows.to_parquet(index=False))
+        write_atomically(file.with_suffix(".json"), (json.dumps(about, indent=1) + "\n").encode())
+
+
+def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, Any]]:
+    """A row for each learning rate and seed; loss: mean over the last tenth of the steps, NaN if it diverged."""
+    tokens = jnp.zeros((1, scale.context), jnp.int32)
+    m = dm.setup(
+        case.parameterization, case.factory, tokens, width=width, depth=depth, base=scale.base, fan_in_init=True
+    )
+    text = jnp.asarray(corpus(), jnp.int32)
+    warm = optax.linear_schedule(0.0, 1.0, max(1, scale.steps // 10))
+
+    def trained(rate: jax.Array, seed: jax.Array) -> jax.Array:
+        params, state = m.fresh(jax.random.key(seed))
+        tx = m.optimizer(case.optimizer, lambda step: rate * warm(step))
+
+        def loss(params: Any, window: jax.Array) -> jax.Array:
+            logits, _ = m.model.run(params, state, window[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, window[:, 1:]).mean()
+
+        def step(carry: Any, key: jax.Array) -> Any:
+            params, kept = carry
+            starts = jax.random.randint(key, (scale.batch, 1), 0, len(text) - scale.context - 1)
+            value, grads = jax.value_and_grad(loss)(params, text[starts + jnp.arange(scale.context + 1)])
+            updates, kept = tx.update(grads, kept, params)
+            return (optax.apply_updates(params, updates), kept), value
+
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(1), seed), scale.steps)
+        return jax.lax.scan(step, (params, tx.init(params)), keys)[1]
+
+    rates = 2.0 ** np.array(scale.octaves, np.float32)
+    grid = [(rate, seed) for rate in rates for seed in range(scale.seeds)]
+    run = jax.jit(lambda pairs: jax.lax.map(lambda pair: trained(*pair), pairs))
+    curves = np.asarray(run(tuple(np.array(column) for column in zip(*grid, strict=True))), np.float64)
+    start, last = curves[:, 0], curves[:, -max(1, scale.steps // 10) :].mean(axis=1)
+    diverged = ~np.isfinite(curves).all(axis=1) | (last > start + 1)
+    shape = {"width": width, "depth": depth}
+    return [
+        {**shape, "learning_rate": rate, "seed": seed, "loss": np.nan if gone else loss, "diverged": gone}
+        for (rate, seed), loss, gone in zip(grid, last, diverged.tolist(), strict=True)
+    ]

@@ -1,0 +1,93 @@
+"""The study of language models: trainings, rows that are kept, the page from planted rows."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pandas
+import pytest
+
+from experiments.language import page, study
+from experiments.language.text import corpus, digest
+
+TINY = study.Scale((8, 1), (8, 16), (1, 2), (-6, -4), 2, 12, 2, 8)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "ROWS", tmp_path / "rows")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "language.md")
+    monkeypatch.setattr(page, "IMAGES", tmp_path / "images" / "language")
+    return tmp_path
+
+
+def test_text():
+    text = bytes(corpus()).decode()
+    assert len(text) > 10**6
+    assert text.count(np.absolute.__doc__) == 1  # np.abs has the same one
+    assert re.fullmatch(r"NumPy [\d.]+, [0-9a-f]{12}", digest())
+
+
+@pytest.mark.parametrize("name", ["depth_mup", "depth_mup_nnx"])
+def test_trainings_are_kept_and_go_on(name, folder, monkeypatch):
+    monkeypatch.setitem(study.SCALES, "demo", TINY)
+    said = []
+    monkeypatch.setattr(study.Scale, "shapes", [(8, 1)])
+    study.train(name, "demo", said.append)
+    monkeypatch.undo()
+    monkeypatch.setattr(study, "ROWS", folder / "rows")
+    monkeypatch.setitem(study.SCALES, "demo", TINY)
+    monkeypatch.setattr(study.Scale, "shapes", [(8, 1), (8, 2)])
+    study.train(name, "demo", said.append)
+    assert said == [f"{name}: width 8, depth 1", f"{name}: width 8, depth 2"]
+    rows = study.read(name, "demo")
+    assert list(rows.groupby(["depth", "learning_rate"])["seed"].nunique()) == [2] * 4
+    assert rows["loss"].between(2, math.log(256) + 0.5).all()
+    means = rows.groupby("learning_rate")["loss"].mean()
+    assert means[2**-4] < means[2**-6]  # it learns
+
+
+def test_rows_of_other_settings_are_refused(folder, monkeypatch):
+    plant(folder, lambda name, size: -6)
+    monkeypatch.setitem(study.SCALES, "demo", study.SCALES["demo"]._replace(steps=151))
+    with pytest.raises(ValueError, match=r"demo_sp.parquet comes from another scale, .*'steps': 150.*: delete it"):
+        study.read("sp", "demo")
+
+
+def plant(folder, centre):
+    """Rows of the demo with parabolas around log2 rates centre(case, depth), rising losses above."""
+    scale, rng = study.SCALES["demo"], np.random.default_rng(0)
+    (folder / "rows").mkdir()
+    for name in study.CASES:
+        rows = [
+            {"width": w, "depth": d, "learning_rate": 2.0**octave, "seed": seed, "diverged": False,
+             "loss": 2.0 + 0.05 * (octave - centre(name, d)) ** 2 + 0.001 * rng.standard_normal()}
+            for w, d in scale.shapes for octave in scale.octaves for seed in range(scale.seeds)
+        ]  # fmt: skip
+        pandas.DataFrame(rows).to_parquet(folder / "rows" / f"demo_{name}.parquet")
+        (folder / "rows" / f"demo_{name}.json").write_text(json.dumps(study.identity(name, "demo")))
+
+
+def test_the_page(folder):
+    """mup falls by half an octave a doubling, the others stay; the pictures that the page names are there."""
+    plant(folder, lambda name, depth: -6 - 0.5 * math.log2(depth) * (name == "mup"))
+    assert page.write("demo") == str(folder / "language.md")
+    text = (folder / "language.md").read_text()
+    rows = {tuple(line.split(" | ")[:2]): line for line in text.splitlines() if line.startswith("| ")}
+    assert re.search(r"depth \| -0\.(4[6-9]|5[0-4]) \[", rows["| mup", "depth"])
+    assert "| does not transfer |" in rows["| mup", "depth"]
+    for name in ("sp", "depth_mup", "completep", "depth_mup muon", "depth_mup nnx"):
+        assert "| transfers |" in rows[f"| {name}", "depth"]
+        assert "| transfers |" in rows[f"| {name}", "width"]
+    for picture in re.findall(r"\]\((images/.*?)\)", text):
+        assert (folder / picture).exists(), picture
+    assert "Best loss of `completep` against `depth_mup`: " in text
+
+
+def test_a_case_without_all_sizes_is_left_out(folder):
+    plant(folder, lambda name, depth: -6)
+    file = folder / "rows" / "demo_sp.parquet"
+    rows = pandas.read_parquet(file)
+    rows[rows["depth"] < 16].to_parquet(file)
+    assert [c.axis for c in page.curves("sp", "demo")] == ["width"]
