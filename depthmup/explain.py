@@ -76,12 +76,16 @@ def explain(
 
 
 def _shown(cells: Sequence[str], members: Sequence[tuple[str, float]]) -> tuple[str, ...]:
-    """The row of leaves that share it: the numbers in which their paths differ become '*'."""
+    """The row of leaves that share it."""
     paths, stds = zip(*members, strict=True)
-    parts = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
-    path = "".join(own[0] if len(set(own)) == 1 else "*" for own in parts)
     std = math.sqrt(np.mean(np.square(stds)))
-    return (path, str(len(members)), *cells[:4], "-" if math.isnan(std) else f"{std:.3g}", *cells[4:])
+    return (pattern(paths), str(len(members)), *cells[:4], "-" if math.isnan(std) else f"{std:.3g}", *cells[4:])
+
+
+def pattern(paths: Sequence[str]) -> str:
+    """The paths of which only numbers differ as one, with '*' for these numbers."""
+    parts = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
+    return "".join(own[0] if len(set(own)) == 1 else "*" for own in parts)
 
 
 def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float:
@@ -90,7 +94,7 @@ def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float
         return float(np.std(value))
     if spec.role in ("vector", "scalar"):
         return math.nan
-    return spec.factors(p, family).init / math.sqrt(spec.fan_in)
+    return math.sqrt(np.mean(np.square(spec.factors(p, family).init)) / spec.fan_in)
 
 
 def _row(
@@ -109,8 +113,13 @@ def _row(
         "x".join(map(str, spec.shape)) or "()",
         str(spec.fan_in) if spec.role not in ("vector", "scalar") else "-",
         str(spec.fan_out),
-        f"{forward:.4g}",
-        f"{lr * factors.lr:.4g}",
-        f"{factors.lr * (1.0 if decay == 'coupled' else factors.decay) * weight_decay:.4g}",
-        f"{eps * factors.eps:.3g}" if family == "adam" else "-",
+        _numbers(forward),
+        _numbers(lr * factors.lr),
+        _numbers(factors.lr * (1.0 if decay == "coupled" else factors.decay) * weight_decay),
+        _numbers(eps * factors.eps, 3) if family == "adam" else "-",
     )
+
+
+def _numbers(value: Any, digits: int = 4) -> str:
+    """A number; of a leaf of which only a part is stored times a factor, both numbers: "0.5|1"."""
+    return "|".join(f"{number:.{digits}g}" for number in np.unique(value))

@@ -16,7 +16,7 @@ import optax
 
 from depthmup import optim
 from depthmup.audit import InitAudit, audit_init
-from depthmup.explain import explain
+from depthmup.explain import explain, pattern
 from depthmup.forward import ForwardError, Graph, absorb, features, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.infer import infer_specs
@@ -166,8 +166,34 @@ class Setup:
     def optimizer(
         self, name: str, learning_rate: optax.ScalarOrSchedule, **options: Any
     ) -> optax.GradientTransformation:
-        """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike."""
+        """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike.
+
+        A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
+        """
+        self._warn_of_rules(optim.family_of(name), options.get("decay") == "coupled")
         return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
+
+    def _warn_of_rules(self, family: str, coupled: bool) -> None:
+        p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        branch = next((spec.path for spec in leaves if spec.in_branch), "")
+        hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
+        if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
+            wanted = p.alpha - 1 if family == "adam" else 2 * p.alpha - 1
+            if p.lr_depth != wanted:
+                warnings.warn(
+                    f"lr_depth={p.lr_depth:g} makes the learning rate of {branch} and all in branches go as "
+                    f"depth^{p.lr_depth:g}; with branches of depth^-{p.alpha:g} the family {family!r} needs "
+                    f"depth^{wanted:g}, the default: leave lr_depth out",
+                    SetupWarning,
+                    stacklevel=3,
+                )
+        if coupled and hidden:
+            warnings.warn(
+                f"decay='coupled' makes the weight decay of {hidden} and others follow its learning rate, which changes "
+                "with width and depth: the default decay='uncoupled' keeps learning rate x decay",
+                SetupWarning,
+                stacklevel=3,
+            )
 
     def explain(self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any) -> str:
         """`dm.explain`, and the parameters that are stored times a factor of the forward pass."""
@@ -180,16 +206,19 @@ class Setup:
         if self.model.factors is not None:
             return [f"the model takes its factors: {self.model.factors}"]
         p = self.parameterization.in_form("mup")
-        places: dict[str, dict[str, None]] = {}
+        places: dict[str, dict[tuple[str, str], list[str]]] = {}
         for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
             for kind, head_dim, axis, ranges in spec.absorbs:
                 factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
                 value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
-                part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
                 over = " / sqrt(head_dim)" if kind == "attention" else ""
-                where = re.sub(r"\d+", "*", spec.path) + part
-                places.setdefault(f"{kind} factor {value:.4g}{over}", {})[where] = None
-        return [f"{kind} inside {', '.join(paths)}" for kind, paths in places.items()]
+                part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
+                alike = places.setdefault(f"{kind} factor {value:.4g}{over}", {})
+                alike.setdefault((re.sub(r"\d+", "*", spec.path), part), []).append(spec.path)
+        return [
+            f"{kind} inside {', '.join(pattern(paths) + part for (_, part), paths in alike.items())}"
+            for kind, alike in places.items()
+        ]
 
     def check(
         self,

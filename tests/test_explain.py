@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import depthmup as dm
+from tests.test_forward import network
 
 BIG = {"width": 16, "depth": 8}
 
@@ -72,3 +73,11 @@ def test_equal_blocks_share_a_row():
     params["block_1"]["l_0"] = np.array([[1.0, -1.0] * 2] * 4)
     shown = table(dm.explain(dm.parameterization("mup"), specs, "adam", params=params))
     assert float(shown["block_*/l_0"]["init std"]) == pytest.approx(0.5**0.5, rel=1e-2)
+
+
+def test_a_leaf_of_two_parts():
+    """Of a kernel for queries, keys and values, only the queries are stored times the attention factor."""
+    specs, apply_with, params, x = network("fused")
+    p = dm.parameterization("mup").in_form("absorbed")
+    shown = table(dm.explain(p, dm.absorb(specs, apply_with((1, 1, 1)), params, x), "adam"))
+    assert shown["qkv_*/kernel"]["LR"] == "0.0625|0.125"  # the head size is 4: queries are stored over 2

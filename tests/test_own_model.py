@@ -349,6 +349,30 @@ def test_init_that_does_not_scale():
     np.testing.assert_array_equal(scaled["read_in"]["kernel"], plain["read_in"]["kernel"])
 
 
+# Words about rules that do not belong together
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "says"),
+    [
+        ({"lr_depth": 0.0}, {}, r"depth\^-0.5 the family 'adam' needs depth\^-0.5, the default: leave lr_depth out"),
+        ({"lr_depth": -1.5}, {}, r"lr_depth=-1.5 makes the learning rate of down_0/bias and all in branches"),
+        ({}, {"weight_decay": 0.1, "decay": "coupled"}, "makes the weight decay of down_0/kernel and others follow"),
+    ],
+)
+def test_rules_that_do_not_belong_together(settings, options, says):
+    with pytest.warns(dm.SetupWarning, match=says):
+        setup(residual, **settings).optimizer("adamw", 1e-3, **options)
+
+
+def test_no_words_about_what_is_right():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("depth_mup", "depth_ode", "mup", "sp"):
+            setup(residual, name=name).optimizer("adamw", 1e-3, weight_decay=0.1)
+        setup(residual, lr_depth=0.0).optimizer("sgd", 1e-3)  # SGD's own rule at alpha 1/2
+
+
 # The coordinate check
 
 
