@@ -189,8 +189,8 @@ class Setup:
                 )
         if coupled and hidden:
             warnings.warn(
-                f"decay='coupled' makes the weight decay of {hidden} and others follow its learning rate, which changes "
-                "with width and depth: the default decay='uncoupled' keeps learning rate x decay",
+                f"decay='coupled' makes the weight decay of {hidden} and others follow its learning rate, which "
+                "changes with width and depth: the default decay='uncoupled' keeps learning rate x decay",
                 SetupWarning,
                 stacklevel=3,
             )

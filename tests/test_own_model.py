@@ -356,8 +356,12 @@ def test_init_that_does_not_scale():
     ("settings", "options", "says"),
     [
         ({"lr_depth": 0.0}, {}, r"depth\^-0.5 the family 'adam' needs depth\^-0.5, the default: leave lr_depth out"),
-        ({"lr_depth": -1.5}, {}, r"lr_depth=-1.5 makes the learning rate of down_0/bias and all in branches"),
-        ({}, {"weight_decay": 0.1, "decay": "coupled"}, "makes the weight decay of down_0/kernel and others follow"),
+        ({"lr_depth": -1.5}, {}, r"lr_depth=-1.5 makes the learning rate of block_0/down/bias and all in branches"),
+        (
+            {},
+            {"weight_decay": 0.1, "decay": "coupled"},
+            "makes the weight decay of block_0/down/kernel and others follow",
+        ),
     ],
 )
 def test_rules_that_do_not_belong_together(settings, options, says):
