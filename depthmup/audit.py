@@ -15,6 +15,8 @@ from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_s
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
+# It is run once: for a CPU, compiling it for speed takes three times as long.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ERRORS = 5.0  # standard errors of sampling that a slope may be off
 
 
@@ -122,7 +124,16 @@ def audit_init(
 
 def _measured(init_fn: Callable[[int, int], PyTree], width: int, depth: int) -> dict[str, tuple[float, int]]:
     """{path: (standard deviation, number of elements)}"""
-    params = parameters_only(init_fn(width, depth))
+    treedef = []
+
+    def init() -> list[jax.Array]:
+        leaves, structure = jax.tree.flatten(parameters_only(init_fn(width, depth)))
+        treedef.append(structure)
+        return leaves
+
+    options = QUICK if jax.default_backend() == "cpu" else None
+    leaves = jax.jit(init, compiler_options=options)()
+    params = jax.tree.unflatten(treedef[0], leaves)
     result = {}
     for path, leaf in zip(flatten_shapes(params)[0], jax.tree.leaves(params), strict=True):
         values = np.asarray(leaf)

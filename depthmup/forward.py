@@ -56,7 +56,8 @@ class Node:
     path: str = ""
     value: Any = None
     consumers: list[Node] = dataclasses.field(default_factory=list)
-    summed: int = 0  # of a dot_general, the size of the axes that it sums over
+    summed: int = 0  # of a dot_general, the number of terms that it sums over
+    number: int = 0  # of a dot_general, its number in `contractions`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,15 +68,17 @@ class Node:
 class Site:
     """A value that a factor multiplies.
 
-    kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which
-    act on nothing else; None if there are none. inside: of a branch, the paths of all parameters between its beginning
-    and its end. head_dim: of an attention. where: the operation that ends the value, for messages.
+    kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
+    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end.
+    head_dim, product: of an attention, the head size and the number of its product in `contractions`. where: the
+    operation that ends the value, for messages.
     """
 
     kind: str
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     head_dim: int = 0
+    product: int = 0
     where: str = ""
 
 
@@ -96,10 +99,19 @@ def absorb(
 
     Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch.
     """
-    leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    return place(specs, sites(apply, params, *inputs) if kinds else [], kinds)
+
+
+def place(
+    specs: PyTree, found: Sequence[Site], kinds: Collection[str] = KINDS, products: Sequence[int] | None = None
+) -> PyTree:
+    """`absorb` by the sites of the same model, which may be those of another width.
+
+    products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
+    """
+    leaves, placed = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
-    found, place = sites(apply, params, *inputs), dict[str, tuple[Absorbed, ...]]()
     repeated = [site for site in found if site.kind == "branch" and any(leaves[path].in_branch for path in site.inside)]
     inside = frozenset[str]().union(*(site.inside for site in repeated))
     wrong = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside}
@@ -114,13 +126,13 @@ def absorb(
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
+        head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
         for path, mask in site.parts.items():
-            axis, ranges = _ranges(path, mask)
-            absorbed = Absorbed(site.kind, site.head_dim, axis, ranges)
-            if absorbed not in place.get(path, ()):
-                place[path] = (*place.get(path, ()), absorbed)
+            absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
+            if absorbed not in placed.get(path, ()):
+                placed[path] = (*placed.get(path, ()), absorbed)
     return jax.tree.map(
-        lambda spec: dataclasses.replace(spec, absorbs=place.get(spec.path, ())), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(spec, absorbs=placed.get(spec.path, ())), specs, is_leaf=is_spec
     )
 
 
@@ -139,16 +151,51 @@ def _no_place(site: Site) -> str:
     )
 
 
-def _ranges(path: str, mask: np.ndarray | None) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """A mask as half-open ranges along one axis."""
+def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """A mask as half-open ranges along one axis, of a parameter of this shape, which may be that of another width."""
     if mask is None:
         return 0, ()
     for axis in range(mask.ndim):
         line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
         if (line.all(axis=1) == line.any(axis=1)).all():
             steps = np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
-            return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
+            steps, rest = np.divmod(steps * shape[axis], mask.shape[axis])
+            if not rest.any():
+                return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
+
+
+def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
+    """The number of terms that each product of the forward pass sums over, in the order of the program."""
+    sizes = []
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            inner = _inner(equation)
+            if inner is not None:
+                walk(inner.jaxpr if hasattr(inner, "jaxpr") else inner)
+            elif equation.primitive.name == "dot_general":
+                sizes.append(_summed(equation))
+
+    walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
+    return sizes
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr that an equation is a call of, or that a scan repeats; None for an operation."""
+    if equation.primitive.name in ("while", "cond"):
+        return None
+    inner: Any = next(
+        (equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None
+    )
+    if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(equation.invars):
+        return None
+    return inner
+
+
+def _summed(equation: Any) -> int:
+    (axes, _), _ = equation.params["dimension_numbers"]
+    return int(np.prod([equation.invars[0].aval.shape[axis] for axis in axes]))
 
 
 def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
@@ -162,9 +209,10 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     for branch, start in graph.branches():
         inside = graph.parameters_between(branch, start)
         found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op))
-    for query, key, head_dim in graph.attentions():
+    for query, key, product in graph.attentions():
         parts = graph.parts(query)
-        found.append(Site("attention", graph.parts(key) if parts is None else parts, head_dim=head_dim))
+        parts = graph.parts(key) if parts is None else parts
+        found.append(Site("attention", parts, head_dim=product.summed, product=product.number))
     output = graph.readout()
     found.append(Site("output", graph.parts(output), where=output.op))
     return found
@@ -219,7 +267,7 @@ class Graph:
         self.nodes: list[Node] = []
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("input", number(given)) for given in flat]
-        self._rng, self._open_scans = rng, open_scans
+        self._rng, self._open_scans, self._products = rng, open_scans, 0
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
@@ -256,14 +304,12 @@ class Graph:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
-        name, parameters = equation.primitive.name, equation.params
+        name, parameters, inner = equation.primitive.name, equation.params, _inner(equation)
         if name == "scan" and self._open_scans:
             return self._scan(parameters, operands)
-        inner = next((parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters), None)
-        if inner is not None and name not in ("while", "cond", "scan"):
+        if inner is not None and name != "scan":
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-            if len(jaxpr.invars) == len(operands):
-                return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
+            return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
 
         def evaluate(*values: Any) -> Any:
             return equation.primitive.bind(*values, **parameters)
@@ -271,8 +317,8 @@ class Graph:
         if not equation.primitive.multiple_results:
             node = self._add(Node(name, tuple(operands), evaluate))
             if name == "dot_general":
-                (axes, _), _ = parameters["dimension_numbers"]
-                node.summed = int(np.prod([operands[0].shape[axis] for axis in axes]))
+                node.summed, node.number = _summed(equation), self._products
+                self._products += 1
             return [node]
         return [
             self._add(Node(name, tuple(operands), lambda *values, place=place: evaluate(*values)[place]))
@@ -376,9 +422,8 @@ class Graph:
         values = self._changed({start: -start.value}, self.ancestors(node))
         return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))
 
-    def attentions(self) -> Iterator[tuple[Node, Node, int]]:
-        """(one operand, other operand, size of the axes it sums over) of every product of two activations whose result
-        goes into an exponential."""
+    def attentions(self) -> Iterator[tuple[Node, Node, Node]]:
+        """(one operand, other operand, product) of every product of two activations that goes into an exponential."""
         seen = set[Node]()
         for node in self.nodes:
             if node.op != "exp":
@@ -392,7 +437,7 @@ class Graph:
                 if at.op == "dot_general" and all(operand in self.fed for operand in at.operands):
                     if at not in seen:
                         seen.add(at)
-                        yield at.operands[0], at.operands[1], at.summed
+                        yield at.operands[0], at.operands[1], at
                 elif at.op in THROUGH:
                     todo += at.operands
 

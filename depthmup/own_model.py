@@ -17,7 +17,7 @@ import optax
 from depthmup import optim
 from depthmup.audit import InitAudit, audit_init
 from depthmup.explain import explain, pattern
-from depthmup.forward import ForwardError, Graph, absorb, features, sites
+from depthmup.forward import ForwardError, Site, contractions, features, place, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.infer import infer_specs
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of
@@ -80,15 +80,17 @@ def setup(
     def init(width: int, depth: int) -> PyTree:
         return make(width, depth).init(jax.random.key(0))[0]
 
+    @functools.cache
+    def sites_at(depth: int) -> list[Site]:
+        """Where the factors go, from the forward pass at the base width: it is computed, and the width may be large."""
+        return sites(*_traceable(make(p.base_width if p.base_width > 1 else width, depth)), *inputs)
+
     def specs_at(width: int, depth: int) -> PyTree:
-        model = make(width, depth)
-
-        @functools.cache
         def inside() -> frozenset[str]:
-            apply, params = _traceable(model)
-            return frozenset().union(*(site.inside for site in sites(apply, params, *inputs)))
+            return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
 
-        return infer_specs(init, width=width, depth=depth, layout=model.layout, overrides=overrides, inside=inside)
+        layout = make(width, depth).layout
+        return infer_specs(init, width=width, depth=depth, layout=layout, overrides=overrides, inside=inside)
 
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
@@ -97,7 +99,8 @@ def setup(
             head_dim = getattr(model.made, "head_dim", None)
             model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
         else:
-            specs, own = absorb(specs, *_traceable(model), *inputs, kinds=p.kinds), p.in_form("absorbed")
+            own, products = p.in_form("absorbed"), contractions(*_traceable(model), *inputs)
+            specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products)
         return Setup(own, specs, model, correction, at)
 
     if isinstance(name, Parameterization):
@@ -108,7 +111,14 @@ def setup(
         base_width, base_depth = base or (1, 1)
         p = parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
         if base and "base_head_dim" not in settings and "attention" in p.kinds:
-            p = dataclasses.replace(p, base_head_dim=_head_dim(make(*base)))
+            small = make(*base)
+            if small.factors is None:
+                sizes = {site.head_dim for site in sites_at(depth) if site.kind == "attention"}
+            else:
+                sizes = {getattr(small.made, "head_dim", 1)}
+            if len(sizes) > 1:
+                raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
+            p = dataclasses.replace(p, base_head_dim=max(sizes, default=1))
     found = at(width, depth)
     if fan_in_init is None:
         small = specs_at(p.base_width, p.base_depth) if p.base_width > 1 else found.specs
@@ -338,14 +348,3 @@ def _made_up(leaf: jax.ShapeDtypeStruct) -> Any:
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
     return jnp.zeros(leaf.shape, leaf.dtype)
-
-
-def _head_dim(model: Model) -> int:
-    """The head size of a model's attention; 1 without attention."""
-    if model.factors is not None:
-        return getattr(model.made, "head_dim", 1)
-    apply, params = _traceable(model)
-    found = {size for *_, size in Graph(apply, params, model.inputs).attentions()}
-    if len(found) > 1:
-        raise ForwardError(f"attentions have heads of the sizes {sorted(found)}: pass base_head_dim=")
-    return found.pop() if found else 1
