@@ -1,4 +1,4 @@
-"""The tables and pictures of README.md and docs/ that come from sweeps, drawn again from committed rows; no training.
+"""The tables and pictures of docs/ that come from sweeps, drawn again from committed rows; no training.
 
     python -m experiments.documents                                     draws all of them again
     python -m experiments.documents publish digits_transfer runs/digits_transfer
@@ -24,7 +24,7 @@ from depthmup.settings import Settings, from_config
 from experiments import learning_rate_rules, planted_curves, published, verdict_redraws
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("README.md", "docs/laws.md")
+DOCUMENTS = ("docs/laws.md",)
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

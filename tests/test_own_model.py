@@ -239,6 +239,8 @@ def test_frameworks(name):
     params, state = m.model.split(m.init(KEY))
     before, unchanged = plain.model.split(plain.init(KEY))
     jax.tree.map(np.testing.assert_array_equal, state, unchanged)
+    if name in ("equinox", "pytree"):  # an integer that is no parameter is still there
+        assert len(jax.tree.leaves(state)) == (DEPTH if name == "equinox" else 1)
     paths = [s.path for s in jax.tree.leaves(m.specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))]
     for path, new, old in zip(paths, jax.tree.leaves(params), jax.tree.leaves(before), strict=True):
         # Standard deviations grow by sqrt(m) for the readout, which the output factor 1/m multiplies.
@@ -312,6 +314,14 @@ def test_head_size_of_the_base(name):
     assert ("attention factor 0.7071 / sqrt(head_dim) inside q_*/bias, " in places) == (name == "mup")
     own = setup(lambda w, d: Transformer(w, d), TOKENS, name=name, base_head_dim=2)
     assert own.parameterization.base_head_dim == 2
+
+
+def test_parts_of_a_kernel_grow_with_it():
+    """Places are found at the base width: the queries' part of a kernel is that of the full width."""
+    m = setup(lambda w, d: Transformer(w, d, fused=True), TOKENS)
+    specs = {s.path: s for s in jax.tree.leaves(m.specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))}
+    assert specs["qkv_0/kernel"].shape == (16, 48)
+    assert [tuple(a) for a in specs["qkv_0/kernel"].absorbs] == [("attention", 8, 1, ((0, 16),))]
 
 
 # Words about the init
