@@ -54,13 +54,12 @@ def paths(argv: Sequence[str]) -> list[str]:
     argv, folders = list(argv), [str(SHIPPED)]
     for i, argument in enumerate(argv):
         flag, equals, value = argument.partition("=")
-        if flag in ("--config", "-config"):
+        if flag in ("--config", "-config") and (equals or argv[i + 1 :]):
             if equals:
-                argv[i] = f"{flag}={(found := find(value))}"
-            elif i + 1 < len(argv):
-                argv[i + 1] = found = find(argv[i + 1])
+                found = find(value)
+                argv[i] = f"{flag}={found}"
             else:
-                break  # a flag without its value: the parser of flags says so
+                argv[i + 1] = found = find(argv[i + 1])
             folder = Path(found.partition(":")[0]).absolute().parent
             folders = [str(folder)] * (folder.name == "configs") + folders
     # In sys.modules, not on sys.path: whatever else is called configs there, this is the folder that is meant.

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import depthmup
@@ -38,6 +39,13 @@ def test_the_version_is_in_one_place():
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "depthmup.__version__"}
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     assert newest == depthmup.__version__
+
+
+def test_infinite_depth_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffrax", None)
+    depthmup.theory.lazy_kernels(np.eye(1), depth=2, activation="tanh")
+    with pytest.raises(ModuleNotFoundError, match=r"infinite depth needs diffrax: pip install 'depthmup\[theory\]'"):
+        depthmup.theory.lazy_kernels(np.eye(1), activation="tanh")
 
 
 def test_names_are_those_of_the_shipped_configs():
