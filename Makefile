@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs parity torture mutants test test-slow lint lock clean
+.PHONY: transfer checks configs parity torture mutants test test-slow lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -42,6 +42,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The wheel and the sdist, in dist/, tried in empty environments of each Python that is here; downloads what they need.
+dist:
+	$(PYTHON) -m tests.dist $(PYTHONS)
+
 # Everything the project needs, in .venv; made anew when the pins change.
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "depthmup needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -53,7 +57,7 @@ lint: .venv/ready
 # New pins from the ranges of pyproject.toml, for all Python versions at once; needs uv.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev --extra ray \
-	  --upgrade pyproject.toml -o requirements.txt
+	  --extra theory --upgrade pyproject.toml -o requirements.txt
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache

@@ -458,7 +458,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
             if owners:
                 raise SettingsError(
                     f"{where}.{name} is a setting of {', '.join(owners)}, not of {family}: choose the family by the "
-                    f"config, --config=configs/default.py:{owners[0]}"
+                    f"config, --config=default:{owners[0]}"
                 )
             raise named(where, unknown("key", f"{where}.{name}", [f"{where}.{known}" for known in expected]))
     missing = sorted(expected.keys() - set(value))

@@ -37,7 +37,8 @@ ALLOWED = {
     },
     "keys": {"parameterization"},
     "models": {"activations", "parameterization", "specs", "infer", "keys"},
-    "data": {"keys"},
+    "data": {"find_config", "keys"},
+    "find_config": {"parameterization"},
     "fit": set(),
     "theory": {"activations", "parameterization"},
     "measure": {"parameterization", "specs", "optim"},
@@ -68,6 +69,8 @@ ALLOWED = {
     "report": {"measure", "settings", "fit", "train", "sweep"},
     "facade": {"sweep", "report", "settings"},
     "verbs": {"fit", "parameterization", "explain", "measure", "models", "optim", "settings", "facade", "train"},
+    "command": {"backend", "find_config", "settings", "train", "verbs"},
+    "__main__": {"command"},
     "__init__": {
         "audit",
         "convert",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from absl import flags
 
-import main
+from depthmup import command
 from depthmup.explain import COLUMNS
 
 # ml_collections reads config files by a way that Python calls deprecated.
@@ -46,7 +46,7 @@ def call(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
         try:
             with pytest.raises(SystemExit) as left:
-                main.main(main.parse(sys.argv))
+                command.main(command.parse(sys.argv), "python main.py")
         finally:
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)

@@ -16,6 +16,7 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from depthmup import find_config
 from depthmup.data import Augment, Batches, load
 
 COLUMNS, ROWS = 8, 4
@@ -58,7 +59,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", "configs/digits.py", "Config file; --config.data.key=value overrides.")
+    try:
+        arguments = find_config.paths(sys.argv)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    config_flags.DEFINE_config_file(
+        "config",
+        find_config.find("digits"),
+        "Config file, or the name of a shipped one; --config.data.key=value overrides.",
+        sys_argv=arguments,
+    )
     flags.DEFINE_string("out", "grid.png", "Where the picture goes.")
     logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    app.run(main, argv=arguments)

@@ -49,7 +49,10 @@ def integrate(
 def _solve(
     slope: Callable[[State], State], start: State, stops: tuple[float, ...], save: Callable[[State], Any]
 ) -> Any:
-    import diffrax  # needed at infinite depth only
+    try:
+        import diffrax  # needed at infinite depth only
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"infinite depth needs {error.name}: pip install 'depthmup[theory]'") from error
 
     times = jnp.array(stops)
     adaptive = diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,0 +1,17 @@
+"""The command `depthmup`, also `python -m depthmup` and, in the repository, `python main.py`."""
+
+import sys
+
+
+def main(program: str = "depthmup") -> None:
+    """Run the command; the core alone, installed without the extra `run`, has no command and says so."""
+    try:
+        from depthmup import command
+    except ModuleNotFoundError as error:
+        print(f"error: {program} needs {error.name}: pip install 'depthmup[run]'", file=sys.stderr)
+        sys.exit(2)
+    command.run(program)
+
+
+if __name__ == "__main__":
+    main()

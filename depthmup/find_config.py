@@ -1,0 +1,68 @@
+"""Where --config finds its file: at a path, or under the name of a config that ships with depthmup.
+
+The shipped configs are configs/ at the root of the repository. The wheel carries that folder as depthmup/configs, where
+setup.py puts it when the wheel is built: the files have one home, and no package called `configs`, which could be
+anybody's, lands in site-packages. Configs say `from configs import default` in either place, so `paths` tells Python
+which folder `configs` is before one of them is read.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+from depthmup.parameterization import unknown
+
+_INSIDE = Path(__file__).with_name("configs")
+SHIPPED = _INSIDE if _INSIDE.is_dir() else _INSIDE.parents[1] / "configs"  # in the wheel; in the repository
+
+
+def names() -> list[str]:
+    """The names of the shipped configs; a file without `get_config` only has what others share."""
+    return sorted(path.stem for path in SHIPPED.glob("*.py") if "\ndef get_config(" in path.read_text())
+
+
+def find(value: str) -> str:
+    """The value of --config with a path in the place of a name: digits -> .../configs/digits.py.
+
+    What stands behind a colon, get_config's argument, stays. A path stays as it is.
+
+    Raises ValueError if no shipped config has that name, or no file that path.
+    """
+    given, colon, argument = value.partition(":")
+    path = Path(given)
+    if given == path.stem:
+        if given not in names():
+            raise unknown("config", given, names(), hint="; the path of a file ends in .py")
+        path = SHIPPED / f"{given}.py"
+    elif not path.is_file():
+        near = f"--config={path.stem} is the shipped one" if path.stem in names() else f"known: {', '.join(names())}"
+        raise ValueError(f"--config: there is no file {given}; give a path, or the name of a shipped config ({near})")
+    return f"{path}{colon}{argument}"
+
+
+def paths(argv: Sequence[str]) -> list[str]:
+    """A command's arguments, with paths in the place of configs' names, ready for ml_collections.
+
+    From then on `configs` is, for Python, the folder of the shipped configs. A config that itself lies in a folder
+    called configs finds its neighbours there first.
+
+    Raises ValueError as `find` does.
+    """
+    argv, folders = list(argv), [str(SHIPPED)]
+    for i, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config", "-config") and (equals or argv[i + 1 :]):
+            if equals:
+                found = find(value)
+                argv[i] = f"{flag}={found}"
+            else:
+                argv[i + 1] = found = find(argv[i + 1])
+            folder = Path(found.partition(":")[0]).absolute().parent
+            folders = [str(folder)] * (folder.name == "configs") + folders
+    # In sys.modules, not on sys.path: whatever else is called configs there, this is the folder that is meant.
+    package = sys.modules.setdefault("configs", types.ModuleType("configs"))
+    package.__path__ = folders
+    return argv

@@ -1,0 +1,141 @@
+"""What can be told of the package without building it; `make dist` builds it and installs it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import depthmup
+from depthmup import find_config
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONFIGS = {path.stem for path in (ROOT / "configs").glob("*.py")}
+
+
+def requirements(lines):
+    return {re.match(r"[\w-]+(\[.*\])?", line)[0] for line in lines}
+
+
+def test_the_core_needs_four_packages():
+    assert requirements(PROJECT["project"]["dependencies"]) == {"jax", "flax", "optax", "numpy"}
+
+
+def test_the_library_of_tpus_comes_with_the_extra_tpu_alone():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {name for name, lines in extras.items() if "tpu" in " ".join(lines).split("libtpu")[0]} == {"tpu"}
+    assert "jax[tpu]" in requirements(extras["tpu"])
+    assert "tpu" not in (ROOT / "requirements.txt").read_text()
+
+
+def test_the_version_is_in_one_place():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "depthmup.__version__"}
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    assert newest == depthmup.__version__
+
+
+def test_infinite_depth_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffrax", None)
+    depthmup.theory.lazy_kernels(np.eye(1), depth=2, activation="tanh")
+    with pytest.raises(ModuleNotFoundError, match=r"infinite depth needs diffrax: pip install 'depthmup\[theory\]'"):
+        depthmup.theory.lazy_kernels(np.eye(1), activation="tanh")
+
+
+def test_names_are_those_of_the_shipped_configs():
+    assert set(find_config.names()) == CONFIGS - {"papers"}  # papers.py only has what others share
+    for name in find_config.names():
+        assert find_config.find(name) == str(ROOT / "configs" / f"{name}.py")
+    assert find_config.find("default:vit") == str(ROOT / "configs" / "default.py:vit")
+
+
+def test_a_path_is_a_path(tmp_path, monkeypatch):
+    """Also where a shipped config has the same name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.py").touch()
+    assert find_config.find("digits.py:x") == "digits.py:x"
+    assert find_config.find("digits") == str(ROOT / "configs" / "digits.py")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("digit", r"unknown config 'digit'; did you mean 'digits'\? \(known: cifar100_cnn, .*\); the path of a file"),
+        ("papers", "unknown config 'papers'"),
+        ("", "unknown config ''"),
+        ("nowhere/digits.py:x", r"no file nowhere/digits\.py; .*\(--config=digits is the shipped one\)"),
+        ("nowhere/mine.py", r"no file nowhere/mine\.py; .*\(known: cifar100_cnn, .*tiny_imagenet_vit\)"),
+    ],
+)
+def test_errors_of_find(value, says):
+    with pytest.raises(ValueError, match=says):
+        find_config.find(value)
+
+
+def test_paths_changes_the_config_alone():
+    digits = find_config.find("digits")
+    argv = ["depthmup", "sweep", "--config=digits", "--config.seed=1", "--workdir=digits"]
+    assert find_config.paths(argv) == [*argv[:2], f"--config={digits}", *argv[3:]]
+    assert find_config.paths(["depthmup", "-config", "digits", "sweep"]) == ["depthmup", "-config", digits, "sweep"]
+    assert find_config.paths(["depthmup", "--config"]) == ["depthmup", "--config"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the package as the wheel lays it out."""
+    folder = tmp_path_factory.mktemp("site")
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "depthmup", folder / "depthmup", ignore=without)
+    shutil.copytree(ROOT / "configs", folder / "depthmup" / "configs", ignore=without)
+    return folder
+
+
+def command(site, cwd, *arguments, without):
+    """The installed command, in a folder with something of its own that is called configs."""
+    (cwd / "configs").mkdir()
+    (cwd / "configs" / "papers.py").write_text("raise ValueError('not the shipped one')")
+    program = f"import sys; sys.modules[{without!r}] = None; from depthmup.__main__ import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_finds_configs_in_the_wheel(site, tmp_path):
+    """A config that imports another one, which imports a third; importing the verbs does not need TensorFlow.
+
+    The verb is looked at last, so nothing else was wrong.
+    """
+    done = command(site, tmp_path, "shrink", "--config=patches_vit", "--config.model.depth=2", without="tensorflow")
+    assert done.stderr == "error: verb 'shrink': give one of train, sweep, check, calibrate, explain\n"
+
+
+def test_without_the_extra_the_command_names_it(site, tmp_path):
+    done = command(site, tmp_path, "--help", without="ml_collections")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: depthmup needs ml_collections: pip install 'depthmup[run]'\n"
+
+
+def test_a_config_finds_its_neighbours(tmp_path):
+    """In a folder called configs of its own; the shipped ones are still there."""
+    mine = tmp_path / "configs" / "mine.py"
+    mine.parent.mkdir()
+    mine.with_name("papers.py").write_text("WIDTH = 48")
+    mine.write_text("from configs import default, papers")
+    program = (
+        "import runpy, sys\n"
+        "from depthmup import find_config\n"
+        "names = runpy.run_path(find_config.paths(['', f'--config={sys.argv[1]}'])[1].partition('=')[2])\n"
+        "print(names['papers'].WIDTH, names['default'].get_config().model.width)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, mine], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "48 128\n", done.stderr
