@@ -6,6 +6,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 from depthmup import fit, theory
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import explain
+from depthmup.families import wrap
 from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
 from depthmup.measure import (
@@ -78,4 +79,5 @@ __all__ = [
     "specs_from_json",
     "specs_to_json",
     "theory",
+    "wrap",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup.optim import family_of
+from depthmup.optim import OPTIONS, families_of
 from depthmup.parameterization import Parameterization
 from depthmup.specs import ParamSpec, is_spec
 
@@ -31,7 +31,7 @@ def explain(
     """A table of role, fans, init std, forward factor, effective LR, decay and eps of every leaf.
 
     Args:
-      optimizer: a name of `dm.optimizer`, or for another transformation the family of its LR rule, "sgd" or "adam".
+      optimizer: a name of `dm.optimizer`; for another transformation one with the same LR rule.
       learning_rate: learning rate at the base shape; for a schedule the column LR shows each leaf's factor on it.
       weight_decay: base decay. The column decay is the rate per unit of base LR (LR factor x decay factor x decay), so
         that uncoupled decay shows one number for all leaves.
@@ -43,13 +43,17 @@ def explain(
     output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if
     the parameterization says how many a depth has (`blocks`).
     """
-    family = family_of(optimizer)
+    families = jax.tree.leaves(families_of(optimizer, specs))
     lr = 1.0 if callable(learning_rate) else learning_rate
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
     if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
         raise ValueError("params are not those of the specs: their shapes differ")
-    rows = [_row(p, s, v, family, lr, weight_decay, eps, decay) for s, v in zip(leaves, values, strict=True)]
+    shown = eps if "eps" in OPTIONS[optimizer] else None
+    rows = [
+        _row(p, s, v, family, lr, weight_decay, shown, decay)
+        for s, v, family in zip(leaves, values, families, strict=True)
+    ]
     first: ParamSpec = leaves[0]
     forward = p.forward_factors(width=first.width, depth=first.depth)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
@@ -72,7 +76,7 @@ def _row(
     family: str,
     lr: float,
     weight_decay: float,
-    eps: float,
+    eps: float | None,
     decay: str,
 ) -> tuple[str, ...]:
     factors = spec.factors(p, family)
@@ -98,5 +102,5 @@ def _row(
         f"{forward:.4g}",
         f"{lr * factors.lr:.4g}",
         f"{factors.lr * (1.0 if decay == 'coupled' else factors.decay) * weight_decay:.4g}",
-        f"{eps * factors.eps:.3g}" if family == "adam" else "-",
+        "-" if eps is None else f"{eps * factors.eps:.3g}",
     )

@@ -21,6 +21,7 @@ ALLOWED = {
     "audit": {"parameterization", "specs"},
     "optim": {"parameterization", "specs"},
     "explain": {"parameterization", "specs", "optim"},
+    "families": {"parameterization", "specs", "optim"},
     "keys": {"parameterization"},
     "models": {"activations", "parameterization", "specs", "infer", "keys"},
     "data": {"keys"},
@@ -57,6 +58,7 @@ ALLOWED = {
     "__init__": {
         "audit",
         "explain",
+        "families",
         "fit",
         "forward",
         "infer",
