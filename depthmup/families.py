@@ -52,21 +52,21 @@ def wrap(
 ) -> optax.GradientTransformationExtraArgs:
     """`tx` with the LR, eps and weight decay that `p` gives to every leaf.
 
-      tx = dm.wrap(p, specs, optax.chain(optax.clip_by_global_norm(1.0), optax.lion(schedule, weight_decay=0.1)))
+      tx = optax.chain(optax.clip_by_global_norm(1.0), dm.wrap(p, specs, optax.lion(schedule, weight_decay=0.1)))
 
     Args:
       tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
         rate, to be chained with it; with schedules, multi_transform, masked, MultiSteps, inject_hyperparams.
       family: what is known better: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
-        "adafactor") for all leaves, a tree of names with the structure of `specs` or a prefix of it, or {glob of a path:
+        "adafactor") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of a path:
         name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not corrected.
 
     `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
     - each update is multiplied by the leaf's LR factor;
     - where the weights act through decay alone, `tx` sees them times the decay factor, so that learning rate x decay
       is that of `dm.optimizer`;
-    - where the size of gradients does not matter, `tx` sees them over the eps factor, unless it clips them first: then a
-      warning says to put clipping in front;
+    - where the size of gradients does not matter, `tx` sees them over the eps factor, unless it clips them first:
+      then a warning says to put clipping in front;
     - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
 
     Muon is for hidden weights: of others Optax's own factor sqrt(max(1, fan_out / fan_in)) may hold the width rule
@@ -86,7 +86,7 @@ def wrap(
 
     own = p.in_form("mup")
     factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
-    lr, eps, decay = ([jax.tree.leaves(column)[i] for i in range(len(leaves))] for column in factors[2:])
+    lr, eps, decay = map(jax.tree.leaves, factors[2:])
     if p.table.matrix is not STANDARD:
         lr = [f * own.ratios(s.width, s.depth)[0] ** -u.growth for f, s, u in zip(lr, leaves, found, strict=True)]
     eps = _eps(leaves, families, found, eps)
@@ -298,8 +298,9 @@ class _Probe:
                 )
             free = _distance(first[i], more[i]) <= NEAR * _size(first[i])
             found.append(Update(family, why, decays, free))
-        growth = self._growth(at) if any(own.family == "muon" for own in found) else [0.0] * len(found)
-        return [own._replace(growth=e if own.family == "muon" else 0.0) for own, e in zip(found, growth, strict=True)]
+        muon = [own.family == "muon" and s.role == "hidden" for own, s in zip(found, self.leaves, strict=True)]
+        growth = self._growth(at, muon) if any(muon) else [0.0] * len(found)
+        return [own._replace(growth=e) for own, e in zip(found, growth, strict=True)]
 
     def _turned(self, at: Sequence[int], even: Leaves, odd: Leaves) -> list[bool]:
         """For each leaf: does turning its gradient along one of its axes turn its update alike?"""
@@ -325,13 +326,14 @@ class _Probe:
                     alike[i] |= _distance(updates[i] - even[i], expected) <= NEAR * _size(expected)
         return alike
 
-    def _growth(self, at: Sequence[int]) -> list[float]:
-        """The power of width in the size of the update whose gradient has a single entry, which has no other size."""
+    def _growth(self, at: Sequence[int], muon: Sequence[bool]) -> list[float]:
+        """The power of width in the size of the updates of Muon's leaves; 0 for the others. By gradients of one entry,
+        whose orthogonalised update is that entry alone at any width."""
         sizes = []
         for doubled in (False, True):
             shapes = [list(shape) for shape in self.shapes]
-            for shape, spec in zip(shapes, self.leaves, strict=True):
-                if doubled and spec.role == "hidden":
+            for shape, spec, own in zip(shapes, self.leaves, muon, strict=True):
+                if doubled and own:
                     for half in spec.matrix_axes:
                         shape[max(half, key=lambda axis: spec.shape[axis])] *= 2
             zeros = [np.zeros(shape, np.float32) for shape in shapes]
@@ -340,7 +342,7 @@ class _Probe:
                 g[(0,) * g.ndim] = 1
             updates = self.at(at, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
             sizes.append([abs(float(u[(0,) * u.ndim])) for u in updates])
-        return [round(math.log2(b / a), 3) if a and b else 0.0 for a, b in zip(*sizes, strict=True)]
+        return [round(math.log2(b / a), 3) if own else 0.0 for a, b, own in zip(*sizes, muon, strict=True)]
 
 
 def _family(
