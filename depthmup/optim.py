@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from depthmup.parameterization import LeafFactors, Parameterization, unknown
-from depthmup.specs import ParamSpec, check_shapes, is_hidden, is_spec
+from depthmup.specs import check_shapes, is_hidden, is_spec
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
@@ -175,24 +175,32 @@ def _direction(name: str, specs: PyTree, options: dict[str, Any]) -> optax.Gradi
 
 def _muon(specs: PyTree, adam: optax.GradientTransformation, options: dict[str, Any]) -> optax.GradientTransformation:
     """optax.contrib.muon before its learning rate, for the hidden weights; `adam` for all others."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    hidden = [family == "muon" for family in jax.tree.leaves(families_of("muon", specs))]
+    axes = [
+        optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
+        for s, yes in zip(leaves, hidden, strict=True)
+    ]
+    # A constant: the fans of a hidden weight grow alike.
+    sizes = jax.tree.map(lambda spec: max(1.0, spec.fan_out / spec.fan_in) ** 0.5, specs, is_leaf=is_spec)
 
-    def matrix(spec: ParamSpec) -> Any:
-        return optax.contrib.MuonDimensionNumbers(*spec.matrix_axes) if spec.role == "hidden" else optax.MaskedNode()
+    def of_matrices(tree: PyTree) -> PyTree:
+        """The axes of each leaf, but where a leaf is hidden."""
+        weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
+        return jax.tree.unflatten(treedef, [w if is_hidden(w) else own for w, own in zip(weights, axes, strict=True)])
 
-    def size(spec: ParamSpec) -> float:  # a constant: the fans of a hidden weight grow alike
-        return max(1.0, spec.fan_out / spec.fan_in) ** 0.5
+    def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
+        return jax.tree.unflatten(
+            jax.tree.structure(tree, is_leaf=is_hidden), ["muon" if yes else "adam" for yes in hidden]
+        )
 
-    axes = jax.tree.map(matrix, specs, is_leaf=is_spec)
     muon = optax.contrib.scale_by_muon(
         beta=options.get("momentum", 0.95),
         nesterov=options.get("nesterov", True),
         eps=options.get("eps", 1e-8),
-        weight_dimension_numbers=lambda tree: jax.tree.map(
-            lambda u, own: u if is_hidden(u) else own, tree, axes, is_leaf=is_hidden
-        ),
+        weight_dimension_numbers=of_matrices,
     )
-    sized = optax.chain(muon, scale_by_tree(jax.tree.map(size, specs, is_leaf=is_spec)))
-    return optax.partition({"muon": sized, "adam": adam}, families_of("muon", specs))
+    return optax.partition({"muon": optax.chain(muon, scale_by_tree(sizes)), "adam": adam}, labels)
 
 
 def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -288,6 +288,30 @@ def test_errors(make, says):
         dm.wrap(p, specs_at(depth=2), **given)
 
 
+def test_a_coordinate_check_trains_by_the_same_optimizer():
+    """dm.probe knows the leaves that Muon trains."""
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    weigh = jax.tree.map(jnp.cos, init(16, 8))
+
+    def loss(params, batch, factors):
+        return sum(jnp.sum(w * c) for w, c in zip(jax.tree.leaves(params), jax.tree.leaves(weigh), strict=True))
+
+    probe = dm.probe(
+        p,
+        specs,
+        init=lambda key: jax.tree.map(jnp.asarray, init(16, 8)),
+        loss=loss,
+        features=lambda params, batch, factors: {"hidden": params["in"], "logits": params["out"]},
+        optimizer="muon",
+        learning_rate=0.01,
+        batch=None,
+    )
+    hyper = probe.hyper("all", 0)
+    start = probe.init(hyper)
+    trained = probe.step(start, None, hyper)[0][0]
+    assert_close(trained, train(dm.optimizer(p, specs, "muon", 0.01), start[0], [weigh]), 1e-5)
+
+
 def test_other_parameters_are_refused():
     p, specs = dm.parameterization("mup"), specs_at()
     with pytest.raises(dm.SpecError, match="different shapes"):

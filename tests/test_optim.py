@@ -1,5 +1,7 @@
 """The transformations: decay and eps alone, schedules, dtypes, tracing."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,20 +200,32 @@ def test_optax_wrappers(name, x64):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), out, plain)
 
 
-@pytest.mark.parametrize("mask", [None, lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)])
-def test_nnx_optimizer(mask):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p, specs, **decay: dm.optimizer(p, specs, "adamw", 0.1, **decay),
+        lambda p, specs, **decay: dm.optimizer(
+            p, specs, "adamw", 0.1, **decay, mask=lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)
+        ),
+        lambda p, specs, **decay: dm.optimizer(p, specs, "muon", 0.1, **decay),
+        lambda p, specs, **decay: dm.wrap(p, specs, optax.adamw(0.1, **decay)),
+    ],
+)
+def test_nnx_optimizer(make):
     from flax import nnx
 
     def init(width, depth):
-        return nnx.state(
-            nnx.Sequential(nnx.Linear(3, width, rngs=nnx.Rngs(0)), nnx.Linear(width, 2, rngs=nnx.Rngs(1))), nnx.Param
-        )
+        return nnx.state(network(width), nnx.Param)
+
+    def network(width):
+        sizes = (3, width, width, 2)
+        return nnx.Sequential(*(nnx.Linear(a, b, rngs=nnx.Rngs(0)) for a, b in itertools.pairwise(sizes)))
 
     p = dm.parameterization("mup", base_width=4)
     specs = dm.infer_specs(init, width=16, depth=1, residual=False)
-    model = nnx.Sequential(nnx.Linear(3, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 2, rngs=nnx.Rngs(1)))
+    model = network(16)
     before = np.asarray(model.layers[1].kernel[...])
-    tx = nnx.Optimizer(model, dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3, mask=mask), wrt=nnx.Param)
+    tx = nnx.Optimizer(model, make(p, specs, weight_decay=0.3), wrt=nnx.Param)
     tx.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param)))
     np.testing.assert_allclose(model.layers[1].kernel[...], 0.97 * before, rtol=1e-6)
 
