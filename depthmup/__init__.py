@@ -7,6 +7,7 @@ from depthmup import fit, testing, theory
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.convert import convert
 from depthmup.explain import explain
+from depthmup.families import wrap
 from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
 from depthmup.measure import (
@@ -85,4 +86,5 @@ __all__ = [
     "specs_to_json",
     "testing",
     "theory",
+    "wrap",
 ]

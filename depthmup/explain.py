@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup.optim import family_of
+from depthmup.optim import OPTIONS, families_of
 from depthmup.parameterization import Parameterization
 from depthmup.specs import ParamSpec, is_spec
 
@@ -35,7 +35,7 @@ def explain(
     init std differs: "block_*/kernel". The column # counts them; its init std is the root mean square.
 
     Args:
-      optimizer: a name of `dm.optimizer`, or for another transformation the family of its LR rule, "sgd" or "adam".
+      optimizer: a name of `dm.optimizer`; for another transformation one with the same LR rule.
       learning_rate: learning rate at the base shape; for a schedule the column LR shows each leaf's factor on it.
       weight_decay: base decay. The column decay is the rate per unit of base LR (LR factor x decay factor x decay), so
         that uncoupled decay shows one number for all leaves.
@@ -47,18 +47,18 @@ def explain(
     output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if
     the parameterization says how many a depth has (`blocks`).
     """
-    family = family_of(optimizer)
+    families = jax.tree.leaves(families_of(optimizer, specs))
     lr = 1.0 if callable(learning_rate) else learning_rate
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
     if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
         raise ValueError("params are not those of the specs: their shapes differ")
+    shown = eps if "eps" in OPTIONS[optimizer] else None
     groups: dict[tuple[str, ...], list[tuple[str, float]]] = {}
-    for spec, value in zip(leaves, values, strict=True):
-        cells = _row(p, spec, family, lr, weight_decay, eps, decay)
-        groups.setdefault((re.sub(r"\d+", "*", spec.path), *cells), []).append(
-            (spec.path, _std(p, spec, value, family))
-        )
+    for spec, value, family in zip(leaves, values, families, strict=True):
+        cells = _row(p, spec, family, lr, weight_decay, shown, decay)
+        std = spec.path, _std(p, spec, value, family)
+        groups.setdefault((re.sub(r"\d+", "*", spec.path), *cells), []).append(std)
     rows = [_shown(cells, members) for (_, *cells), members in groups.items()]
     first: ParamSpec = leaves[0]
     forward = p.forward_factors(width=first.width, depth=first.depth)
@@ -98,7 +98,7 @@ def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float
 
 
 def _row(
-    p: Parameterization, spec: ParamSpec, family: str, lr: float, weight_decay: float, eps: float, decay: str
+    p: Parameterization, spec: ParamSpec, family: str, lr: float, weight_decay: float, eps: float | None, decay: str
 ) -> tuple[str, ...]:
     """All cells of a leaf but its path, its number and its init std."""
     factors = spec.factors(p, family)
@@ -116,7 +116,7 @@ def _row(
         _numbers(forward),
         _numbers(lr * factors.lr),
         _numbers(factors.lr * (1.0 if decay == "coupled" else factors.decay) * weight_decay),
-        _numbers(eps * factors.eps, 3) if family == "adam" else "-",
+        "-" if eps is None else _numbers(eps * factors.eps, 3),
     )
 
 

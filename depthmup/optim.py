@@ -11,22 +11,32 @@ import numpy as np
 import optax
 
 from depthmup.parameterization import LeafFactors, Parameterization, unknown
-from depthmup.specs import check_shapes, is_hidden
+from depthmup.specs import check_shapes, is_hidden, is_spec
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
-OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}  # optimizer -> family of its LR rule
+# optimizer -> family of its LR rule: those of a config, and those of `optimizer` alone
+OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}
+OTHERS = {"lion": "adam", "adafactor": "adafactor", "muon": "muon"}
 
 
 def family_of(name: str) -> str:
-    """The family of an optimizer, "sgd" or "adam". Raises ValueError for an unknown optimizer."""
-    if name not in OPTIMIZERS:
-        hint = "; any other optax transformation goes through dm.scale_by_parameterization"
-        raise unknown("optimizer", name, OPTIMIZERS, hint)
-    return OPTIMIZERS[name]
+    """The family of an optimizer, of "muon" that of the hidden weights. Raises ValueError for an unknown optimizer."""
+    known = OPTIMIZERS | OTHERS
+    if name not in known:
+        raise unknown("optimizer", name, known, "; any other optax transformation goes through dm.wrap")
+    return known[name]
 
 
-def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = "adam") -> optax.GradientTransformation:
+def families_of(name: str, specs: PyTree) -> PyTree:
+    """The family of each leaf's update, a tree: "muon" trains the hidden weights by Muon and all others by Adam."""
+    own = family_of(name)
+    return jax.tree.map(lambda s: "adam" if own == "muon" and s.role != "hidden" else own, specs, is_leaf=is_spec)
+
+
+def scale_by_parameterization(
+    p: Parameterization, specs: PyTree, family: PyTree = "adam"
+) -> optax.GradientTransformation:
     """Multiply each leaf's update by its LR factor.
 
     Put it after the transformation that makes the update and before the learning rate, which may be a schedule:
@@ -35,10 +45,11 @@ def scale_by_parameterization(p: Parameterization, specs: PyTree, family: str = 
                   optax.scale_by_learning_rate(lr))
 
     Args:
-      family: "sgd" if the update is linear in the gradient, "adam" if its size does not depend on the
-        size of the gradient.
+      family: "sgd" if the update is linear in the gradient; "adam" if its entries are of order 1, whatever the size of
+        the gradient; "muon" if its singular values are; "adafactor" if its entries are of the order of the weight's own
+        root mean square. Or a tree of these names in the structure of `specs`. `dm.wrap` finds them by itself.
 
-    Source: docs/rules.md section 0, rows `SGD LR` and `Adam LR`.
+    Source: docs/rules.md section 0, rows `SGD LR` to `Adafactor LR`.
     """
     return _of_specs(specs, scale_by_tree(leaf_factors(p, specs, family).lr))
 
@@ -63,37 +74,56 @@ def optimizer(
     b1: float | jax.Array | None = None,
     b2: float | jax.Array | None = None,
     eps: float | jax.Array | None = None,
-    weight_decay: float | jax.Array = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     decay: str = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """SGD or Adam with the LR, eps and weight decay that `p` gives to every leaf.
+    """SGD, Adam, Lion, Adafactor or Muon with the LR, eps and weight decay that `p` gives to every leaf.
 
     One step changes the leaf w by
       w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w),
     where f are the leaf's factors (docs/rules.md section 0) and u is the optimizer's update (Adam's eps times f.eps).
 
     Args:
-      name: "sgd", "momentum", "adam" or "adamw"; the last two are the same here, since decay is 0 unless given.
+      name: "sgd", "momentum", "adam" or "adamw", the last two the same here, since decay is 0 unless given; "lion";
+        "adafactor" (optax's: updates clipped, and times the weight's root mean square); "muon" (optax.contrib's) for
+        the hidden weights, with Adam for all others, at the same base learning rate (`dm.wrap` takes one with two).
       learning_rate: a number, a traced scalar or an Optax schedule; the per-leaf factors multiply it at each step.
-      momentum, nesterov: options of "momentum", by default 0.9 and False.
-      b1, b2, eps: options of Adam, by default 0.9, 0.999 and 1e-8.
-      weight_decay: base weight decay, applied apart from the gradient (as in AdamW) for every optimizer; 0: none.
+      momentum, nesterov: options of "momentum", by default 0.9 and False, and of "muon", by default 0.95 and True.
+      b1, b2, eps: options of Adam (and of "muon"), by default 0.9, 0.999 and 1e-8; b1, b2 of "lion", 0.9 and 0.99.
+      weight_decay: base weight decay, a number or an Optax schedule, applied apart from the gradient (as in AdamW) for
+        every optimizer; 0: none.
       decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
         left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
-      mask: the leaves to decay, as a tree of bools or a function from params to such a tree, as in `optax.adamw`.
+      mask: the leaves to decay, as a tree of bools, a prefix of one such as {"dense": True, "norm": False}, or a
+        function from params to either, as in `optax.adamw`.
 
     Raises ValueError for an unknown name, a learning rate that is not positive, an option of another optimizer, or a
-    parameterization that is not defined for this optimizer.
+    parameterization that is not defined for this optimizer; SpecError for a hidden weight of "muon" that is no matrix.
     """
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
-    factors = leaf_factors(p, specs, family_of(name))
     given = {key: value for key, value in options.items() if value is not None}
-    tx = from_factors(factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, **given)
-    return _of_specs(specs, tx)
+    # Adafactor's root mean square and Muon's singular values are those of a whole leaf, of which a form may have stored
+    # only some entries times a factor.
+    own = p.in_form("mup") if name in OTHERS else p
+    factors = leaf_factors(own, specs, families_of(name, specs))
+    tx = from_factors(
+        factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **given
+    )
+    return _of_specs(specs, tx if own is p else in_form_mup(p, specs, tx))
 
 
-OPTIONS = {"sgd": (), "momentum": ("momentum", "nesterov"), "adam": ("b1", "b2", "eps"), "adamw": ("b1", "b2", "eps")}
+ADAM = ("b1", "b2", "eps")
+MOMENTUM = ("momentum", "nesterov")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": MOMENTUM,
+    "adam": ADAM,
+    "adamw": ADAM,
+    "lion": ("b1", "b2"),
+    "adafactor": (),
+    "muon": (*MOMENTUM, *ADAM),
+}
 
 
 def from_factors(
@@ -101,12 +131,14 @@ def from_factors(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     *,
-    weight_decay: float | jax.Array = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     decay: str = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
+    specs: PyTree | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """`optimizer` from trees of factors. The factors may be traced: then call this inside the jitted step."""
+    """`optimizer` from trees of factors, and for "muon" the specs. The factors may be traced: then call this inside the
+    jitted step."""
     family = family_of(name)
     if isinstance(learning_rate, float | int | np.number) and not 0 < learning_rate < np.inf:
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
@@ -116,15 +148,81 @@ def from_factors(
         if key not in OPTIONS[name]:
             raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(OPTIONS[name]) or 'none'}")
     parts = []
-    if family == "adam":
-        parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps)), optax.scale_by_adam(**options)]
-    elif name == "momentum":
-        parts += [optax.trace(decay=options.get("momentum", 0.9), nesterov=options.get("nesterov", False))]
+    if family != "sgd":
+        parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps))]
+    if name != "sgd":
+        parts += [_direction(name, specs, options)]
     parts += [scale_by_tree(factors.lr)]
     if not isinstance(weight_decay, float | int) or weight_decay != 0:
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
         parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def _direction(name: str, specs: PyTree, options: dict[str, Any]) -> optax.GradientTransformation:
+    """The transformation that makes the update, before factors and learning rate."""
+    if name == "momentum":
+        return optax.trace(decay=options.get("momentum", 0.9), nesterov=options.get("nesterov", False))
+    if name == "lion":
+        return optax.scale_by_lion(**options)
+    if name == "adafactor":
+        return optax.chain(
+            optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
+        )
+    adam = optax.scale_by_adam(**{key: value for key, value in options.items() if key in ADAM})
+    return _muon(specs, adam, options) if name == "muon" else adam
+
+
+def _muon(specs: PyTree, adam: optax.GradientTransformation, options: dict[str, Any]) -> optax.GradientTransformation:
+    """optax.contrib.muon before its learning rate, for the hidden weights; `adam` for all others."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    hidden = [family == "muon" for family in jax.tree.leaves(families_of("muon", specs))]
+    axes = [
+        optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
+        for s, yes in zip(leaves, hidden, strict=True)
+    ]
+    # A constant: the fans of a hidden weight grow alike.
+    sizes = jax.tree.map(lambda spec: max(1.0, spec.fan_out / spec.fan_in) ** 0.5, specs, is_leaf=is_spec)
+
+    def of_matrices(tree: PyTree) -> PyTree:
+        """The axes of each leaf, but where a leaf is hidden."""
+        weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
+        return jax.tree.unflatten(treedef, [w if is_hidden(w) else own for w, own in zip(weights, axes, strict=True)])
+
+    def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
+        return jax.tree.unflatten(
+            jax.tree.structure(tree, is_leaf=is_hidden), ["muon" if yes else "adam" for yes in hidden]
+        )
+
+    muon = optax.contrib.scale_by_muon(
+        beta=options.get("momentum", 0.95),
+        nesterov=options.get("nesterov", True),
+        eps=options.get("eps", 1e-8),
+        weight_dimension_numbers=of_matrices,
+    )
+    return optax.partition({"muon": optax.chain(muon, scale_by_tree(sizes)), "adam": adam}, labels)
+
+
+def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` on the weights of the form "mup" and their gradients, whatever form of `p` stores them."""
+    if p.form == "mup":
+        return tx
+    own, stored = (leaf_factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
+    divisor = jax.tree.map(lambda a, b: a / b, own, stored)  # the form stores weight / divisor
+    up, down = scale_by_tree(divisor), scale_by_tree(jax.tree.map(lambda s: 1 / s, divisor))
+
+    def times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
+        return by.update(tree, optax.EmptyState())[0]
+
+    def init(params: PyTree) -> PyTree:
+        return tx.init(times(up, params))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        weights = None if params is None else times(up, params)
+        updates, state = optax.with_extra_args_support(tx).update(times(down, updates), state, weights, **extra)
+        return times(down, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _of_specs(specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -150,18 +248,37 @@ def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
 
 
 def add_decayed_weights(
-    weight_decay: float | jax.Array, scale: PyTree, mask: PyTree | Callable[[PyTree], PyTree] | None = None
+    weight_decay: optax.ScalarOrSchedule,
+    scale: PyTree,
+    mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
     """Add weight_decay * scale * w to the update of each leaf w where `mask` is true; `scale` is a tree of scalars."""
 
-    def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
+    def init(params: PyTree) -> PyTree:
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)) if callable(weight_decay) else optax.EmptyState()
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         if params is None:
             raise ValueError("weight decay needs the parameters: call tx.update(grads, state, params)")
+        rate = weight_decay
+        if callable(weight_decay):
+            rate, state = weight_decay(state.count), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
         def add(u: Any, w: Any, s: Any, chosen: Any = True) -> Any:
-            return u if is_hidden(u) or not chosen else u + jnp.asarray(weight_decay * s, u.dtype) * w
+            return u if is_hidden(u) or not chosen else u + jnp.asarray(rate * s, u.dtype) * w
 
-        trees = (params, scale) if mask is None else (params, scale, mask(params) if callable(mask) else mask)
-        return jax.tree.map(add, updates, *trees, is_leaf=is_hidden)
+        trees = (params, scale) if mask is None else (params, scale, _of_each(mask, params))
+        return jax.tree.map(add, updates, *trees, is_leaf=is_hidden), state
 
-    return optax.stateless(update)
+    return optax.GradientTransformation(init, update)
+
+
+def _of_each(mask: PyTree | Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
+    """The mask's bool for each leaf of the parameters."""
+    prefix = mask(params) if callable(mask) else mask
+    try:
+        return jax.tree.map(lambda b, part: jax.tree.map(lambda _: b, part, is_leaf=is_hidden), prefix, params)
+    except ValueError as error:
+        raise ValueError(
+            f"mask must be a tree of bools with the structure of the parameters, or a prefix: {error}"
+        ) from None

@@ -17,6 +17,7 @@ import optax
 from depthmup import optim
 from depthmup.audit import InitAudit, audit_init
 from depthmup.explain import explain, pattern
+from depthmup.families import wrap
 from depthmup.forward import ForwardError, Site, contractions, features, place, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.infer import infer_specs
@@ -180,11 +181,16 @@ class Setup:
 
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
-        self._warn_of_rules(optim.family_of(name), options.get("decay") == "coupled")
+        self._warn_of_rules(optim.families_of(name, self.specs), options.get("decay") == "coupled")
         return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
 
-    def _warn_of_rules(self, family: str, coupled: bool) -> None:
+    def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
+        """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient."""
+        return self._unboxed(wrap(self.parameterization, self.specs, tx, family=family))
+
+    def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        family = "sgd" if "sgd" in jax.tree.leaves(families) else "adam"  # all but SGD have Adam's depth rule
         branch = next((spec.path for spec in leaves if spec.in_branch), "")
         hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
         if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
@@ -281,7 +287,8 @@ class Setup:
         if callable(optimizer):
             tx = optimizer(self)
         else:
-            tx = self.optimizer(optimizer, learning_rate or RATES[optim.family_of(optimizer)])
+            sgd = "sgd" in jax.tree.leaves(optim.families_of(optimizer, self.specs))
+            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if sgd else "adam"])
         model, specs = self.model, self.specs
 
         def init(hyper: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 ROLES = ("input", "hidden", "output", "readout", "vector", "scalar", "fixed")
-FAMILIES = ("sgd", "adam")
+FAMILIES = ("sgd", "adam", "muon", "adafactor")
 FORMS = ("mup", "fan_in", "canonical", "absorbed")
 
 
@@ -32,12 +32,31 @@ class WidthRule(NamedTuple):
     output: Powers = Powers()  # the factor that multiplies the readout's output
     sgd: Powers = Powers()  # SGD's learning rate
     adam: Powers = Powers()  # Adam's learning rate
-    eps: Powers = Powers()  # Adam's eps
+    muon: Powers = Powers()  # of updates whose singular values are 1
+    adafactor: Powers = Powers()  # of updates proportional to the weight's root mean square
+    eps: Powers = Powers()  # Adam's eps, beside an entry of the gradient
+    norm_eps: Powers = Powers()  # Muon's eps, beside the gradient's Frobenius norm
 
 
 STANDARD = WidthRule()
-MATRIX = WidthRule(sgd=Powers(-1, 1), adam=Powers(-1, 0), eps=Powers(0, -1))
-READOUT = WidthRule(init_std=Powers(0.5), output=Powers(-1), sgd=Powers(1), eps=Powers(-1))
+MATRIX = WidthRule(
+    sgd=Powers(-1, 1),
+    adam=Powers(-1, 0),
+    muon=Powers(-0.5, 0.5),
+    adafactor=Powers(-0.5, 0),
+    eps=Powers(0, -1),
+    norm_eps=Powers(0.5, -0.5),
+)
+READOUT = WidthRule(
+    init_std=Powers(0.5),
+    output=Powers(-1),
+    sgd=Powers(1),
+    muon=Powers(0.5),
+    eps=Powers(-1),
+    norm_eps=Powers(-0.5),
+)
+# Storing weight / s divides the LR by s to this power: how the update itself goes with s is the difference to 1.
+STORAGE = {"sgd": 2.0, "adam": 1.0, "muon": 1.0, "adafactor": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Table:
 
     alpha: branch exponent; None means no power of depth anywhere. Else, with m_L the number of blocks over that at the
       base depth, m_L^-alpha multiplies a branch's output and its leaves' eps, m_L^(2 alpha - 1) their SGD LR,
-      m_L^(alpha - 1) their Adam LR.
+      m_L^(alpha - 1) their LR in the other families.
     gamma_width: gamma = gamma0 m^gamma_width; NTP is muP with gamma ~ width^-1/2 (docs/theory.md section 1).
     attention: attention logits are divided by head_dim^attention.
     lr_depth: if given (AM-muP), every LR is multiplied by m_L^lr_depth, and m_L^-alpha multiplies the initial standard
@@ -91,7 +110,7 @@ class LeafFactors(NamedTuple):
     init: float  # initial standard deviation over the standard deviation of the standard fan-in init
     multiplier: float  # the stored parameter enters the model's equation times this (1 in the form "mup")
     lr: float  # learning rate over the base learning rate
-    eps: float  # Adam's eps over the base eps
+    eps: float  # Adam's or Muon's eps over the base eps
     decay: float  # weight decay over the base decay; the step multiplies the decay by `lr` as well
 
 
@@ -210,7 +229,9 @@ class Parameterization:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
         role: one of ROLES. in_branch: whether it is inside a residual branch. fan_in: its fan-in at this width, which
-        only the form "canonical" uses. family: "sgd" (also momentum) or "adam" (also AdamW, Lion, sign-like updates).
+        only the form "canonical" uses. family: what its update does with the gradient. "sgd": linear (also momentum).
+        "adam": entries of order 1, whatever the gradient's size (also AdamW, Lion). "muon": singular values of order 1.
+        "adafactor": entries of the order of the weight's own root mean square.
         path: its path, which the glob `branch_init` may match. absorbs: for the form "absorbed", the kinds of factors
         that the parameter is stored times ("branch", "output", "attention"), each with its head size; None: one of the
         first two, by its role and place.
@@ -222,7 +243,7 @@ class Parameterization:
         m, m_L = self.ratios(width, depth)
         table = self.table
         if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
-            lr = m_L ** self._depth_power(adam=False) if self.arithmetic_mean else 1.0
+            lr = m_L ** self._depth_power(family) if self.arithmetic_mean else 1.0
             return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
         rule = table.readout if role == "readout" else table.matrix
         m_in = m if role in ("hidden", "output", "readout") else 1.0
@@ -232,12 +253,11 @@ class Parameterization:
             return m_in**powers.m_in * m_out**powers.m_out
 
         gamma = self._gamma(m)
-        adam = family == "adam"
-        init = width_power(rule.init_std)
-        lr = width_power(rule.adam if adam else rule.sgd) * (gamma if adam else gamma**2)
-        eps = width_power(rule.eps) / gamma
-        decay = 1.0 / (width_power(rule.adam if adam else rule.sgd) if table.decay_follows == "m_in" else lr)
-        depth_lr = m_L ** self._depth_power(adam)
+        init, width_lr = width_power(rule.init_std), width_power(getattr(rule, family))
+        lr = width_lr * gamma ** (2 if family == "sgd" else 1)
+        eps = width_power(rule.norm_eps if family == "muon" else rule.eps) / gamma
+        decay = 1.0 / (width_lr if table.decay_follows == "m_in" else lr)
+        depth_lr = m_L ** self._depth_power(family)
         if self.arithmetic_mean:
             lr *= depth_lr
             decay /= depth_lr
@@ -251,9 +271,9 @@ class Parameterization:
         if absorbs is None:
             absorbs = {"output": 0} if role == "readout" else {"branch": 0} if in_branch else {}
         s = self._storage(role, m, m_L, fan_in, init, absorbs)
-        lr_power = 1.0 if adam else 2.0
         multiplier = 1.0 if self.form == "absorbed" else s
-        return LeafFactors(init / s, multiplier, lr / s**lr_power, eps * s, decay * s**lr_power)
+        in_lr = s ** STORAGE[family]
+        return LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
 
     def in_form(self, form: str) -> Parameterization:
         """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).
@@ -261,7 +281,8 @@ class Parameterization:
         "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (the factors of
         the forward pass are inside the weights that `absorb` has found; without it a branch must be one weight layer
         and nothing else).
-        Dividing a stored weight by s divides its SGD LR by s^2, its Adam LR by s, and multiplies its Adam eps by s.
+        Dividing a stored weight by s divides its SGD LR by s^2, its Adam and Muon LR by s, leaves Adafactor's, and
+        multiplies eps by s.
         """
         if form not in FORMS:
             raise unknown("storage form", form, FORMS)
@@ -285,13 +306,13 @@ class Parameterization:
         power = 0.0 if self.alpha is None or self.arithmetic_mean else -self.alpha
         return self.beta0 * m_L**power
 
-    def _depth_power(self, adam: bool) -> float:
+    def _depth_power(self, family: str) -> float:
         """The exponent of m_L in the LR: of every leaf under AM-muP, else of the leaves in branches."""
         if self.lr_depth is not None:
             return self.lr_depth
         if self.alpha is None:
             return 0.0
-        return self.alpha - 1 if adam else 2 * self.alpha - 1
+        return 2 * self.alpha - 1 if family == "sgd" else self.alpha - 1
 
     def _output(self, m: float) -> float:
         return m**self.table.readout.output.m_in / self._gamma(m)
@@ -340,7 +361,7 @@ def parameterization(
       gamma0: richness. The output is divided by gamma0; with a small one training is lazy (features hardly move).
       beta0: branch multiplier at the base depth.
       lr_depth: the exponent of the learning rate in depth: of every LR under "am_mup", by default -3/2; of the LRs in
-        branches under any other depth rule, by default 2 alpha - 1 (SGD) and alpha - 1 (Adam).
+        branches under any other depth rule, by default 2 alpha - 1 (SGD) and alpha - 1 (the other families).
       branch_init: for "am_mup" only, a glob of parameter paths: the branch weights whose initial standard deviation is
         multiplied by m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
       blocks: the number of residual blocks of the model at a depth, such as `lambda n: 3 * n`; None: the depth itself.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -69,6 +70,24 @@ class ParamSpec:
     stack_axis: int | None = None
     absorbs: tuple[Absorbed, ...] | None = None
 
+    @property
+    def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(axes of the inputs, axes of the outputs); in neither is the stack axis, nor a first axis of experts.
+
+        Raises SpecError if no division of the axes has the fans.
+        """
+        axes = [axis for axis in range(len(self.shape)) if axis != self.stack_axis]
+        for own in (axes, axes[1:]):
+            halves = [(tuple(own[:i]), tuple(own[i:])) for i in range(1, len(own))]
+            for inputs, outputs in (*halves, *((b, a) for a, b in halves)):
+                fans = [math.prod(self.shape[axis] for axis in half) for half in (inputs, outputs)]
+                if fans == [self.fan_in, self.fan_out]:
+                    return inputs, outputs
+        raise SpecError(
+            f"{self.path} {self.shape}: no first axes have its {self.fan_in} inputs, and the others its {self.fan_out} "
+            "outputs, or the other way round, so that it is no stack of matrices"
+        )
+
     def factors(self, p: Parameterization, family: str) -> LeafFactors:
         """The factors of the parameter: numbers, or arrays where only some entries are stored times a factor."""
 
@@ -98,10 +117,14 @@ class ParamSpec:
         return result
 
 
-def factors(p: Parameterization, specs: PyTree, family: str = "sgd") -> LeafFactors:
-    """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats."""
+def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafFactors:
+    """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats.
+
+    family: that of all leaves, or a tree of names in the structure of `specs`.
+    """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    rows = [leaf.factors(p, family) for leaf in leaves]
+    families = [family] * len(leaves) if isinstance(family, str) else jax.tree.leaves(family)
+    rows = [leaf.factors(p, own) for leaf, own in zip(leaves, families, strict=True)]
     if p.form == "absorbed" and any(leaf.absorbs is None for leaf in leaves):
         _check_absorbable(leaves)
     return LeafFactors(*(jax.tree.unflatten(treedef, column) for column in zip(*rows, strict=True)))

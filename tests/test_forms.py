@@ -45,8 +45,8 @@ def train(predict, params, tx):
     return np.asarray(jax.jit(lambda carry: jax.lax.scan(step, carry, length=STEPS)[1])((params, state)))
 
 
-def package(p, optimizer, lr, **options):
-    """The same network through depthmup's model, specs, rescale and optimizer."""
+def package(p, optimizer, lr=None, **options):
+    """The same network through depthmup's model, specs, rescale and optimizer (a name, or of p a transformation)."""
     model = ResidualMLP(N, L, outputs=1, activation="tanh")
 
     def init(width, depth):
@@ -56,7 +56,7 @@ def package(p, optimizer, lr, **options):
     fan_in = jax.tree.map(lambda s: s.fan_in, specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))
     params = dm.rescale(p, specs, jax.tree.map(lambda w, n: w / jnp.sqrt(float(n)), draws(), fan_in))
     forward = p.forward_factors(width=N, depth=L)
-    tx = dm.optimizer(p, specs, optimizer, lr, **options)
+    tx = optimizer(p) if callable(optimizer) else dm.optimizer(p, specs, optimizer, lr, **options)
     return train(lambda w, x: model.apply({"params": dm.forward_params(p, specs, w)}, x, forward), params, tx)
 
 
@@ -118,6 +118,35 @@ def test_forms_have_one_trajectory(name, optimizer, x64):
     assert np.ptp(reference, axis=0).max() > 0.01
     for form in ("fan_in", "canonical", "absorbed"):
         np.testing.assert_allclose(package(p.in_form(form), kind, lr, **options), reference, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["muon", "adafactor"])
+@pytest.mark.parametrize("name", ["depth_mup", "ntp", "sp"])
+def test_update_kinds_in_all_forms(name, family, x64):
+    """By the LR factors alone: Optax's transformations act on the stored weights."""
+
+    def trained(p):
+        specs = dm.infer_specs(
+            lambda width, depth: ResidualMLP(width, depth, outputs=1).init(jax.random.key(0), jnp.ones((1, D)), UNIT)[
+                "params"
+            ],
+            width=N,
+            depth=L,
+        )
+        axes = lambda tree: jax.tree.map(  # noqa: E731
+            lambda w: optax.contrib.MuonDimensionNumbers(w.ndim - 2, w.ndim - 1), tree
+        )
+        update = {
+            "muon": optax.contrib.scale_by_muon(weight_dimension_numbers=axes, eps=0.0),
+            "adafactor": optax.chain(optax.scale_by_factored_rms(), optax.scale_by_param_block_rms()),
+        }[family]
+        return optax.chain(update, dm.scale_by_parameterization(p, specs, family), optax.scale(-0.01))
+
+    p = dm.parameterization(name, base_width=2, gamma0=GAMMA0, beta0=BETA0)
+    reference = package(p, trained)
+    assert np.ptp(reference, axis=0).max() > 0.005
+    for form in ("fan_in", "canonical", "absorbed"):
+        np.testing.assert_allclose(package(p.in_form(form), trained), reference, rtol=0, atol=1e-10)
 
 
 def test_adam_canonical_by_hand(x64):

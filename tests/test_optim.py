@@ -1,5 +1,7 @@
 """The transformations: decay and eps alone, schedules, dtypes, tracing."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,15 @@ import pytest
 
 import depthmup as dm
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "muon")
+EPS = ("adam", "adamw", "muon")
+
+
+def factors_of(p, specs, name):
+    """Those of each leaf's family; muon trains all but the hidden weights by Adam."""
+    mixed = {"in": "adam", "blocks": {"w": "muon", "b": "adam"}, "out": "adam", "out_bias": "adam"}
+    families = {"sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor", "muon": mixed}
+    return dm.factors(p, specs, families.get(name, "adam"))
 
 
 def init(width, depth):
@@ -51,7 +61,7 @@ def test_uncoupled_decay_is_the_same_everywhere(name, shape, gamma0, x64):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_coupled_decay_follows_the_learning_rate(name, x64):
     p, specs, params = setup()
-    factors = dm.factors(p, specs, "adam" if name.startswith("adam") else "sgd")
+    factors = factors_of(p, specs, name)
     tx = dm.optimizer(p, specs, name, 0.1, weight_decay=0.3, decay="coupled")
     out = updates(tx, jax.tree.map(jnp.zeros_like, params), params)
     jax.tree.map(lambda u, w, f: np.testing.assert_allclose(u, -0.03 * f * w, rtol=1e-12), out, params, factors.lr)
@@ -75,6 +85,29 @@ def test_decay_mask(x64):
     np.testing.assert_allclose(out["in"], -0.03 * params["in"], rtol=1e-12)
 
 
+def test_decay_mask_as_a_prefix(x64):
+    """As optax.adamw takes it; also where a partition hides leaves."""
+    p, specs, params = setup()
+    mask = {"in": True, "blocks": False, "out": True, "out_bias": True}
+    tx = dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3, mask=mask)
+    labels = {"in": "ours", "blocks": "ours", "out": "theirs", "out_bias": "theirs"}
+    for each in (tx, optax.partition({"ours": tx, "theirs": optax.set_to_zero()}, labels)):
+        out = updates(each, jax.tree.map(jnp.zeros_like, params), params)
+        assert all((np.asarray(u) == 0).all() for u in out["blocks"].values())
+        np.testing.assert_allclose(out["in"], -0.03 * params["in"], rtol=1e-12)
+    wrong = dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3, mask={"in": True})
+    with pytest.raises(ValueError, match="mask must be a tree of bools"):
+        updates(wrong, ones(params), params)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_decay_schedule(name, x64):
+    p, specs, params = setup()
+    tx = dm.optimizer(p, specs, name, 0.1, weight_decay=optax.linear_schedule(0.4, 0.0, 4))
+    third = updates(tx, jax.tree.map(jnp.zeros_like, params), params, steps=3)
+    jax.tree.map(lambda u, w: np.testing.assert_allclose(u, -0.02 * w, rtol=1e-6), third, params)
+
+
 def test_a_large_eps_shows_the_eps_factors(x64):
     """With eps >> |g|, Adam's first update is g / eps: LR factor / eps factor of each leaf."""
     p, specs, params = setup(gamma0=2.0)
@@ -87,11 +120,20 @@ def test_a_large_eps_shows_the_eps_factors(x64):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_learning_rates_are_those_of_the_table(name, x64):
-    """With a gradient of ones and no eps the first update is -lr x factor, also for stacked leaves."""
+    """With a gradient of ones and no eps the first update is -lr x factor, also for stacked leaves. (Adafactor's is
+    times the weight's root mean square, Muon's is over the norm of the ones, but for what Newton-Schulz leaves.)"""
     p, specs, params = setup()
-    factors = dm.factors(p, specs, "adam" if name.startswith("adam") else "sgd")
-    out = updates(dm.optimizer(p, specs, name, 0.1, **({"eps": 0.0} if "adam" in name else {})), ones(params), params)
-    jax.tree.map(lambda u, f: np.testing.assert_allclose(u, -0.1 * f, rtol=1e-9), out, factors.lr)
+    factors = factors_of(p, specs, name)
+    out = updates(dm.optimizer(p, specs, name, 0.1, **({"eps": 0.0} if name in EPS else {})), ones(params), params)
+    expected = jax.tree.map(lambda f: -0.1 * f, factors.lr)
+    if name == "adafactor":
+        expected = jax.tree.map(lambda u, w: u * jnp.sqrt(jnp.mean(w**2)), expected, params)
+    if name == "muon":
+        one = out["blocks"]["w"] * 16 / expected["blocks"]["w"]
+        np.testing.assert_allclose(one, one[0, 0, 0], rtol=1e-9)
+        assert 0.6 < one[0, 0, 0] < 1.3
+        out["blocks"]["w"] = expected["blocks"]["w"]
+    jax.tree.map(lambda u, e: np.testing.assert_allclose(u, e, rtol=1e-9), out, expected)
 
 
 def test_nesterov(x64):
@@ -158,20 +200,32 @@ def test_optax_wrappers(name, x64):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), out, plain)
 
 
-@pytest.mark.parametrize("mask", [None, lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)])
-def test_nnx_optimizer(mask):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p, specs, **decay: dm.optimizer(p, specs, "adamw", 0.1, **decay),
+        lambda p, specs, **decay: dm.optimizer(
+            p, specs, "adamw", 0.1, **decay, mask=lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree)
+        ),
+        lambda p, specs, **decay: dm.optimizer(p, specs, "muon", 0.1, **decay),
+        lambda p, specs, **decay: dm.wrap(p, specs, optax.adamw(0.1, **decay)),
+    ],
+)
+def test_nnx_optimizer(make):
     from flax import nnx
 
     def init(width, depth):
-        return nnx.state(
-            nnx.Sequential(nnx.Linear(3, width, rngs=nnx.Rngs(0)), nnx.Linear(width, 2, rngs=nnx.Rngs(1))), nnx.Param
-        )
+        return nnx.state(network(width), nnx.Param)
+
+    def network(width):
+        sizes = (3, width, width, 2)
+        return nnx.Sequential(*(nnx.Linear(a, b, rngs=nnx.Rngs(0)) for a, b in itertools.pairwise(sizes)))
 
     p = dm.parameterization("mup", base_width=4)
     specs = dm.infer_specs(init, width=16, depth=1, residual=False)
-    model = nnx.Sequential(nnx.Linear(3, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 2, rngs=nnx.Rngs(1)))
+    model = network(16)
     before = np.asarray(model.layers[1].kernel[...])
-    tx = nnx.Optimizer(model, dm.optimizer(p, specs, "adamw", 0.1, weight_decay=0.3, mask=mask), wrt=nnx.Param)
+    tx = nnx.Optimizer(model, make(p, specs, weight_decay=0.3), wrt=nnx.Param)
     tx.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param)))
     np.testing.assert_allclose(model.layers[1].kernel[...], 0.97 * before, rtol=1e-6)
 
@@ -211,6 +265,7 @@ def test_traced_hyperparameters_compile_once():
             "momentum is not an option of 'sgd', which has none",
         ),
         (lambda p, s: dm.optimizer(p, s, "sgd", 0.1, decay="couple"), "did you mean 'coupled'"),
+        (lambda p, s: dm.optimizer(p, s, "lion", 0.1, eps=1e-8), "not an option of 'lion', which has b1, b2"),
         (lambda p, s: dm.scale_by_parameterization(p, s, family="lion"), "unknown optimizer family"),
     ],
 )

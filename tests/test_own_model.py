@@ -113,6 +113,18 @@ def test_optimizer_takes_variables(optimizer):
     jax.tree.map(np.testing.assert_array_equal, updates, {"params": alone})
 
 
+def test_wrap():
+    """A transformation of Optax is as the optimizer of the same name, for variables too."""
+    m = setup(residual)
+    variables = m.init(KEY)
+    ours = m.wrap(optax.adamw(0.1, weight_decay=0.1))
+    theirs = m.optimizer("adamw", 0.1, weight_decay=0.1)
+    one, two = (tx.update(variables, tx.init(variables), variables)[0] for tx in (ours, theirs))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), one, two)
+    with pytest.warns(UserWarning, match="family"):
+        m.wrap(optax.sgd(0.1), family="adam")
+
+
 def test_a_model_that_takes_factors():
     """They are handed over; nothing is absorbed."""
     vit = lambda w, d: ViT(width=w, depth=d, heads=2, patch=4, outputs=5)  # noqa: E731

@@ -59,6 +59,35 @@ def test_depth_mup_is_our_table(key, expected):
     assert (sgd.lr * sgd.decay, adam.lr * adam.decay) == pytest.approx((1, 1), rel=1e-12)
 
 
+# docs/rules.md section 0 at m = 8, m_L = 4, alpha = 1/2: (Muon LR, Adafactor LR, Muon eps).
+OTHERS = {
+    ("input", False): (8**0.5, 1, 8**-0.5),
+    ("hidden", False): (1, 8**-0.5, 1),
+    ("output", False): (8**-0.5, 8**-0.5, 8**0.5),
+    ("readout", False): (8**0.5, 1, 8**-0.5),
+    ("vector", False): (8**0.5, 1, 8**-0.5),
+    ("scalar", False): (1, 1, 1),
+    ("hidden", True): (1 / 2, 8**-0.5 / 2, 1 / 2),
+    ("scalar", True): (1 / 2, 1 / 2, 1 / 2),
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), OTHERS.items())
+def test_muon_and_adafactor(key, expected):
+    role, in_branch = key
+    muon, adafactor = (factors("depth_mup", role, family, in_branch) for family in ("muon", "adafactor"))
+    assert (muon.lr, adafactor.lr, muon.eps) == pytest.approx(expected, rel=1e-12)
+    assert (muon.lr * muon.decay, adafactor.lr * adafactor.decay) == pytest.approx((1, 1), rel=1e-12)
+    assert adafactor.eps == factors("depth_mup", role, "adam", in_branch).eps
+    rich = [factors("depth_ode", role, family, in_branch, gamma0=3.0).lr for family in ("muon", "adam")]
+    flat = [factors("depth_ode", role, family, in_branch).lr for family in ("muon", "adam")]
+    assert rich[0] / flat[0] == pytest.approx(rich[1] / flat[1], rel=1e-12)
+    assert {factors("sp", role, family, in_branch).lr for family in ("muon", "adafactor")} == {1}
+    for name in ("am_mup", "completep"):
+        with pytest.raises(ValueError, match="family only, not for 'muon'"):
+            factors(name, role, "muon", in_branch)
+
+
 # Paper A's Adam, that of microsoft/mup (docs/rules.md section 1) with the branch factor m_L^-1/2: lr_depth=0 at m = 8.
 PAPER_A = {
     ("input", False): 1,

@@ -39,3 +39,28 @@ def test_json():
         dm.specs_from_json(dm.specs_to_json(specs), init(8, 4))
     with pytest.raises(dm.SpecError, match="of another model: it has 4 parameters"):
         dm.specs_from_json(dm.specs_to_json(specs), {**params, "z": np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "fans", "stack_axis", "expected"),
+    [
+        ((4, 8), (4, 8), None, ((0,), (1,))),
+        ((8, 4), (4, 8), None, ((1,), (0,))),
+        ((6, 4, 8), (4, 8), 0, ((1,), (2,))),
+        ((4, 8, 6), (4, 8), 2, ((0,), (1,))),
+        ((4, 8, 4), (4, 8), 0, ((2,), (1,))),
+        ((3, 3, 4, 8), (36, 8), None, ((0, 1, 2), (3,))),
+        ((8, 4, 3, 3), (36, 8), None, ((1, 2, 3), (0,))),
+        ((16, 2, 8), (16, 16), None, ((0,), (1, 2))),
+        ((5, 4, 8), (4, 8), None, ((1,), (2,))),  # experts
+    ],
+)
+def test_matrix_axes(shape, fans, stack_axis, expected):
+    spec = dm.ParamSpec("w", "hidden", True, shape, *fans, width=8, depth=6, stack_axis=stack_axis)
+    assert spec.matrix_axes == expected
+
+
+def test_no_matrix():
+    spec = dm.ParamSpec("w", "hidden", True, (3, 5, 7), 14, 8, width=8, depth=6)
+    with pytest.raises(dm.SpecError, match="no first axes have its 14 inputs"):
+        spec.matrix_axes  # noqa: B018

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.optim import family_of, from_factors
+from depthmup.optim import families_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group as group_of
@@ -66,10 +66,10 @@ def probe(
     """
     first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
     forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
-    factors = leaf_factors(p, specs, family_of(optimizer))
+    factors = leaf_factors(p, specs, families_of(optimizer, specs))
 
     def transformation(hyper: Any) -> optax.GradientTransformation:
-        return from_factors(hyper["factors"], optimizer, learning_rate, **options)
+        return from_factors(hyper["factors"], optimizer, learning_rate, specs=specs, **options)
 
     def weights(stored: PyTree) -> PyTree:
         return jax.tree.map(lambda w, s: w * s, stored, factors.multiplier)

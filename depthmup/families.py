@@ -1,0 +1,391 @@
+"""`wrap`: any complete Optax transformation under a parameterization, by what it does with gradients and weights.
+
+Each leaf has the LR rule of what its update does with its gradient (docs/rules.md section 0), and `probe_updates` finds
+that out by running the transformation on small random weights and gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from depthmup.optim import in_form_mup, scale_by_tree
+from depthmup.parameterization import FAMILIES, STANDARD, Parameterization, unknown
+from depthmup.specs import ParamSpec, check_shapes, is_spec
+from depthmup.specs import factors as leaf_factors
+
+PyTree = Any
+Leaves = list[np.ndarray]
+LARGEST = 32  # axes of the probed weights are at most so long
+STEPS = (16, 256)  # so long a leaf is probed, and so long if it has not moved by then
+WEIGHT = 2.0**8  # root mean square of the probed weights: large, so that weight decay shows; and 1
+SMALL = 2.0**-20  # a gradient so small that nothing clips it
+NEAR = 0.05  # relative distance up to which two updates are the same
+
+
+class Update(NamedTuple):
+    """What a transformation makes of one leaf's gradient and weight.
+
+    family: one of FAMILIES, or None, and then why says why. decays: the weight adds a multiple of itself to the update,
+    or nothing, and acts in no other way. scale_free: if all gradients so far had been a constant times as large, the
+    update would be the same, as it is not where gradients are clipped. growth: the power of width with which a "muon"
+    leaf's update grows by itself (1/2 with consistent_rms).
+    """
+
+    family: str | None
+    why: str = ""
+    decays: bool = False
+    scale_free: bool = False
+    growth: float = 0.0
+
+
+def wrap(
+    p: Parameterization, specs: PyTree, tx: optax.GradientTransformation, *, family: PyTree | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """`tx` with the LR, eps and weight decay that `p` gives to every leaf.
+
+      tx = optax.chain(optax.clip_by_global_norm(1.0), dm.wrap(p, specs, optax.lion(schedule, weight_decay=0.1)))
+
+    Args:
+      tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
+        rate, to be chained with it; with schedules, multi_transform, masked, MultiSteps, inject_hyperparams.
+      family: what is known better: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
+        "adafactor") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of a path:
+        name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not corrected.
+
+    `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
+    - each update is multiplied by the leaf's LR factor;
+    - where the weights act through decay alone, `tx` sees them times the decay factor, so that learning rate x decay
+      is that of `dm.optimizer`;
+    - where the size of gradients does not matter, `tx` sees them over the eps factor, unless it clips them first:
+      then a warning says to put clipping in front;
+    - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
+
+    Muon is for hidden weights: of others Optax's own factor sqrt(max(1, fan_out / fan_in)) may hold the width rule
+    already. Call `wrap` outside of jit if `tx` holds traced numbers.
+
+    Raises ValueError for such a leaf, for one whose family cannot be told (Adagrad, an elementwise clip, a frozen
+    leaf), for weight decay inside an Adafactor that multiplies updates by the weight's size, for a transformation that
+    fails on small trees, and for a parameterization that is not defined for a family.
+    """
+    if isinstance(tx, optax.MultiSteps):
+        tx = tx.gradient_transformation()
+    leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    given = _given(specs, family)
+    found = _found(specs, tx, given)
+    families = [_resolved(*row) for row in zip(leaves, given, found, strict=True)]
+    found = [own if own.family == name else Update(None) for own, name in zip(found, families, strict=True)]
+
+    own = p.in_form("mup")
+    factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
+    lr, eps, decay = map(jax.tree.leaves, factors[2:])
+    if p.table.matrix is not STANDARD:
+        lr = [f * own.ratios(s.width, s.depth)[0] ** -u.growth for f, s, u in zip(lr, leaves, found, strict=True)]
+    eps = _eps(leaves, families, found, eps)
+    decay = [f if u.decays and u.family != "adafactor" else 1.0 for f, u in zip(decay, found, strict=True)]
+    scale, shrink, weigh = (
+        scale_by_tree(jax.tree.unflatten(treedef, column)) for column in (lr, [1 / e for e in eps], decay)
+    )
+    inner = optax.with_extra_args_support(tx)
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        weights = None if params is None else _times(weigh, params)
+        updates, state = inner.update(_times(shrink, updates), state, weights, **extra)
+        return _times(scale, updates), state
+
+    stored = in_form_mup(p, specs, optax.GradientTransformationExtraArgs(inner.init, update))
+
+    def init(params: PyTree) -> PyTree:
+        check_shapes(specs, params)
+        return stored.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, stored.update)
+
+
+def _times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
+    return by.update(tree, optax.EmptyState())[0]
+
+
+def _given(specs: PyTree, family: PyTree | None) -> list[str | None]:
+    """The family that the user gives to each leaf, or None."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    if family is None:
+        return [None] * len(leaves)
+    try:
+        tree = jax.tree.map(lambda name, part: jax.tree.map(lambda _: name, part, is_leaf=is_spec), family, specs)
+        names = jax.tree.leaves(tree)
+    except ValueError:
+        names = _by_glob(leaves, family)
+    for name in names:
+        if name is not None and name not in FAMILIES:
+            raise unknown("optimizer family", name, FAMILIES)
+    return names
+
+
+def _by_glob(leaves: Sequence[ParamSpec], family: PyTree) -> list[str | None]:
+    if not isinstance(family, Mapping) or not all(isinstance(name, str) for name in family.values()):
+        raise ValueError(
+            "family must be a name, a tree of names with the structure of the specs or a prefix, or {glob of a path: "
+            "name}"
+        )
+    for glob in family:
+        if not any(fnmatch.fnmatchcase(spec.path, glob) for spec in leaves):
+            raise ValueError(f"family: no parameter matches {glob!r}; the first one is {leaves[0].path!r}")
+    return [next((name for glob, name in family.items() if fnmatch.fnmatchcase(s.path, glob)), None) for s in leaves]
+
+
+def _found(specs: PyTree, tx: optax.GradientTransformation, given: Sequence[str | None]) -> list[Update]:
+    try:
+        return probe_updates(specs, tx)
+    except Exception as error:
+        if all(name is not None for name in given):
+            return [Update(None)] * len(given)
+        raise ValueError(
+            f"the transformation fails on small trees of the structure of the specs ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}), so that nothing tells what its updates do: pass family=, one of "
+            f"{', '.join(FAMILIES)} (if it holds traced numbers, call dm.wrap outside of the jitted function)"
+        ) from error
+
+
+def _resolved(spec: ParamSpec, given: str | None, found: Update) -> str:
+    if given is not None:
+        if found.family not in (None, given):
+            warnings.warn(
+                f"dm.wrap: {spec.path} has family={given!r}, but its update is that of {found.family!r}", stacklevel=4
+            )
+        return given
+    way_out = f"pass family={{{spec.path!r}: one of {', '.join(FAMILIES)}}} if you know its rule"
+    if found.family is None:
+        raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {found.why}; {way_out}")
+    if found.family == "muon" and spec.role != "hidden":
+        raise ValueError(
+            f"dm.wrap: {spec.path} ({spec.role}) is trained by Muon, whose own factor for the shape may hold the width "
+            "rule already; let Adam train all but the hidden weights (muon_weight_dimension_numbers=), as "
+            f"dm.optimizer(p, specs, 'muon', lr) does; {way_out}"
+        )
+    return found.family
+
+
+def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], found: Sequence[Update], eps: list[Any]) -> list[Any]:
+    """What each leaf's gradient is divided by."""
+    free = [own.family not in (None, "sgd") for own in found]
+    eps = [e if yes else 1.0 for e, yes in zip(eps, free, strict=True)]
+    clipped = [spec.path for spec, own, yes in zip(leaves, found, free, strict=True) if yes and not own.scale_free]
+    if not clipped:
+        return eps
+    if any(np.any(abs(np.asarray(e) - 1) > 1e-9) for e in eps):
+        warnings.warn(
+            f"dm.wrap: the size of gradients acts on the update of {clipped[0]}, as if the transformation clipped "
+            "them: eps has no factors; put clipping in front, optax.chain(clip, dm.wrap(...))",
+            stacklevel=4,
+        )
+    return [1.0] * len(eps)
+
+
+def probe_updates(specs: PyTree, tx: optax.GradientTransformation) -> list[Update]:
+    """What `tx` does with each leaf of the specs, in tree order. Raises whatever `tx` raises on small trees."""
+    with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
+        return _Probe(specs, tx).updates()
+
+
+@dataclasses.dataclass
+class _Probe:
+    """Runs of a transformation on constant weights, with gradients that are told step by step."""
+
+    specs: PyTree
+    tx: optax.GradientTransformation
+
+    def __post_init__(self) -> None:
+        self.leaves, self.treedef = jax.tree.flatten(self.specs, is_leaf=is_spec)
+        self.shapes = [tuple(min(n, LARGEST) for n in spec.shape) for spec in self.leaves]
+        rng = np.random.default_rng(0)
+        self.weights = [WEIGHT * _spread(rng, shape) for shape in self.shapes]
+        self.gradient, self.other = ([_spread(rng, shape) for shape in self.shapes] for _ in range(2))
+        update = optax.with_extra_args_support(self.tx).update
+        self.step = jax.jit(lambda grads, state, params: update(grads, state, params))
+
+    def run(
+        self, gradient: Callable[[int], Leaves], weights: Leaves, start: Leaves | None = None
+    ) -> Iterator[tuple[int, Leaves]]:
+        """(step, updates) of the first 256 steps. start: the weights that `tx.init` is given, if others."""
+        params = jax.tree.unflatten(self.treedef, weights)
+        state = self.tx.init(params if start is None else jax.tree.unflatten(self.treedef, start))
+        for step in range(STEPS[-1]):
+            grads = jax.tree.unflatten(self.treedef, gradient(step))
+            updates, state = self.step(grads, state, params)
+            yield step, jax.tree.leaves(updates)
+
+    def at(self, steps: Sequence[int], gradient: Callable[[int], Leaves], weights: Leaves, **start: Any) -> Leaves:
+        """The update of leaf i after the step steps[i]."""
+        kept: dict[int, np.ndarray] = {}
+        for step, updates in self.run(gradient, weights, **start):
+            kept |= {i: np.asarray(updates[i], np.float64) for i, own in enumerate(steps) if own == step}
+            if step == max(steps):
+                break
+        return [kept[i] for i in range(len(steps))]
+
+    def last_moves(self) -> list[int]:
+        """For each leaf the last step at which it moved, of the first 16 steps or else of the first 256; or -1."""
+        last = [-1] * len(self.leaves)
+        for step, updates in self.run(lambda _: self.gradient, self.weights):
+            early = step < STEPS[0]
+            last = [step if (early or b < 0) and np.asarray(u).any() else b for u, b in zip(updates, last, strict=True)]
+            if step + 1 >= STEPS[0] and min(last) >= 0:
+                break
+        return last
+
+    def updates(self) -> list[Update]:
+        g, h, w = self.gradient, self.other, self.weights
+        last = self.last_moves()
+        at = [max(step, 0) for step in last]
+
+        def constant(gradient: Leaves, weights: Leaves, **start: Any) -> Leaves:
+            gradient, weights = jax.device_put((gradient, weights))
+            return self.at(at, lambda _: gradient, weights, **start)
+
+        def times(leaves: Leaves, by: float) -> Leaves:
+            return [by * leaf for leaf in leaves]
+
+        plus, minus = constant(g, w), constant(times(g, -1), w)
+        # Updates are odd in the gradient: what is even is weight decay.
+        even = [(a + b) / 2 for a, b in zip(plus, minus, strict=True)]
+        odd = [(a - b) / 2 for a, b in zip(plus, minus, strict=True)]
+        doubled = [u - e for u, e in zip(constant(times(g, 2), w), even, strict=True)]
+        small = [u - e for u, e in zip(constant(times(g, SMALL), w), even, strict=True)]
+        light = constant(g, times(w, 1 / WEIGHT))
+        moved = constant(g, times(w, 1 / WEIGHT), start=w)
+        turned = self._turned(at, even, odd)
+
+        # Gradients of many sizes, so that clipping at any size changes their order; and a constant times them.
+        def uneven(step: int) -> Leaves:
+            a, b = (2.0 ** ((7 * step) % 16 - 12) * f(step) for f in (math.cos, math.sin))
+            return [np.float32(a) * x + np.float32(b) * y for x, y in zip(g, h, strict=True)]
+
+        first = self.at(at, uneven, w)
+        more = self.at(at, lambda step: [8.0 ** (1 - i % 2) * x for i, x in enumerate(uneven(step))], w)
+
+        found = []
+        for i in range(len(self.leaves)):
+            share = float(np.vdot(even[i], w[i]) / np.vdot(w[i], w[i]))
+            decays = _distance(even[i], share * w[i]) <= 1e-2 * _size(even[i]) + 1e-5 * _size(odd[i])
+            weight = _power(light[i] - even[i] / WEIGHT, odd[i], 1 / WEIGHT)
+            why, family = "", None
+            if last[i] < 0:
+                why = f"it did not move in {STEPS[-1]} steps"
+            elif not all(np.isfinite(u[i]).all() for u in (odd, doubled, light, moved)):
+                why = "its update is not finite"
+            elif _distance(moved[i], light[i]) > NEAR * _size(light[i]):
+                why = "its state holds the weights (schedule-free, averaged or look-ahead weights)"
+            elif not decays:
+                why = "the weights act on it by more than decay"
+            else:
+                family, why = _family(_power(doubled[i], odd[i], 2), weight, odd[i], g[i], small[i], turned[i])
+            if family == "adafactor" and _size(even[i]) > 1e-5 * _size(odd[i]):
+                family, why = (
+                    None,
+                    (
+                        "weight decay beside an update that is proportional to the weight has no correction; use "
+                        "dm.optimizer(p, specs, 'adafactor', lr, weight_decay=)"
+                    ),
+                )
+            free = _distance(first[i], more[i]) <= NEAR * _size(first[i])
+            found.append(Update(family, why, decays, free))
+        muon = [own.family == "muon" and s.role == "hidden" for own, s in zip(found, self.leaves, strict=True)]
+        growth = self._growth(at, muon) if any(muon) else [0.0] * len(found)
+        return [own._replace(growth=e) for own, e in zip(found, growth, strict=True)]
+
+    def _turned(self, at: Sequence[int], even: Leaves, odd: Leaves) -> list[bool]:
+        """For each leaf: does turning its gradient along one of its axes turn its update alike?"""
+        alike = [False] * len(self.leaves)
+        rng = np.random.default_rng(1)
+        for axis in range(max(len(shape) for shape in self.shapes)):
+            turns = [
+                np.linalg.qr(rng.normal(size=2 * (shape[axis],)))[0] if axis < len(shape) and shape[axis] > 1 else None
+                for shape in self.shapes
+            ]
+
+            def turn(leaves: Leaves, turns: list[Any] = turns, axis: int = axis) -> Leaves:
+                both = zip(leaves, turns, strict=True)
+                return [
+                    u if q is None else np.moveaxis(np.tensordot(u, q, (axis, 0)), -1, axis).astype(u.dtype)
+                    for u, q in both
+                ]
+
+            gradient = turn(self.gradient)
+            updates = self.at(at, lambda _, gradient=gradient: gradient, self.weights)  # type: ignore[misc]
+            for i, expected in enumerate(turn(odd)):
+                if turns[i] is not None:
+                    alike[i] |= _distance(updates[i] - even[i], expected) <= NEAR * _size(expected)
+        return alike
+
+    def _growth(self, at: Sequence[int], muon: Sequence[bool]) -> list[float]:
+        """The power of width in the size of the updates of Muon's leaves; 0 for the others. By gradients of one entry,
+        whose orthogonalised update is that entry alone at any width."""
+        sizes = []
+        for doubled in (False, True):
+            shapes = [list(shape) for shape in self.shapes]
+            for shape, spec, own in zip(shapes, self.leaves, muon, strict=True):
+                if doubled and own:
+                    for half in spec.matrix_axes:
+                        shape[max(half, key=lambda axis: spec.shape[axis])] *= 2
+            zeros = [np.zeros(shape, np.float32) for shape in shapes]
+            gradient = [z.copy() for z in zeros]
+            for g in gradient:
+                g[(0,) * g.ndim] = 1
+            updates = self.at(at, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
+            sizes.append([abs(float(u[(0,) * u.ndim])) for u in updates])
+        return [round(math.log2(b / a), 3) if own else 0.0 for a, b, own in zip(*sizes, muon, strict=True)]
+
+
+def _family(
+    power: int | None, weight: int | None, update: np.ndarray, g: np.ndarray, small: np.ndarray, turned: bool
+) -> tuple[str | None, str]:
+    """(family, or None and why) of an update. power, weight: its degree in the gradient and in the weight."""
+    share = float(np.vdot(update, g) / np.vdot(g, g))
+    along = update.size > 1 and _distance(update, share * g) <= NEAR * _size(update)
+    if power == 1 and weight == 0:
+        return "sgd", ""
+    if power == 0 and weight == 0:
+        if along and _size(small) < _size(update) / 32:
+            return "sgd", ""  # clipped
+        if along:
+            return None, "it is the gradient over its norm"
+        return ("muon" if turned else "adam"), ""
+    if power == 0 and weight == 1 and (along or not turned):
+        return "adafactor", ""
+    names = {0: "does not depend on", 1: "is linear in", None: "is neither linear in nor free of"}
+    return None, f"its size {names[power]} the gradient's and {names[weight]} the weight's"
+
+
+def _power(of: np.ndarray, update: np.ndarray, by: float) -> int | None:
+    """0 or 1: `of` is the update, or the update times `by`; None: it is neither."""
+    return next((n for n in (0, 1) if _distance(of, by**n * update) <= NEAR * by**n * _size(update)), None)
+
+
+def _spread(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    """Numbers of root mean square 1 and of very different sizes, far from their signs and from an orthogonal matrix."""
+
+    def sizes(n: int) -> np.ndarray:
+        return rng.permutation(2.0 ** np.linspace(-2, 2, n))
+
+    of = sizes(math.prod(shape)).reshape(shape) * rng.choice([-1.0, 1.0], shape)
+    for axis, n in enumerate(shape):
+        if 1 < n < of.size:
+            of = np.moveaxis(np.moveaxis(of, axis, -1) * sizes(n), -1, axis)
+    return np.asarray(of / np.sqrt(np.mean(of**2)), np.float32)
+
+
+def _size(u: np.ndarray) -> float:
+    return float(np.linalg.norm(u))
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    return _size(a - b)

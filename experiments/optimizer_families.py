@@ -1,0 +1,154 @@
+"""Coordinate checks of the learning-rate rules of Lion, Muon and Adafactor (docs/rules.md section 0).
+
+    python -m experiments.optimizer_families        (a Markdown table; half an hour on two cores)
+
+Residual networks h <- h + L^-alpha f(h), where f is W_1 tanh(h) or W_2 tanh(W_1 tanh(h)), take 10 steps in which one
+group of weights trains, or all. Shown are the slopes of the log2 RMS change of h^L (of the logits, where the readout
+trains alone) over log2 width and over log2 depth, with their answers: within +-.1 is ok. All weights of a network have
+the same kind of update: Muon trains the read-in and the readout too. The last rows show wrong rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import depthmup as dm
+from depthmup.backend import prepare_cpu
+from depthmup.measure import Probe
+from depthmup.optim import scale_by_tree
+
+PyTree = Any
+INPUTS, OUTPUTS, EXAMPLES = 32, 4, 8
+LEARNING_RATE = 2.0**-9
+UPDATES: Mapping[str, optax.GradientTransformation] = {
+    "lion": optax.scale_by_lion(),
+    "muon": optax.contrib.scale_by_muon(
+        weight_dimension_numbers=lambda tree: jax.tree.map(
+            lambda w: optax.contrib.MuonDimensionNumbers(w.ndim - 2, w.ndim - 1), tree
+        )
+    ),
+    "adafactor": optax.chain(
+        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
+    ),
+    "adafactor, no parameter scale": optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
+}
+
+
+class Case(NamedTuple):
+    update: str
+    family: str
+    parameterization: str = "depth_mup"
+    matrices: int = 1  # of a branch
+
+
+CASES = (
+    *(
+        Case(update, family, name, matrices)
+        for update, family in (("lion", "adam"), ("muon", "muon"), ("adafactor", "adafactor"))
+        for name, matrices in (("depth_mup", 1), ("depth_mup", 2), ("depth_ode", 2))
+    ),
+    Case("adafactor, no parameter scale", "adam"),
+    Case("muon", "adam"),
+    Case("adafactor", "adam"),
+    Case("muon", "muon", "sp"),
+    Case("adafactor", "adafactor", "sp"),
+)
+
+
+def init(width: int, depth: int, matrices: int, key: jax.Array) -> PyTree:
+    """Weights of variance 1 / fan_in."""
+    shapes = {"in": (INPUTS, width), **{f"branch_{i}": (depth, width, width) for i in range(matrices)}}
+    shapes["out"] = (width, OUTPUTS)
+    keys = jax.random.split(key, len(shapes))
+    draw = {name: jax.random.normal(k, shape) for k, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    return {name: w / math.sqrt(w.shape[-2]) for name, w in draw.items()}
+
+
+def features(params: PyTree, x: jax.Array, factors: dm.ForwardFactors) -> dict[str, jax.Array]:
+    """The last state h^L and the logits of inputs x, (examples, INPUTS)."""
+    branches = [w for name, w in sorted(params.items()) if name.startswith("branch")]
+
+    def block(h: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, None]:
+        z = h
+        for w in weights:
+            z = jnp.tanh(z) @ w
+        return h + factors.branch * z, None
+
+    hidden = jax.lax.scan(block, x @ params["in"], branches)[0]
+    return {"hidden": hidden, "logits": factors.output * jnp.tanh(hidden) @ params["out"]}
+
+
+def probe_at(case: Case, width: int, depth: int) -> Probe:
+    p = dm.parameterization(case.parameterization)
+    specs = dm.infer_specs(lambda w, d: init(w, d, case.matrices, jax.random.key(0)), width=width, depth=depth)
+    factors = dm.factors(p, specs, case.family)
+    forward = p.forward_factors(width=width, depth=depth)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, INPUTS)).astype(np.float32)
+    y = rng.normal(size=(EXAMPLES, OUTPUTS)).astype(np.float32)
+
+    def transformation(hyper: Any) -> optax.GradientTransformation:
+        return optax.chain(UPDATES[case.update], scale_by_tree(hyper["lr"]), optax.scale(-LEARNING_RATE))
+
+    def start(hyper: Any) -> Any:
+        drawn = init(width, depth, case.matrices, jax.random.key(hyper["seed"]))
+        params = jax.tree.map(lambda w, s: w * s, drawn, factors.init)
+        return params, transformation(hyper).init(params)
+
+    def step(state: Any, batch: Any, hyper: Any) -> Any:
+        params, opt_state = state
+        inputs, targets = batch
+        loss = lambda w: jnp.mean((features(w, inputs, forward)["logits"] - targets) ** 2)  # noqa: E731
+        updates, opt_state = transformation(hyper).update(jax.grad(loss)(params), opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    def hyper(group: str, seed: int) -> Any:
+        rates: Any = factors.lr
+        return {"seed": np.uint32(seed), "lr": {k: np.float32(lr * (group in ("all", k))) for k, lr in rates.items()}}
+
+    return Probe(
+        start, step, lambda state, batch, hyper: features(state[0], batch[0], forward), hyper, tuple(specs), (x, y)
+    )
+
+
+def row(case: Case) -> str:
+    """A row of the table."""
+    report = dm.coordinate_check(
+        lambda width, depth: probe_at(case, width, depth),
+        widths=(64, 128, 256, 512),
+        depth=4,
+        depths=(4, 8, 16, 32, 64),
+        width=64,
+        steps=(10,),
+        max_seeds=32,
+    )
+    cells = {(s.axis, s.group): f"{s.plain.slope:+.2f} {s.answer}" for s in report.slopes if s.judged}
+    groups = ("in", "branch_0", "branch_1", "out", "all")
+    found = [cells.get((axis, group), "") for axis in ("width", "depth") for group in groups]
+    return " | ".join(["", *map(str, case), *found, report.verdict, ""]).strip()
+
+
+def main() -> None:
+    groups = ("read-in", "inner", "outer", "readout", "all")
+    head = [
+        "update",
+        "rule",
+        "parameterization",
+        "matrices",
+        *(f"{a}: {g}" for a in ("width", "depth") for g in groups),
+    ]
+    print(" | ".join(["", *head, "verdict", ""]).strip() + "\n" + "|---" * (len(head) + 1) + "|")
+    for case in CASES:
+        print(row(case), flush=True)
+
+
+if __name__ == "__main__":
+    prepare_cpu(1)
+    main()

@@ -1,0 +1,318 @@
+"""`wrap`: what each kind of update is, equality with `dm.optimizer`, and what it refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup as dm
+from depthmup.families import probe_updates
+from depthmup.specs import Absorbed, is_spec
+
+MUON = optax.contrib.MuonDimensionNumbers
+MATRICES = {"in": None, "blocks": {"w": MUON(1, 2), "b": None}, "out": None, "out_bias": None}
+PARTS = {"in": "a", "blocks": "b", "out": "a", "out_bias": "b"}
+BASE = {"base_width": 4, "base_depth": 2}
+
+
+def init(width, depth):
+    normal = np.random.default_rng(0).normal
+    return {
+        "in": normal(size=(5, width)),
+        "blocks": {"w": normal(size=(depth, width, width)), "b": normal(size=(depth, width))},
+        "out": normal(size=(width, 3)),
+        "out_bias": normal(size=3),
+    }
+
+
+def specs_at(width=16, depth=8):
+    return dm.infer_specs(init, width=width, depth=depth)
+
+
+def muon(learning_rate=0.01, **options):
+    return optax.contrib.muon(learning_rate, muon_weight_dimension_numbers=lambda _: MATRICES, **options)
+
+
+def planted(direction):
+    """A transformation whose update is -0.1 direction(gradient, weight) of each leaf."""
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g, w: -0.1 * direction(g, w), updates, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def orthogonal(g, w):
+    if g.ndim < 2:
+        return jnp.sign(g)
+    u, _, v = jnp.linalg.svd(g, full_matrices=False)
+    return u @ v
+
+
+def rms(w):
+    return jnp.sqrt(jnp.mean(w**2))
+
+
+def late(tx, steps):
+    return optax.chain(tx, optax.scale_by_schedule(lambda count: count >= steps))
+
+
+SGD, ADAM, ADAFACTOR, MUON_ALL = (
+    dict.fromkeys(("in", "w", "b", "out", "out_bias"), family) for family in ("sgd", "adam", "adafactor", "muon")
+)
+MIXED = {**ADAM, "w": "muon"}
+KINDS = {
+    "planted linear": (planted(lambda g, w: 3 * g), SGD),
+    "planted sign": (planted(lambda g, w: jnp.sign(g) + 0.1 * w), ADAM),
+    "planted orthogonal": (planted(orthogonal), {**MUON_ALL, "out_bias": "adam"}),
+    "planted weight": (planted(lambda g, w: rms(w) * jnp.sign(g)), ADAFACTOR),
+    "planted late": (late(planted(orthogonal), 30), {**MUON_ALL, "out_bias": "adam"}),
+    "momentum": (optax.sgd(0.1, 0.9, nesterov=True), SGD),
+    "coupled decay": (optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1)), SGD),
+    "clipped sgd": (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), SGD),
+    "adamw": (optax.adamw(optax.warmup_constant_schedule(0.0, 1e-3, 10), eps=1e-3, weight_decay=1e-4), ADAM),
+    "clipped adam": (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), ADAM),
+    "linear at first": (optax.radam(1e-3), ADAM),
+    "lion": (optax.lion(1e-3), ADAM),
+    "adafactor": (optax.adafactor(1e-3), ADAFACTOR),
+    "adafactor, no scale": (optax.adafactor(1e-3, multiply_by_parameter_scale=False), ADAM),
+    "muon": (muon(weight_decay=0.1), MIXED),
+    "parts": (
+        optax.multi_transform({"a": optax.adam(1e-3), "b": optax.sgd(0.1)}, PARTS),
+        {**SGD, "in": "adam", "out": "adam"},
+    ),
+    "injected": (optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), ADAM),
+    "accumulated": (optax.MultiSteps(optax.sgd(0.1), 20).gradient_transformation(), SGD),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_update_is(kind):
+    tx, expected = KINDS[kind]
+    specs = specs_at(depth=2)
+    found = probe_updates(specs, tx)
+    paths = [spec.path.split("/")[-1] for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
+    assert dict(zip(paths, [own.family for own in found], strict=True)) == expected
+    assert all(own.decays for own in found)
+    if "adam" in expected.values():
+        assert all(own.scale_free for own in found if own.family == "adam") == (kind != "clipped adam")
+
+
+def train(tx, params, grads):
+    state, update = tx.init(params), jax.jit(tx.update)
+    for g in grads:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def problem(p, specs, steps=4):
+    """(stored weights, gradients of stored weights, what they are stored over)"""
+    own, stored = (dm.factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
+    divisor = jax.tree.map(lambda a, b: a / b, own, stored)
+    weights = jax.tree.map(lambda w, s: jnp.asarray(w / s), init(16, 8), divisor)
+    rng = np.random.default_rng(3)
+    grads = [jax.tree.map(lambda w, s: rng.normal(size=w.shape) * s, weights, divisor) for _ in range(steps)]
+    return weights, grads, divisor
+
+
+def assert_close(a, b, tolerance=1e-12):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * abs(y).max()), a, b)
+
+
+def absorbing(specs, parts):
+    return jax.tree.map(
+        lambda spec: dataclasses.replace(spec, absorbs=parts.get(spec.path.split("/")[-1], ())), specs, is_leaf=is_spec
+    )
+
+
+EQUAL = {
+    "sgd": (optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.01)), {"weight_decay": 0.1}),
+    "momentum": (optax.sgd(0.01, 0.8), {"momentum": 0.8}),
+    "adamw": (optax.adamw(0.01, eps=1e-3, weight_decay=0.1), {"eps": 1e-3, "weight_decay": 0.1}),
+    "lion": (optax.lion(0.01, weight_decay=0.1), {"weight_decay": 0.1}),
+    "adafactor": (optax.adafactor(0.01), {}),
+    "muon": (
+        muon(nesterov=False, weight_decay=0.1, adam_weight_decay=0.1, eps=1e-3),
+        {"nesterov": False, "weight_decay": 0.1, "eps": 1e-3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_to_our_optimizer(name, x64):
+    """With decay and eps, in storage forms that train alike; "absorbed" stores some columns times another factor."""
+    tx, options = EQUAL[name]
+    specs, trained = specs_at(), []
+    parts = {"w": (Absorbed("branch"), Absorbed("attention", 4, 2, ((0, 8),))), "out": (Absorbed("output"),)}
+    for form in ("mup", "canonical", "absorbed"):
+        p = dm.parameterization("depth_mup", **BASE, gamma0=2.0, base_head_dim=2).in_form(form)
+        params, grads, divisor = problem(p, absorbing(specs, parts))
+        ours = train(dm.optimizer(p, absorbing(specs, parts), name, 0.01, **options), params, grads)
+        assert_close(train(dm.wrap(p, absorbing(specs, parts), tx), params, grads), ours)
+        trained.append(jax.tree.map(lambda w, s: w * s, ours, divisor))
+    assert np.ptp(divisor["blocks"]["w"]) > 0.1
+    for other in trained[1:]:
+        assert_close(other, trained[0])
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_the_transformation_itself_at_the_base(name, x64):
+    tx, _ = EQUAL[name]
+    p, specs = dm.parameterization("depth_mup", base_width=16, base_depth=8), specs_at()
+    params, grads, _ = problem(p, specs)
+    assert_close(train(dm.wrap(p, specs, tx), params, grads), train(tx, params, grads))
+
+
+def test_muon_grows_by_consistent_rms(x64):
+    """Its own factor sqrt(width) is taken out again, but not under sp, which has no rule."""
+    specs = specs_at()
+    for name, grown in (("depth_mup", 0.5), ("sp", 1.0)):
+        p = dm.parameterization(name, **BASE)
+        params, grads, _ = problem(p, specs, 1)
+        tx = muon(consistent_rms=0.2)
+        ours, theirs = (
+            train(t, params, grads)["blocks"]["w"] - params["blocks"]["w"] for t in (dm.wrap(p, specs, tx), tx)
+        )
+        lr = dm.factors(p, specs, "muon").lr["blocks"]["w"]
+        np.testing.assert_allclose(ours, grown * lr * theirs, rtol=1e-3)
+
+
+def test_clipping_inside_leaves_eps_alone(x64):
+    specs = specs_at()
+    p = dm.parameterization("depth_mup", **BASE)
+    clip, adam = optax.clip_by_global_norm(1.0), optax.adam(0.01, eps=1e-3)
+    params, grads, _ = problem(p, specs)
+    with pytest.warns(UserWarning, match="put clipping in front"):
+        inside = dm.wrap(p, specs, optax.chain(clip, adam))
+    lr = optax.chain(clip, adam, dm.scale_by_parameterization(p, specs, "adam"))
+    assert_close(train(inside, params, grads), train(lr, params, grads))
+    front = train(optax.chain(clip, dm.wrap(p, specs, adam)), params, grads)
+    assert_close(front, train(optax.chain(clip, dm.optimizer(p, specs, "adam", 0.01, eps=1e-3)), params, grads))
+    at_base = dm.parameterization("depth_mup", base_width=16, base_depth=8)
+    dm.wrap(at_base, specs, optax.chain(clip, adam))  # no eps factors, no warning
+
+
+def test_wrappers_inside_are_wrappers_outside(x64):
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    params, grads, _ = problem(p, specs)
+    ours = train(dm.optimizer(p, specs, "adamw", 0.01, weight_decay=0.1), params, grads)
+    injected = optax.inject_hyperparams(optax.adamw)(learning_rate=0.01, weight_decay=0.1)
+    assert_close(train(dm.wrap(p, specs, injected), params, grads), ours, 1e-7)  # in both some numbers are float32
+    twice = [g for g in grads for _ in range(2)]
+    accumulated = dm.wrap(p, specs, optax.MultiSteps(optax.adamw(0.01, weight_decay=0.1), 2))
+    assert_close(train(accumulated, params, twice), ours, 1e-7)
+
+
+def test_inside_a_jitted_step(x64):
+    """Plain numbers are enough to probe there; traced ones are not, and the message says so."""
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    params, grads, _ = problem(p, specs, 1)
+
+    def step(params, learning_rate):
+        tx = dm.wrap(p, specs, optax.adam(learning_rate))
+        return optax.apply_updates(params, tx.update(grads[0], tx.init(params), params)[0])
+
+    inside = jax.jit(lambda params: step(params, 0.01))(params)
+    assert_close(inside, train(dm.optimizer(p, specs, "adam", 0.01), params, grads))
+    with pytest.raises(ValueError, match="outside of the jitted function"):
+        jax.jit(step)(params, 0.01)
+
+
+def test_extra_arguments_and_dtypes():
+    def update(updates, state, params=None, *, value=None):
+        return jax.tree.map(lambda g: g if value is None else g * value, updates), state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    p, specs = dm.parameterization("mup", base_width=4), specs_at()
+    params = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), init(16, 8))
+    wrapped = dm.wrap(p, specs, tx)
+    out = wrapped.update(jax.tree.map(jnp.ones_like, params), wrapped.init(params), params, value=2)[0]
+    assert out["in"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(out["in"], float), 2 * dm.factors(p, specs, "sgd").lr["in"])
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["adam", {"in": "adam", "blocks": "adam", "out": "adam", "out_bias": "adam"}, {"blocks/*": "adam", "*": "adam"}],
+)
+def test_the_user_knows_better(family, x64):
+    """An elementwise clip before SGD could be a large eps of Adam."""
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    params, grads, _ = problem(p, specs, 1)
+    tx = optax.chain(optax.clip(1.0), optax.sgd(0.1))
+    by_hand = optax.chain(tx, dm.scale_by_parameterization(p, specs, "adam"))
+    assert_close(train(dm.wrap(p, specs, tx, family=family), params, grads), train(by_hand, params, grads))
+
+
+def test_a_contradiction_is_warned_of(x64):
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    params, grads, _ = problem(p, specs, 1)
+    tx = optax.sgd(0.1)
+    with pytest.warns(UserWarning, match="blocks/w has family='adam', but its update is that of 'sgd'"):
+        wrapped = dm.wrap(p, specs, tx, family={"blocks/w": "adam"})
+    factors = dm.factors(p, specs, {**jax.tree.map(lambda _: "sgd", init(1, 1)), "blocks": {"b": "sgd", "w": "adam"}})
+    by_hand = optax.chain(tx, optax.stateless(lambda u, _: jax.tree.map(lambda a, f: a * f, u, factors.lr)))
+    assert_close(train(wrapped, params, grads), train(by_hand, params, grads))
+
+
+def free(tx):
+    """Adam at half of the leaves, `tx` at the others."""
+    return optax.multi_transform({"a": optax.adam(1e-3), "b": tx}, PARTS)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: {"tx": free(optax.set_to_zero())}, "blocks/b: it did not move in 256 steps; pass family="),
+        (lambda: {"tx": planted(lambda g, w: g / jnp.linalg.norm(g))}, "it is the gradient over its norm"),
+        (lambda: {"tx": optax.chain(optax.clip(1.0), optax.sgd(0.1))}, "is neither linear in nor free of the gradient"),
+        (lambda: {"tx": optax.contrib.schedule_free_sgd(0.1)}, "its state holds the weights"),
+        (lambda: {"tx": optax.chain(optax.add_decayed_weights(1e-2), optax.adam(1e-3))}, "by more than decay"),
+        (lambda: {"tx": optax.adafactor(1e-3, weight_decay_rate=1e-3)}, "has no correction; use dm.optimizer"),
+        (lambda: {"tx": optax.contrib.muon(1e-3)}, "is trained by Muon"),
+        (lambda: {"tx": optax.polyak_sgd()}, "fails on small trees .* pass family="),
+        (lambda: {"tx": optax.sgd(0.1), "family": "adm"}, "did you mean 'adam'"),
+        (lambda: {"tx": optax.sgd(0.1), "family": {"block/*": "sgd"}}, "no parameter matches 'block/\\*'"),
+        (lambda: {"tx": optax.sgd(0.1), "family": ["sgd", "adam"]}, "family must be a name"),
+        (lambda: {"tx": optax.lion(0.1), "name": "am_mup"}, "defined for the sgd family only"),
+    ],
+)
+def test_errors(make, says):
+    given = make()
+    p = dm.parameterization(given.pop("name", "depth_mup"), **BASE)
+    with pytest.raises(ValueError, match=says):
+        dm.wrap(p, specs_at(depth=2), **given)
+
+
+def test_a_coordinate_check_trains_by_the_same_optimizer():
+    """dm.probe knows the leaves that Muon trains."""
+    p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
+    weigh = jax.tree.map(jnp.cos, init(16, 8))
+
+    def loss(params, batch, factors):
+        return sum(jnp.sum(w * c) for w, c in zip(jax.tree.leaves(params), jax.tree.leaves(weigh), strict=True))
+
+    probe = dm.probe(
+        p,
+        specs,
+        init=lambda key: jax.tree.map(jnp.asarray, init(16, 8)),
+        loss=loss,
+        features=lambda params, batch, factors: {"hidden": params["in"], "logits": params["out"]},
+        optimizer="muon",
+        learning_rate=0.01,
+        batch=None,
+    )
+    hyper = probe.hyper("all", 0)
+    start = probe.init(hyper)
+    trained = probe.step(start, None, hyper)[0][0]
+    assert_close(trained, train(dm.optimizer(p, specs, "muon", 0.01), start[0], [weigh]), 1e-5)
+
+
+def test_other_parameters_are_refused():
+    p, specs = dm.parameterization("mup"), specs_at()
+    with pytest.raises(dm.SpecError, match="different shapes"):
+        dm.wrap(p, specs, optax.sgd(0.1)).init(init(8, 8))
