@@ -24,11 +24,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from configs import tiny_imagenet_vit
+from depthmup.fit import Drift, transfer
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, loss_pictures, words
+from experiments.paper_a.figb3 import TIMES, over_time
 from experiments.paper_a.small import small
 
 
@@ -65,11 +68,32 @@ def improves(c: TransferCurve) -> str:
     return f"best loss {best[0]:.2f} to {best[-1]:.2f}, {'falling throughout' if falls else 'not falling throughout'}"
 
 
+def drift_in(c: TransferCurve, tenth: int) -> Drift | None:
+    """The drift of what is best by the loss in one tenth of the training, the first being 0."""
+    rates, of_time = ({size: over_time(c, size)[i] for size in c.result.values} for i in (0, 1))
+    table = [
+        {c.axis: size, "learning_rate": rate, "seed": seed, "loss": loss, "diverged": np.isnan(loss)}
+        for size in c.result.values
+        for rate, losses in zip(rates[size], of_time[size][tenth], strict=True)
+        for seed, loss in enumerate(losses)
+    ]
+    return transfer(table, c.axis, c.chance_loss).drift
+
+
 def outcome(sweeps: Sweeps) -> Outcome:
     ours, said = [], []
     for name, sweep in sweeps.items():
         for c in sweep.curves:
-            ours.append(f"{words(c)}{', cosine' if name == 'vit_cosine' else ''}; {improves(c)}")
+            early, late = (drift_in(c, tenth) for tenth in (1, TIMES - 1))
+            times = (
+                ""
+                if not (early and late)
+                else (
+                    f"; the drift in the second tenth of the training is {early.octaves_per_doubling:+.2f}, in the last "
+                    f"{late.octaves_per_doubling:+.2f}"
+                )
+            )
+            ours.append(f"{words(c)}{', cosine' if name == 'vit_cosine' else ''}{times}; {improves(c)}")
             said.append(agreement(c))
     return Outcome(ours, combined(said))
 
