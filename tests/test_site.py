@@ -1,6 +1,6 @@
 """The site of `make docs`: its pages exist, their links hold, their commands and their Python run. Without mkdocs."""
 
-import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +51,10 @@ def slug(heading):
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
 
 
+def anchors(text):
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
 def links(text):
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"\s*\n\s*", "", outside_code(text)))
 
@@ -63,9 +67,7 @@ def broken(path, text):
             continue
         target, _, anchor = link.partition("#")
         file = (path.parent / target).resolve() if target else path
-        if not file.is_file():
-            found.append(link)
-        elif anchor and anchor not in {slug(h) for h in re.findall(r"^#+ (.*)$", file.read_text(), re.M)}:
+        if not file.is_file() or (anchor and anchor not in anchors(file.read_text())):
             found.append(link)
     return found
 
@@ -115,9 +117,9 @@ def test_commands_exist():
 
 
 def test_a_wrong_command_is_found():
-    for line in ("tune --config=configs/digits.py", "--config=configs/digit.py", "check --config=configs/default.py:bert"):
-        (words,) = commands(f"python main.py {line}\n")
-        assert wrong_command(words), line
+    for wrong in ("tune --config=configs/digits.py", "--config=configs/digit.py", "--config=configs/default.py:bert"):
+        (words,) = commands(f"python main.py {wrong}\n")
+        assert wrong_command(words), wrong
 
 
 def test_every_public_name_is_in_the_reference():
@@ -156,3 +158,17 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
     for heading in headings:
         for part in re.split(r"\s*\.\.\.\s*", heading):
             assert part in code, heading
+
+
+def test_a_page_that_needs_the_network_is_found(tmp_path):
+    spec = importlib.util.spec_from_file_location("offline", DOCS / "extra" / "offline.py")
+    offline = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(offline)
+    (tmp_path / "page.html").write_text(
+        '<script src="extra/a.js"></script><a href="https://a.org">a</a><script async src=https://b.org/b.js></script>'
+        '<link rel="stylesheet" href="//c.org/c.css">'
+    )
+    (tmp_path / "style.css").write_text("a{background:url(data:image/png;base64,xx)} @import 'https://d.org/d.css';")
+    assert offline.loaded(tmp_path) == [
+        "page.html loads https://b.org/b.js", "page.html loads //c.org/c.css", "style.css loads https://d.org/d.css"
+    ]  # fmt: skip
