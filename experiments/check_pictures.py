@@ -1,6 +1,6 @@
 """The pictures of docs/guide/checks.md: coordinate checks that are good, bad and undecided.
 
-    python -m experiments.check_pictures docs/images       (two minutes on two cores)
+    python -m experiments.check_pictures docs/images       (ten minutes on a busy core)
 
 One residual MLP: under depth-muP, under the standard parameterization, and under depth-muP with too few seeds to tell.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,9 @@ import optax
 
 import depthmup as dm
 
-CHECKS = {  # file: (parameterization, options of the check, the verdict to show)
+CHECKS: dict[
+    str, tuple[str, dict[str, int], str]
+] = {  # file: (parameterization, options of the check, the verdict to show)
     "check_good": ("depth_mup", {}, "ok"),
     "check_bad": ("sp", {}, "not ok"),
     "check_undecided": ("depth_mup", {"seeds": 2, "max_seeds": 2}, "undecided"),
@@ -41,7 +44,7 @@ def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def check(name: str, **options: int) -> dm.CoordinateReport:
+def check(name: str, **options: Any) -> dm.CoordinateReport:
     """The check of `Net` on random data, with the default sizes: width 64, 128, 256 and depth 4, 8, 16, 32."""
     x, labels = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
     m = dm.setup(name, Net, x, width=64, depth=4, base=(64, 4))
