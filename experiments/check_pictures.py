@@ -1,4 +1,4 @@
-"""The pictures of docs/guide/checks.md: coordinate checks that are good, bad and undecided.
+"""The pictures of docs/guide/coordinate-check.md: coordinate checks that are good, bad and undecided.
 
     python -m experiments.check_pictures docs/images       (ten minutes on a busy core)
 
