@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs parity torture mutants test test-slow lint dist lock clean
+.PHONY: transfer checks configs docs parity torture mutants test test-slow lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -15,6 +15,17 @@ checks: .venv/ready
 configs: .venv/ready
 	$(BIN)/python -m depthmup.config_file > configs/default.py
 	$(BIN)/python -m depthmup.config_file docs > docs/settings.md
+
+# The site that people read, into site/: open site/index.html; needs no network to be read. Half a minute the first time.
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --clean
+
+# Only what builds the site: it reads the code without importing it.
+.venv-docs/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > .venv-docs/pins
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r .venv-docs/pins
+	@touch $@
 
 # The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.
 parity: .venv/ready
@@ -60,4 +71,4 @@ lock:
 	  --extra theory --upgrade pyproject.toml -o requirements.txt
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-docs site .pytest_cache .ruff_cache .mypy_cache

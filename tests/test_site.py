@@ -1,0 +1,174 @@
+"""The site of `make docs`: its pages exist, their links hold, their commands and their Python run. Without mkdocs."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+import depthmup as dm
+from depthmup import verbs
+from depthmup.models import MODELS
+from tests.test_readme import run
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+TEXTS = [ROOT / "README.md", *(DOCS / page for page in PAGES)]
+
+# The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
+PYTHON = {
+    "index.md": (3, lambda n: n["logits"].shape == (8, 10) and n["report"].ok),
+    "guide/linen.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
+    "guide/nnx.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
+    "guide/equinox.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
+    "guide/haiku.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
+    "guide/from-mup.md": (1, lambda n: "output factor 0.125 inside readout/kernel" in n["m"].explain()),
+    "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in n["m"].explain()),
+}
+SLOW = ("index.md", "guide/linen.md", "guide/nnx.md", "guide/equinox.md", "guide/haiku.md")
+# Python that needs a finished sweep, a checkpoint or arrays of the reader, and so does not run.
+ILLUSTRATES = ("laws.md", "performance.md", "sweeps.md", "training.md")
+
+
+def files_of(nav):
+    for entry in nav:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else files_of(value)
+
+
+def outside_code(text):
+    """A page without its blocks and spans of code."""
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    text = re.sub(r"(?<=\n\n)(?: {4}[^\n]*\n+)+", "", text)
+    return re.sub(r"`[^`]*`", "", text)
+
+
+def slug(heading):
+    """The anchor of a heading, as mkdocs and code hosts make it."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+
+
+def anchors(text):
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def links(text):
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"\s*\n\s*", "", outside_code(text)))
+
+
+def broken(path, text):
+    """The relative links and images of a page whose file or heading does not exist."""
+    found = []
+    for link in links(text):
+        if re.match(r"https?://", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        if not file.is_file() or (anchor and anchor not in anchors(file.read_text())):
+            found.append(link)
+    return found
+
+
+def commands(text):
+    """The arguments of every `python main.py ...` of a page, without comments."""
+    text = text.replace("\\\n", " ")
+    for line in re.findall(r"python main\.py +([^`\n]*)", text):
+        if "--config=" in line and "..." not in line and "[" not in line:
+            yield shlex.split(line.split("  #")[0].split("      (")[0].split(" (")[0].rstrip("').,;:"), posix=False)
+
+
+def wrong_command(words):
+    """What is not there in a command: a verb, a config, a family of models. None if all is."""
+    verb = words[0] if not words[0].startswith("--") else "train"
+    config = next(word for word in words if word.startswith("--config=")).removeprefix("--config=")
+    file, _, family = config.partition(":")
+    if verb not in verbs.VERBS:
+        return verb
+    if "NAME" not in file and not (ROOT / file).is_file():
+        return file
+    return family if family and family not in MODELS else None
+
+
+def test_the_navigation_names_the_pages_that_exist():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert sorted(files_of(yaml.safe_load(text)["nav"])) == PAGES
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_links_and_images_exist(path):
+    assert broken(path, path.read_text()) == []
+
+
+def test_a_broken_link_is_found():
+    page = DOCS / "guide" / "why.md"
+    assert broken(page, "[a](choose.md#all-names) [b](nothing.md) ![c](../images/none.png)\n[d](choose.md#none)") == [
+        "nothing.md", "../images/none.png", "choose.md#none"
+    ]  # fmt: skip
+    assert broken(page, "`[a](nothing.md)`\n\n    [b](nothing.md)\n\n```\n[c](nothing.md)\n```\n") == []
+
+
+def test_commands_exist():
+    found = [(path.name, words) for path in TEXTS for words in commands(path.read_text())]
+    assert len(found) > 20
+    assert [(name, words) for name, words in found if wrong_command(words)] == []
+
+
+def test_a_wrong_command_is_found():
+    for wrong in ("tune --config=configs/digits.py", "--config=configs/digit.py", "--config=configs/default.py:bert"):
+        (words,) = commands(f"python main.py {wrong}\n")
+        assert wrong_command(words), wrong
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    documented = re.findall(r"^::: (\S+)$", text, re.M)
+    assert len(set(documented)) == len(documented)
+    modules = ["depthmup", "depthmup.fit", "depthmup.theory", "depthmup.sweep", "depthmup.models"]
+    public = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
+    public -= {f"depthmup.{name}" for name in ("fit", "testing", "theory")}  # modules, whose names are here themselves
+    assert set(documented) == public | {"depthmup.testing.assert_transfers"}
+
+
+def test_all_python_of_the_pages_is_known():
+    """A new page with Python is run by `test_pages`, by test_readme.py, or is named as one that cannot run."""
+    blocks = {page: (DOCS / page).read_text().count("```python") for page in PAGES}
+    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md", "models.md", "design.md"}
+    assert {page: count for page, count in blocks.items() if count and page not in elsewhere} == {
+        page: count for page, (count, _) in PYTHON.items()
+    }
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PYTHON])
+def test_pages(page):
+    if page == "guide/haiku.md":
+        pytest.importorskip("haiku")
+    count, done = PYTHON[page]
+    names = run(f"docs/{page}", count)
+    assert done(names), str(names.get("report"))
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code():
+    """Each heading in quotes has words that some module really says."""
+    code = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in Path(dm.__file__).parent.rglob("*.py"))
+    headings = re.findall(r'^### "(.*?)"', (DOCS / "guide" / "troubleshooting.md").read_text(), re.M)
+    assert len(headings) > 15
+    for heading in headings:
+        for part in re.split(r"\s*\.\.\.\s*", heading):
+            assert part in code, heading
+
+
+def test_a_page_that_needs_the_network_is_found(tmp_path):
+    spec = importlib.util.spec_from_file_location("offline", DOCS / "extra" / "offline.py")
+    offline = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(offline)
+    (tmp_path / "page.html").write_text(
+        '<script src="extra/a.js"></script><a href="https://a.org">a</a><script async src=https://b.org/b.js></script>'
+        '<link rel="stylesheet" href="//c.org/c.css">'
+    )
+    (tmp_path / "style.css").write_text("a{background:url(data:image/png;base64,xx)} @import 'https://d.org/d.css';")
+    assert offline.loaded(tmp_path) == [
+        "page.html loads https://b.org/b.js", "page.html loads //c.org/c.css", "style.css loads https://d.org/d.css"
+    ]  # fmt: skip
