@@ -28,7 +28,6 @@ PYTHON = {
     "guide/from-mup.md": (1, lambda n: "output factor 0.125 inside readout/kernel" in n["m"].explain()),
     "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in n["m"].explain()),
 }
-SLOW = ("index.md", "guide/linen.md", "guide/nnx.md", "guide/equinox.md", "guide/haiku.md")
 # Python that needs a finished sweep, a checkpoint or arrays of the reader, and so does not run.
 ILLUSTRATES = ("laws.md", "performance.md", "sweeps.md", "training.md")
 
@@ -141,7 +140,8 @@ def test_all_python_of_the_pages_is_known():
     }
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PYTHON])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PYTHON)
 def test_pages(page):
     if page == "guide/haiku.md":
         pytest.importorskip("haiku")
