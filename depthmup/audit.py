@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from depthmup.parameterization import Parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only
+from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
-# It is run once: for a CPU, compiling it for speed takes three times as long.
+# The initializers run once: compiling them for a CPU with all optimizations takes longer than they run.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ERRORS = 5.0  # standard errors of sampling that a slope may be off
 
@@ -106,7 +105,7 @@ def audit_init(
     check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(w, d))))
     here, wide, deep = (_measured(init_fn, *shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
     there = here if start == (w, d) else _measured(init_fn, *start)
-    alike = {re.sub(r"\d+", "*", path): at for path, at in there.items()}  # a shallower anchor lacks the last blocks
+    alike = {starred(path): at for path, at in there.items()}  # a shallower anchor lacks the last blocks
     rows = []
     for spec in leaves:
         std, count = here[spec.path]
@@ -114,7 +113,7 @@ def audit_init(
         deeper, blocks = deep.get(spec.path, here[spec.path]), 1 if spec.stack_axis is None else 2
         # Automatic names shift with depth: then the same path is another parameter there.
         slopes = (_slope(std, wide[spec.path][0]), _slope(std, deeper[0]) if deeper[1] == blocks * count else 0.0)
-        at_start = there.get(spec.path, alike.get(re.sub(r"\d+", "*", spec.path), (std, count)))[0]
+        at_start = there.get(spec.path, alike.get(starred(spec.path), (std, count)))[0]
         allowed = TOLERANCE + ERRORS / math.sqrt(count) / math.log(2)
         ok = abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed
         factor = 1.0 if ok or not std else at_start / std * (w / start[0]) ** needed

@@ -12,7 +12,7 @@ import numpy as np
 
 from depthmup.optim import OPTIONS, families_of
 from depthmup.parameterization import Parameterization
-from depthmup.specs import ParamSpec, is_spec
+from depthmup.specs import ParamSpec, is_spec, starred
 
 PyTree = Any
 COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps")
@@ -58,7 +58,7 @@ def explain(
     for spec, value, family in zip(leaves, values, families, strict=True):
         cells = _row(p, spec, family, lr, weight_decay, shown, decay)
         std = spec.path, _std(p, spec, value, family)
-        groups.setdefault((re.sub(r"\d+", "*", spec.path), *cells), []).append(std)
+        groups.setdefault((starred(spec.path), *cells), []).append(std)
     rows = [_shown(cells, members) for (_, *cells), members in groups.items()]
     first: ParamSpec = leaves[0]
     forward = p.forward_factors(width=first.width, depth=first.depth)

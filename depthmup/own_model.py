@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from depthmup.infer import infer_specs
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of
 from depthmup.measure.probe import ALL
 from depthmup.parameterization import Parameterization, parameterization
-from depthmup.specs import PyTree, group, is_spec, parameters_only, rescale
+from depthmup.specs import PyTree, group, is_spec, parameters_only, rescale, starred
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 
@@ -44,6 +43,7 @@ def setup(
     call: Callable[..., Any] | None = None,
     output: Callable[[Any], jax.Array] = lambda outputs: outputs,
     overrides: Mapping[str, str] | None = None,
+    residual: bool = True,
     fan_in_init: bool | None = None,
     **settings: Any,
 ) -> Setup:
@@ -67,7 +67,7 @@ def setup(
       call: (model, *inputs) -> outputs, for NNX, Equinox and pytrees that are not called themselves, such as
         lambda model, x: jax.vmap(model)(x).
       output: what the call returns -> logits, such as lambda out: out.logits.
-      overrides: as in `infer_specs`.
+      overrides, residual: as in `infer_specs`.
       fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
@@ -76,7 +76,10 @@ def setup(
     Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters,
     TypeError for a model of an unknown framework.
     """
-    make = functools.partial(adapt, factory, inputs=inputs, options=options or {}, call=call, output=output)
+
+    @functools.cache
+    def make(width: int, depth: int) -> Model:
+        return adapt(factory, width, depth, inputs, options or {}, call, output)
 
     def init(width: int, depth: int) -> PyTree:
         return make(width, depth).init(jax.random.key(0))[0]
@@ -90,8 +93,15 @@ def setup(
         def inside() -> frozenset[str]:
             return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
 
-        layout = make(width, depth).layout
-        return infer_specs(init, width=width, depth=depth, layout=layout, overrides=overrides, inside=inside)
+        return infer_specs(
+            init,
+            width=width,
+            depth=depth,
+            residual=residual,
+            layout=make(width, depth).layout,
+            overrides=overrides,
+            inside=inside,
+        )
 
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
@@ -129,7 +139,7 @@ def setup(
 
 def _warn_of_init(audit: InitAudit) -> None:
     off = {
-        f"{re.sub(r'[0-9]+', '*', row.path)} ({row.role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, "
+        f"{starred(row.path)} ({row.role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, "
         f"needed width^{row.needed:g}": None
         for row in audit.rows
         if not row.ok
@@ -230,7 +240,7 @@ class Setup:
                 over = " / sqrt(head_dim)" if kind == "attention" else ""
                 part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
                 alike = places.setdefault(f"{kind} factor {value:.4g}{over}", {})
-                alike.setdefault((re.sub(r"\d+", "*", spec.path), part), []).append(spec.path)
+                alike.setdefault((starred(spec.path), part), []).append(spec.path)
         return [
             f"{kind} inside {', '.join(pattern(paths) + part for (_, part), paths in alike.items())}"
             for kind, alike in places.items()

@@ -159,6 +159,11 @@ def group(spec: ParamSpec) -> str:
     return ("branch/" if spec.in_branch else "") + spec.role + (f" {last}" if spec.role == "vector" else "")
 
 
+def starred(path: str) -> str:
+    """The path with '*' for each number, which paths of equal blocks share."""
+    return re.sub(r"\d+", "*", path)
+
+
 def is_spec(leaf: object) -> bool:
     return isinstance(leaf, ParamSpec)
 
@@ -258,7 +263,7 @@ def is_hidden(leaf: object) -> bool:
 def _check_absorbable(leaves: list[ParamSpec]) -> None:
     extra = [s for s in leaves if s.in_branch and s.role != "hidden"]
     stacked = [s for s in leaves if s.in_branch and s.stack_axis is not None]
-    kinds = {re.sub(r"\d+", "*", s.path) for s in leaves if s.in_branch}
+    kinds = {starred(s.path) for s in leaves if s.in_branch}
     if extra or len(stacked) > 1 or len(kinds) > 1:
         odd = (extra or stacked[1:] or [s for s in leaves if s.in_branch])[0]
         raise ValueError(

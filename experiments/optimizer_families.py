@@ -1,6 +1,6 @@
 """Coordinate checks of the learning-rate rules of Lion, Muon and Adafactor (docs/rules.md section 0).
 
-    python -m experiments.optimizer_families        (a Markdown table; half an hour on two cores)
+    python -m experiments.optimizer_families        (a Markdown table; an hour on one of two busy cores)
 
 Residual networks h <- h + L^-alpha f(h), where f is W_1 tanh(h) or W_2 tanh(W_1 tanh(h)), take 10 steps in which one
 group of weights trains, or all. Shown are the slopes of the log2 RMS change of h^L (of the logits, where the readout

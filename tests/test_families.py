@@ -11,21 +11,12 @@ import pytest
 import depthmup as dm
 from depthmup.families import probe_updates
 from depthmup.specs import Absorbed, is_spec
+from tests.test_optim import init
 
 MUON = optax.contrib.MuonDimensionNumbers
 MATRICES = {"in": None, "blocks": {"w": MUON(1, 2), "b": None}, "out": None, "out_bias": None}
 PARTS = {"in": "a", "blocks": "b", "out": "a", "out_bias": "b"}
 BASE = {"base_width": 4, "base_depth": 2}
-
-
-def init(width, depth):
-    normal = np.random.default_rng(0).normal
-    return {
-        "in": normal(size=(5, width)),
-        "blocks": {"w": normal(size=(depth, width, width)), "b": normal(size=(depth, width))},
-        "out": normal(size=(width, 3)),
-        "out_bias": normal(size=3),
-    }
 
 
 def specs_at(width=16, depth=8):

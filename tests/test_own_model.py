@@ -14,6 +14,7 @@ from flax import nnx
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
 from depthmup.models import ResidualMLP, ViT
+from depthmup.specs import is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
 WIDTH, DEPTH, BASE = 16, 4, (8, 2)
@@ -501,6 +502,16 @@ def test_evaluation_instead_of_training():
 
     with pytest.raises(dm.ForwardError, match="does not update the model's batch statistics"):
         setup(Evaluated)
+
+
+def test_without_residual_blocks():
+    factory = lambda w, d: nn.Sequential([nn.Dense(w), jnp.tanh, nn.Dense(w), jnp.tanh, nn.Dense(5)])  # noqa: E731
+    with pytest.raises(dm.SpecError, match="residual=False"):
+        setup(factory, name="mup")
+    m = setup(factory, name="mup", residual=False)
+    roles = {spec.path: (spec.role, spec.in_branch) for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert roles["layers_2/kernel"] == ("hidden", False)
+    assert roles["layers_4/kernel"] == ("readout", False)
 
 
 def test_heads_of_two_sizes():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from depthmup.parameterization import ROLES, unknown
-from depthmup.specs import SpecError
+from depthmup.specs import SpecError, starred
 
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 
@@ -64,7 +63,7 @@ def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collecti
     """One error for all unclear parameters; `unclear` has a plausible override for each, which it prints to paste."""
     kinds: dict[str, list[str]] = {}  # reasons that differ in numbers only are those of other blocks
     for reason in reasons:
-        kinds.setdefault(re.sub(r"\d+", "*", reason), []).append(reason)
+        kinds.setdefault(starred(reason), []).append(reason)
     told = [same[0] + (f" (and {len(same) - 1} more alike)" if len(same) > 1 else "") for same in kinds.values()]
     lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in _globs(unclear, names).items())
     return SpecError(
@@ -77,7 +76,7 @@ def _globs(unclear: Mapping[str, str], names: Collection[str]) -> dict[str, str]
     """The overrides with one line for parameters whose paths differ in numbers only, if all of these are meant."""
     result: dict[str, str] = {}
     for name, value in unclear.items():
-        glob = re.sub(r"\d+", "*", name.replace("[", "[[]"))
+        glob = starred(name.replace("[", "[[]"))
         matched = [other for other in names if fnmatch.fnmatchcase(other, glob)]
         alike = all(unclear.get(other) == value for other in matched)
         result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from depthmup.fit import Optimum, log_losses
 from depthmup.report.curves import TransferCurve
@@ -47,8 +49,7 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
                 panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
         panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        names = ", ".join(filter(None, (c.parameterization, c.optimizer, c.variant)))
-        title = f"{names}: {found.verdict}\n(by regret: {found.by_regret.verdict})"
+        title = f"{_names(c, f': {found.verdict}')}\n(by regret: {found.by_regret.verdict})"
         panel.set_title(title, fontsize=10, color=VERDICT_COLORS[found.verdict])
 
     measure = curves[0].measure.replace("_", " ")
@@ -179,6 +180,11 @@ def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
         panel.plot(size, 0.03 + 0.05 * place, marker="x", color=color, ms=7, mew=2, transform=foot)
 
 
+def _names(c: TransferCurve, end: str = "") -> str:
+    """What a curve is of, in lines that a panel has room for."""
+    return textwrap.fill(", ".join(filter(None, (c.parameterization, c.optimizer, c.variant))) + end, 40)
+
+
 def _pairs(c: TransferCurve) -> list[tuple[float, Optimum]]:
     return list(zip(c.result.values, c.result.optima, strict=True))
 
@@ -193,20 +199,28 @@ def _grid(
 ) -> Figure | None:
     """A row for each optimizer and variant, a column for each parameterization; None if nothing was drawn.
 
+    If some parameterization lacks a variant, the panels follow each other instead, without gaps.
     draw: takes the panel of a curve, the curve and a color for each size. small: lower panels with smaller labels.
     """
     if not curves:
         return None
     rows = list(dict.fromkeys((c.optimizer, c.variant) for c in curves))
     columns = list(dict.fromkeys(c.parameterization for c in curves))
-    height = 2.9 * len(rows) + 0.6 if small else 3.1 * len(rows) + 0.5
-    figure = Figure(figsize=(max(3.6 * len(columns) + 0.9, 6.4), height), layout="constrained")  # the title needs room
+    places = [(rows.index((c.optimizer, c.variant)), columns.index(c.parameterization)) for c in curves]
+    shape = len(rows), len(columns)
+    if len(set(places)) < math.prod(shape):
+        shape = math.ceil(len(curves) / 2), 2
+        places = [divmod(i, 2) for i in range(len(curves))]
+    height = 2.9 * shape[0] + 0.6 if small else 3.1 * shape[0] + 0.5
+    figure = Figure(figsize=(max(3.6 * shape[1] + 0.9, 6.4), height), layout="constrained")  # the title needs room
     shared: dict[str, Any] = {"sharey": "row"} if small else {"sharex": "row", "sharey": True}
-    panels = figure.subplots(len(rows), len(columns), squeeze=False, **shared)
+    panels = figure.subplots(*shape, squeeze=False, **shared)
+    for place in np.ndindex(shape):
+        panels[place].set_visible(place in places)
     handles: dict[str, Artist] = {}
-    for c in curves:
-        panel = panels[rows.index((c.optimizer, c.variant)), columns.index(c.parameterization)]
-        panel.set_title(", ".join(filter(None, (c.parameterization, c.optimizer, c.variant))), fontsize=10)
+    for c, place in zip(curves, places, strict=True):
+        panel = panels[place]
+        panel.set_title(_names(c), fontsize=10)
         draw(panel, c, matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values))))
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
@@ -214,6 +228,8 @@ def _grid(
         return None
     for panel in panels.flat:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(LogFormatter())
+        panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))  # labels between powers of ten
     for panel in panels[:, 0]:
         panel.set_ylabel(y, fontsize=9 if small else 10)
     for panel in panels[-1]:

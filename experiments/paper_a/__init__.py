@@ -13,6 +13,7 @@ FIGURES: dict[str, Experiment] = {
     "1": fig1.EXPERIMENT,
     "2": fig2.EXPERIMENT,
     "3": fig3.EXPERIMENT,
+    "3d": fig3.COSINE,
     "4": fig4.EXPERIMENT,
     "B.1": figb1.EXPERIMENT,
     "footnote2": figb1.FOOTNOTE,
