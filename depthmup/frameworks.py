@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from depthmup.parameterization import ForwardFactors
@@ -32,7 +33,7 @@ class Model:
     factors: of a model that takes them.
     """
 
-    make: Callable[[jax.Array], Any]
+    make: Callable[[Any], Any]
     inputs: tuple[Any, ...]
     options: Mapping[str, Any]
     call: Callable[..., Any] | None
@@ -76,6 +77,11 @@ class Model:
     def made(self) -> Any:
         """What the factory gives, with shapes for arrays."""
         return self.make(jax.random.key(KEY))
+
+    @functools.cached_property
+    def shapes(self) -> tuple[PyTree, PyTree]:
+        """(params, state) with shapes for arrays."""
+        return jax.eval_shape(self.init, jax.random.key(KEY))
 
 
 class LinenModel(Model):
@@ -137,7 +143,7 @@ class HaikuModel(Model):
 
 
 class NNXModel(Model):
-    """Users hold the module."""
+    """Users hold the module. make: a key, or Rngs -> the module."""
 
     def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
         module = self.join(params, state)
@@ -166,7 +172,18 @@ class NNXModel(Model):
     def made(self) -> Any:
         from flax import nnx
 
-        return nnx.eval_shape(lambda: self.make(jax.random.key(KEY)))
+        def module() -> Any:
+            rngs = nnx.Rngs(KEY)
+            # At each change of a traced count NNX asks for its sharding, for whose refusal JAX searches all that was
+            # traced so far: 16 s for 48 blocks. A count that is no traced array takes 1 s; only shapes come out.
+            rngs.default.count = nnx.RngCount(np.zeros((), np.uint32), tag="default")  # type: ignore[arg-type]
+            return self.make(rngs)
+
+        return nnx.eval_shape(module)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[PyTree, PyTree]:
+        return self.split(self.made)
 
 
 class PytreeModel(Model):
@@ -219,7 +236,8 @@ def adapt(
     if "rngs" in named:
         from flax import nnx
 
-        kind, make = NNXModel, lambda key: factory(width, depth, rngs=nnx.Rngs(key))
+        rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
+        kind, make = NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
     elif "key" in named:
         kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
     else:

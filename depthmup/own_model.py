@@ -84,6 +84,9 @@ def setup(
     def init(width: int, depth: int) -> PyTree:
         return make(width, depth).init(jax.random.key(0))[0]
 
+    def zeros(width: int, depth: int) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), make(width, depth).shapes[0])
+
     @functools.cache
     def sites_at(depth: int) -> list[Site]:
         """Where the factors go, from the forward pass at the base width: it is computed, and the width may be large."""
@@ -94,7 +97,7 @@ def setup(
             return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
 
         return infer_specs(
-            init,
+            zeros,
             width=width,
             depth=depth,
             residual=residual,
@@ -343,7 +346,7 @@ class Setup:
 
 def _traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
-    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    params, state = model.shapes
     state = jax.tree.map(_made_up, state)
 
     def apply(params: PyTree, *inputs: Any) -> jax.Array:
