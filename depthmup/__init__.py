@@ -6,7 +6,7 @@ The public names (docs/design.md). Importing this needs jax, flax, optax and num
 from depthmup import fit, testing, theory
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.convert import convert
-from depthmup.explain import explain
+from depthmup.explain import Explanation, explain
 from depthmup.families import wrap
 from depthmup.forward import ForwardError, absorb
 from depthmup.infer import infer_specs
@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CoordinateReport",
+    "Explanation",
     "ForwardError",
     "ForwardFactors",
     "Init",

@@ -1,4 +1,4 @@
-"""The command that main.py and the installed `depthmup` share: flags, one config, one of five verbs."""
+"""The command that main.py and the installed `depthmup` share: flags, one config, one of six verbs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ml_collections import config_flags
 from depthmup import find_config
 from depthmup.backend import prepare_cpu
 
-HELP = """One entry, one config, five verbs.
+HELP = """One entry, one config, six verbs.
 
-{program} [train | sweep | check | calibrate | explain] --config=digits --workdir=DIR [--config.key=value ...]
+{program} [train | sweep | check | calibrate | explain | grow] --config=digits --workdir=DIR [--config.key=value ...]
 
 --config takes the path of a config file, or the name of a config that ships with depthmup:
 {names}.
@@ -35,6 +35,11 @@ OPTIONS = {
     "yes": "sweep",
     "launcher": "sweep",
     "shard": "sweep",
+    "diff": "explain",
+    "json": "explain",
+    "step": "explain",
+    "width": "grow",
+    "depth": "grow",
 }
 
 
@@ -57,6 +62,13 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.DEFINE_bool("yes", False, "sweep, also with --dry_run: allow more than sweep.max_trials trials.")
         flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")
         flags.DEFINE_string("shard", "0/1", "sweep: only part i of n, as i/n from 0/n; without it, all parts' results.")
+        config_flags.DEFINE_config_file(
+            "diff", None, "explain: a second config; what differs; --diff.key=value overrides.", sys_argv=argv
+        )
+        flags.DEFINE_bool("json", False, "explain: print JSON.")
+        flags.DEFINE_integer("step", None, "explain: the learning rates at this step of the schedule.")
+        flags.DEFINE_integer("width", None, "grow: of the larger run.")
+        flags.DEFINE_integer("depth", None, "grow: of the larger run.")
         flags.DEFINE_bool(
             "distributed", False, "This process is one of several; found in the environment if not below."
         )

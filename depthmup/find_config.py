@@ -1,4 +1,4 @@
-"""Where --config finds its file: at a path, or under the name of a config that ships with depthmup.
+"""Where --config (and --diff) finds its file: at a path, or under the name of a config that ships with depthmup.
 
 The shipped configs are configs/ at the root of the repository. The wheel carries that folder as depthmup/configs, where
 setup.py puts it when the wheel is built: the files have one home, and no package called `configs`, which could be
@@ -54,7 +54,7 @@ def paths(argv: Sequence[str]) -> list[str]:
     argv, folders = list(argv), [str(SHIPPED)]
     for i, argument in enumerate(argv):
         flag, equals, value = argument.partition("=")
-        if flag in ("--config", "-config") and (equals or argv[i + 1 :]):
+        if flag.removeprefix("-").removeprefix("-") in ("config", "diff") and (equals or argv[i + 1 :]):
             if equals:
                 found = find(value)
                 argv[i] = f"{flag}={found}"

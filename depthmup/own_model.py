@@ -15,7 +15,7 @@ import optax
 
 from depthmup import optim
 from depthmup.audit import InitAudit, audit_init
-from depthmup.explain import explain, pattern
+from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import wrap
 from depthmup.forward import ForwardError, Site, contractions, features, place, sites
 from depthmup.frameworks import LinenModel, Model, adapt
@@ -224,11 +224,13 @@ class Setup:
                 stacklevel=3,
             )
 
-    def explain(self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any) -> str:
-        """`dm.explain`, and the parameters that are stored times a factor of the forward pass."""
+    def explain(
+        self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
+    ) -> Explanation:
+        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass."""
         params = None if model is None else parameters_only(self.model.split(model)[0])
         table = explain(self.parameterization, self.specs, optimizer, learning_rate, params=params, **options)
-        return "\n".join([table, *self._places()])
+        return dataclasses.replace(table, notes=self._places())
 
     def _places(self) -> list[str]:
         """A line for each kind of factor: its value and where it is."""

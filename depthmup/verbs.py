@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from tqdm import tqdm
 
 from depthmup import fit
 from depthmup import sweep as sweeps
-from depthmup.explain import explain
+from depthmup.explain import Explanation, explain
 from depthmup.measure.maximal_update import AVERAGES
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.optim import family_of
 from depthmup.parameterization import unknown
-from depthmup.settings import Settings, SettingsError
+from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.train import run
 from depthmup.train.build import hyper_of, task_of
 from depthmup.train.check import check_optimizer
@@ -78,21 +81,62 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
     return {OK: 0, NOT_OK: 1, UNDECIDED: 3}[overall(verdicts)]
 
 
-def explain_parameters(settings: Settings, workdir: Path | None, command: str) -> int:
-    """Print what is really applied to every parameter of the model of the config."""
-    task, optimizer = task_of(settings), settings.optimizer
-    state = task.init(hyper_of(settings).arrays())
-    print(
-        explain(
-            task.counting_blocks(settings.parameterization.build()),
-            task.specs,
-            optimizer.name,
-            optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay,
-            eps=optimizer.eps,
-            params=state.params,
-        )
+def explain_parameters(
+    settings: Settings,
+    workdir: Path | None,
+    command: str,
+    diff: Any = None,
+    json: bool = False,
+    step: int | None = None,
+) -> int:
+    """Print what is really applied to every parameter of the config's model, or what differs from another config."""
+    table = explanation(settings, step)
+    if diff is not None:
+        print(table.difference(explanation(from_config(diff), step)))
+    else:
+        print(table.to_json() if json else table)
+    return 0
+
+
+def explanation(settings: Settings, step: int | None) -> Explanation:
+    """What is applied to every parameter of a config's model, with the learning rate of a step if one is given."""
+    task, optimizer, hyper = task_of(settings), settings.optimizer, hyper_of(settings)
+    if step is not None and not 0 <= step < hyper.steps:
+        raise SettingsError(f"--step={step} must be from 0 to {int(hyper.steps) - 1}, the last step of this config")
+
+    def schedule(step: int) -> Any:
+        return optimizer.learning_rate * task.recipe.multiplier(jnp.asarray(step), hyper.steps, hyper.warmup)
+
+    return explain(
+        task.counting_blocks(settings.parameterization.build()),
+        task.specs,
+        optimizer.name,
+        optimizer.learning_rate if step is None else schedule,
+        weight_decay=optimizer.weight_decay,
+        eps=optimizer.eps,
+        step=step,
+        params=task.init(hyper.arrays()).params,
     )
+
+
+def grow(
+    settings: Settings, workdir: Path | None, command: str, width: int | None = None, depth: int | None = None
+) -> int:
+    """Print the command that trains a wider and deeper network with what was tuned."""
+    if width is None or depth is None:
+        raise SettingsError("grow needs --width=N and --depth=N, the larger shape")
+    grown = sweeps.grow(settings, width, depth, workdir)
+    print("\n".join(grown.notes))
+    changed = {f"config.{key}": value for key, value in grown.changes.items()}
+    words, given = iter(shlex.split(command)), []
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if word.startswith("-") and flag.lstrip("-") in {"width", "depth", "workdir", *changed}:
+            if not equals:
+                next(words)  # --flag value
+        else:
+            given.append("train" if word == "grow" else word)
+    print(shlex.join([*given, *(f"--{flag}={value}" for flag, value in changed.items())]))
     return 0
 
 
@@ -150,4 +194,5 @@ VERBS: dict[str, Callable[..., int]] = {
     "check": check,
     "calibrate": calibrate,
     "explain": explain_parameters,
+    "grow": grow,
 }

@@ -1,9 +1,13 @@
 """The table shows what one step of the optimizer really does."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 
 import depthmup as dm
@@ -19,7 +23,7 @@ def init(width, depth):
 def table(text):
     """{parameter: {column: cell}}; cells hold no spaces."""
     columns = ["parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps"]
-    return {row.split()[0]: dict(zip(columns, row.split(), strict=True)) for row in text.splitlines()[2:]}
+    return {row.split()[0]: dict(zip(columns, row.split(), strict=True)) for row in str(text).splitlines()[2:]}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -46,6 +50,10 @@ def test_schedule_and_measured_std():
     shown = table(dm.explain(p, specs, "adam", optax.linear_schedule(0.5, 0.0, 10), params=params))
     assert float(shown["blocks"]["init std"]) == pytest.approx(params["blocks"].std(), rel=1e-2)
     assert (shown["in"]["LR"], shown["blocks"]["LR"]) == ("1", "0.0625")  # the factors on the schedule
+    shown = dm.explain(p, specs, "adamw", lambda t: 0.5 - t / 20, weight_decay=lambda t: 0.1 * t, step=3)
+    assert " at step 3: " in shown.title
+    assert table(shown)["blocks"]["LR"] == "0.02187"  # .35 / 16
+    assert table(shown)["in"]["decay"] == "0.3"
     with pytest.raises(ValueError, match="params are not those of the specs"):
         dm.explain(p, specs, "adam", params={**params, "more": params["in"]})
 
@@ -54,6 +62,32 @@ def test_coupled_decay_is_shown(x64):
     p = dm.parameterization("mup", base_width=4)
     shown = table(dm.explain(p, dm.infer_specs(init, **BIG), "adamw", weight_decay=0.4, decay="coupled"))
     assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.1")
+
+
+def test_rows_are_data():
+    p = dm.parameterization("depth_mup", base_width=4, base_depth=2)
+    shown = dm.explain(p, dm.infer_specs(init, **BIG), "sgd", 0.1)
+    frame = pandas.DataFrame(shown.rows).set_index("parameter")
+    assert frame.loc["blocks", ["number", "role", "fan_in", "lr"]].tolist() == [1, "branch/hidden", 16, 0.1]
+    assert frame.loc["out", "forward"] == 0.25
+    read = json.loads(shown.to_json())
+    assert read["title"] == shown.title
+    assert [row["parameter"] for row in read["rows"]] == ["blocks", "in", "out"]
+    assert read["rows"][0]["eps"] is None
+    assert read["rows"][0]["shape"] == [8, 16, 16]
+
+
+def test_difference():
+    p = dm.parameterization("mup", base_width=4)
+    small, large = (dm.explain(p, dm.infer_specs(init, width=w, depth=8), "adam", 0.1) for w in (4, 8))
+    lines = small.difference(large).splitlines()
+    assert lines[:2] == [small.title, f"-> {large.title}"]
+    assert lines[3].startswith("in: shape 5x4 -> 5x8; fan out 4 -> 8")
+    assert "; LR 0.1 -> 0.05" in lines[2]
+    assert small.difference(small).endswith("all parameters alike")
+    less = dataclasses.replace(small, rows=small.rows[1:])
+    assert less.difference(small).endswith("blocks: only in the second")
+    assert small.difference(less).endswith("blocks: only in the first")
 
 
 def test_equal_blocks_share_a_row():

@@ -94,6 +94,40 @@ def test_explain(call):
     ]
 
 
+def test_explain_at_a_step_as_json(call):
+    rising = ("explain", *SMALL, "--config.warmup_epochs=0.1", "--json")
+    first, last = (json.loads(call(*rising, f"--step={step}").stdout) for step in (0, 3))
+    rates = [{row["parameter"]: row["lr"] for row in found["rows"]} for found in (first, last)]
+    assert rates[0]["blocks/dense/kernel"] == pytest.approx(0.5 * rates[1]["blocks/dense/kernel"])  # two steps
+    assert call(*rising, "--step=4").stderr == "error: --step=4 must be from 0 to 3, the last step of this config\n"
+
+
+def test_explain_what_differs(call):
+    done = call("explain", *SMALL, "--diff=digits", "--diff.model.width=16", "--diff.optimizer.learning_rate=0.25")
+    _, _, *lines = done.stdout.splitlines()
+    assert lines == [
+        "blocks/dense/kernel: LR 0.5 -> 0.25",
+        "read_in/kernel: LR 0.25 -> 0.125",
+        "readout/kernel: LR 0.25 -> 0.125",
+    ]
+
+
+def test_grow(call):
+    done = call("grow", "--config=digits", "--width", "512", "--depth=16", "--config.parameterization.name=sp")
+    note, line = done.stdout.splitlines()
+    assert note == "sp is depth_mup at the shape where it was tuned: width 128, depth 2"
+    assert line == (
+        "python main.py train --config=digits --config.model.width=512 --config.model.depth=16 "
+        "--config.parameterization.name=depth_mup --config.parameterization.base_width=128"
+    )
+    for arguments, says in (
+        (("--width=512",), "grow needs --width=N and --depth=N, the larger shape"),
+        (("--width=0", "--depth=4"), "model.width must be at least 1, got 0"),
+        (("--width=64", "--depth=4", "--workdir=runs/none"), "runs/none holds no rows of a sweep"),
+    ):
+        assert says in call("grow", *arguments).stderr
+
+
 def test_explain_counts_blocks(call):
     done = call("explain", "--config=configs/default.py:resnet", "--config.model.depth=3")
     assert "depth 3 (base 2), 9 blocks (base 6), sgd: branch factor 0.8165," in done.stdout.splitlines()[0]
@@ -143,7 +177,7 @@ def test_check_exit_status(tmp_path, call):
         ),
         (["calibrate", "--average=mean"], "unknown --average 'mean'"),
         (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
-        (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain"),
+        (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain, grow"),
         (["sweep"], "sweep needs --workdir=DIR"),
         (
             ["sweep", "--dry_run", "--config.sweep.seeds=1000000"],

@@ -155,7 +155,7 @@ def test_explain_names_the_role_of_every_parameter(family):
     settings = from_config(default.get_config(family))
     specs = task_of(settings).specs
     table = dm.explain(settings.parameterization.build(), specs, "adam", learning_rate=1e-3)
-    rows = [line.split() for line in table.splitlines()[2:]]
+    rows = [line.split() for line in str(table).splitlines()[2:]]
     for s in leaves(specs):
         (row,) = [
             row

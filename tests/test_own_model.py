@@ -136,7 +136,7 @@ def test_a_model_that_takes_factors():
     factors = p.forward_factors(width=WIDTH, depth=DEPTH, head_dim=8)
     expected = vit(WIDTH, DEPTH).apply(variables, IMAGES, factors)
     np.testing.assert_array_equal(m.apply(variables, IMAGES), expected)
-    assert "the model takes its factors" in m.explain(variables)
+    assert "the model takes its factors" in str(m.explain(variables))
     m = setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5))
     assert m.model.factors.branch == 0.5**0.5
 
@@ -323,7 +323,7 @@ class Dropped(nn.Module):
 def test_head_size_of_the_base(name):
     m = setup(lambda w, d: Transformer(w, d), TOKENS, name=name)
     assert m.parameterization.base_head_dim == (4 if name == "mup" else 1)
-    places = m.explain()
+    places = str(m.explain())
     assert ("attention factor 0.7071 / sqrt(head_dim) inside q_*/bias, " in places) == (name == "mup")
     own = setup(lambda w, d: Transformer(w, d), TOKENS, name=name, base_head_dim=2)
     assert own.parameterization.base_head_dim == 2
@@ -492,7 +492,7 @@ def test_evaluation_instead_of_training():
     factory = lambda w, d: Normed(w, d)  # noqa: E731
     with pytest.raises(dm.ForwardError, match=re.escape("options={'train': True}")):
         setup(factory)
-    places = setup(factory, options={"train": True}).explain()
+    places = str(setup(factory, options={"train": True}).explain())
     assert "branch factor 0.7071 inside norm_*/bias, norm_*/scale" in places
 
     class Evaluated(NNX):

@@ -25,8 +25,8 @@ PYTHON = {
     "guide/nnx.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/equinox.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/haiku.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
-    "guide/from-mup.md": (1, lambda n: "output factor 0.125 inside readout/kernel" in n["m"].explain()),
-    "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in n["m"].explain()),
+    "guide/from-mup.md": (1, lambda n: "output factor 0.125 inside readout/kernel" in str(n["m"].explain())),
+    "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in str(n["m"].explain())),
 }
 # Python that needs a finished sweep, a checkpoint or arrays of the reader, and so does not run.
 ILLUSTRATES = ("laws.md", "performance.md", "sweeps.md", "training.md")

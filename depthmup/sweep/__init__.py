@@ -10,18 +10,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from depthmup.report.calibration import calibrate, path_sum
+    from depthmup.report.grow import Grown, grow
     from depthmup.report.run import Result, run
     from depthmup.settings import put
     from depthmup.sweep.engine import cost, train
     from depthmup.sweep.store import curves, load, measured
 
-__all__ = ["Result", "calibrate", "cost", "curves", "load", "measured", "path_sum", "put", "run", "train"]
+__all__ = [
+    "Grown",
+    "Result",
+    "calibrate",
+    "cost",
+    "curves",
+    "grow",
+    "load",
+    "measured",
+    "path_sum",
+    "put",
+    "run",
+    "train",
+]
 
 _MODULES = {
+    "Grown": "depthmup.report.grow",
     "Result": "depthmup.report.run",
     "calibrate": "depthmup.report.calibration",
     "cost": "depthmup.sweep.engine",
     "curves": "depthmup.sweep.store",
+    "grow": "depthmup.report.grow",
     "load": "depthmup.sweep.store",
     "measured": "depthmup.sweep.store",
     "path_sum": "depthmup.report.calibration",

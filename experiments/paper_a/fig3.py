@@ -121,10 +121,10 @@ COSINE = Experiment(
     sweeps={"vit_cosine": cosine},
     outcome=outcome,
     pictures=pictures,
-    remarks="""Both are with the paper's Adam rule, no power of depth. What agrees: without layer norm the scaled networks
-transfer (depth 2's optimum is free of cost at every depth) where muP stops training at depth 8, and their best loss
-falls with every doubling of the depth. What disagrees: with layer norm the optimum falls by .3 octaves a doubling, the
-branches scaled or not; from the second tenth of the training to the last the drift falls by .2, so that a longer
+    remarks="""Both are with the paper's Adam rule, no power of depth. What agrees: without layer norm the scaled
+networks transfer (depth 2's optimum is free of cost at every depth) where muP stops training at depth 8, and their best
+loss falls with every doubling of the depth. What disagrees: with layer norm the optimum falls by .3 octaves a doubling,
+the branches scaled or not; from the second tenth of the training to the last the drift falls by .2, so that a longer
 training may show more of it. The smallest network's optimum costs at most 1.2% at depth 16 if the branches are scaled,
 3.2% if not.""",
 )

@@ -13,7 +13,7 @@ SHAPE = {"width": 64, "depth": 4, "base": (32, 2), "fan_in_init": False}
 
 def places(m):
     """{kind of factor: the words on where it is}"""
-    lines = m.explain().splitlines()
+    lines = str(m.explain()).splitlines()
     return {line.split()[0]: line.split(" inside ")[1] for line in lines if " factor " in line and " inside " in line}
 
 

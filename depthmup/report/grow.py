@@ -1,0 +1,76 @@
+"""From what was tuned at a small shape to the settings of a wider and deeper run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from depthmup.report.curves import TransferCurve, judge
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put
+from depthmup.sweep.store import load
+from depthmup.train.build import task_of
+
+
+class Grown(NamedTuple):
+    """settings: of the larger run. changes: {key: its value there} of all that differs. notes: what they rest on."""
+
+    settings: Settings
+    changes: dict[str, Any]
+    notes: list[str]
+
+
+def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None = None) -> Grown:
+    """The settings of a wider and deeper run with the hyperparameters that were tuned with `settings`.
+
+    Hyperparameters are values at the base shape, so they stay and only the shape changes. What was tuned under "sp", at
+    the shape of `settings`, goes on under "depth_mup" with that shape as its base, where the two are the same network.
+
+    Args:
+      width, depth: of the larger run, in the unit of model.width and model.depth.
+      workdir: of a finished sweep of `settings`; the learning rate is then the best one at the sweep's smallest size.
+
+    Raises SettingsError if the larger shape is not one of the model, WorkdirError or SettingsError if the sweep has no
+    best learning rate for the parameterization and the optimizer of `settings`.
+    """
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    tuned = settings
+    if workdir is not None:
+        curves = _curves(settings, workdir)
+        first = curves[0].result.optima[0]
+        changes[LEARNING_RATE] = first.learning_rate
+        tuned = put(settings, {f"model.{curves[0].axis}": int(curves[0].result.values[0])})
+        for c in curves:
+            best, found = c.result.optima[0].learning_rate, c.result
+            at = "no best learning rate" if best is None else f"best learning rate {best:.4g}"
+            verdict = found.verdict + f", by regret {found.by_regret.verdict}" * (found.verdict == "undecided")
+            notes.append(f"{c.name}, {c.optimizer}: {at} at {c.axis} {found.values[0]:g}; over {c.axis}: {verdict}")
+    if settings.parameterization.name == "sp":
+        model = task_of(tuned).model
+        changes["parameterization.name"] = "depth_mup"
+        changes["parameterization.base_width"], changes["parameterization.base_depth"] = model.width, tuned.model.depth
+        changes["parameterization.base_head_dim"] = model.head_dim or 1
+        notes.append(f"sp is depth_mup at the shape where it was tuned: width {model.width}, depth {tuned.model.depth}")
+    grown = put(settings, changes | {"model.width": width, "model.depth": depth})
+    task_of(grown)  # raises if the family has no such shape
+    before, after = flat(settings), flat(grown)
+    return Grown(grown, {key: value for key, value in after.items() if value != before[key]}, notes)
+
+
+def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
+    """The sweep's learning-rate curves for the parameterization and optimizer of `settings`; the first has a best."""
+    wanted = settings.parameterization.name, settings.optimizer.name
+    found = [c for c in judge(load(workdir), settings) if c.hyperparameter == "learning_rate"]
+    own = [c for c in found if (c.parameterization, c.optimizer) == wanted]
+    if variants := {c.variant for c in own} - {""}:
+        raise SettingsError(
+            f"the sweep has variants ({', '.join(sorted(variants))}): grow takes one without sweep.axes"
+        )
+    own.sort(key=lambda c: c.result.optima[0].learning_rate is None)
+    if not own or own[0].result.optima[0].learning_rate is None:
+        there = ", ".join(sorted({f"{c.parameterization} with {c.optimizer}" for c in found})) or "none"
+        raise SettingsError(
+            f"{workdir} has no best learning rate of {wanted[0]} with {wanted[1]} at its smallest size (curves: "
+            f"{there})"
+        )
+    return own

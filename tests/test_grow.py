@@ -1,0 +1,46 @@
+"""`sweep.grow` from planted rows: nothing is trained."""
+
+import math
+
+import pytest
+
+from depthmup import sweep
+from depthmup.settings import SettingsError, flat, put
+from tests import tiny
+from tests.test_report import GRID, planted
+
+
+def finished(tmp_path, **changes):
+    settings = tiny.settings(**GRID, **changes)
+    planted(settings).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
+    return settings
+
+
+def test_the_best_learning_rate_of_the_smallest_size(tmp_path):
+    settings = finished(tmp_path)
+    grown = sweep.grow(
+        put(settings, {"parameterization.name": "mup", "optimizer.learning_rate": 3.0}), 64, 48, tmp_path
+    )
+    assert math.log2(grown.changes["optimizer.learning_rate"]) == pytest.approx(-1, abs=0.1)
+    assert set(grown.changes) == {"model.width", "model.depth", "optimizer.learning_rate"}
+    assert (grown.settings.model.width, grown.settings.model.depth) == (64, 48)
+    assert "at depth 3; over depth: does not transfer" in grown.notes[0]
+    assert flat(grown.settings)["optimizer.learning_rate"] == grown.changes["optimizer.learning_rate"]
+
+
+def test_what_a_sweep_cannot_tell(tmp_path):
+    settings = finished(tmp_path)
+    says = r"no best learning rate of ntp with sgd .* \(curves: depth_mup with sgd, mup with sgd\)"
+    with pytest.raises(SettingsError, match=says):
+        sweep.grow(put(settings, {"parameterization.name": "ntp"}), 64, 48, tmp_path)
+    settings = finished(tmp_path, sweep__axes="parameterization.gamma0 = 0.5, 1.0")
+    with pytest.raises(SettingsError, match=r"without sweep\.axes; this one has gamma0 0\.5, gamma0 1"):
+        sweep.grow(settings, 64, 48, tmp_path)
+
+
+def test_sp_goes_on_from_the_shape_where_it_was_tuned(tmp_path):
+    settings = put(finished(tmp_path, sweep__parameterizations=("sp",)), {"parameterization.name": "sp"})
+    changes = sweep.grow(settings, 64, 48, tmp_path).changes
+    assert changes["parameterization.name"] == "depth_mup"
+    assert changes["parameterization.base_width"] == settings.model.width
+    assert changes["parameterization.base_depth"] == 3
