@@ -11,7 +11,7 @@ from tests.test_report import GRID, planted
 
 
 def finished(tmp_path, **changes):
-    settings = tiny.settings(**GRID, **changes)
+    settings = tiny.settings(**GRID | changes)
     planted(settings).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
     return settings
 

@@ -95,7 +95,7 @@ def test_explain(call):
 
 
 def test_explain_at_a_step_as_json(call):
-    rising = ("explain", *SMALL, "--config.warmup_epochs=0.1", "--json")
+    rising = ("explain", *SMALL, "--config.warmup_epochs=0.1", "--config.schedule=constant", "--json")
     first, last = (json.loads(call(*rising, f"--step={step}").stdout) for step in (0, 3))
     rates = [{row["parameter"]: row["lr"] for row in found["rows"]} for found in (first, last)]
     assert rates[0]["blocks/dense/kernel"] == pytest.approx(0.5 * rates[1]["blocks/dense/kernel"])  # two steps

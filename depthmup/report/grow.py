@@ -63,9 +63,7 @@ def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
     found = [c for c in judge(load(workdir), settings) if c.hyperparameter == "learning_rate"]
     own = [c for c in found if (c.parameterization, c.optimizer) == wanted]
     if variants := {c.variant for c in own} - {""}:
-        raise SettingsError(
-            f"the sweep has variants ({', '.join(sorted(variants))}): grow takes one without sweep.axes"
-        )
+        raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")
     own.sort(key=lambda c: c.result.optima[0].learning_rate is None)
     if not own or own[0].result.optima[0].learning_rate is None:
         there = ", ".join(sorted({f"{c.parameterization} with {c.optimizer}" for c in found})) or "none"
