@@ -10,9 +10,9 @@ from tests import tiny
 from tests.test_report import GRID, planted
 
 
-def finished(tmp_path, **changes):
+def finished(tmp_path, optimum=None, **changes):
     settings = tiny.settings(**GRID | changes)
-    planted(settings).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
+    planted(settings, optimum).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
     return settings
 
 
@@ -39,7 +39,9 @@ def test_what_a_sweep_cannot_tell(tmp_path):
 
 
 def test_sp_goes_on_from_the_shape_where_it_was_tuned(tmp_path):
-    settings = put(finished(tmp_path, sweep__parameterizations=("sp",)), {"parameterization.name": "sp"})
+    settings = put(
+        finished(tmp_path, lambda s: -1.0, sweep__parameterizations=("sp",)), {"parameterization.name": "sp"}
+    )
     changes = sweep.grow(settings, 64, 48, tmp_path).changes
     assert changes["parameterization.name"] == "depth_mup"
     assert changes["parameterization.base_width"] == settings.model.width
