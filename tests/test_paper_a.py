@@ -103,7 +103,7 @@ def verdicts(drift, regret):
 def test_verdicts_on_a_claim(drift, regret, claimed, says):
     found = judged([curve("mup", "depth", verdicts(drift, regret))], {("mup", "depth"): claimed})
     assert found.verdict == says
-    assert f"+0.10 [-0.20, +0.40] octaves a doubling, {drift}" in found.ours[0]
+    assert f"+0.10 [-0.20, +0.40], {drift}" in found.ours[0]
     assert ("by regret" in found.ours[0]) == (drift == "undecided")
 
 
@@ -257,7 +257,7 @@ def test_figure_3_on_planted_optima():
     stays = {name: planted(name, lambda row: -8, **deeper) for name in ("vit", "vit_cosine")}
     found = fig3.outcome(stays)
     assert found.verdict == AGREES
-    assert all("falling throughout" in words and "not falling" not in words for words in found.ours)
+    assert all("falls with every doubling" in words for words in found.ours)
     assert len(found.ours) == 6 + 4
     moves = stays | {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (row["norm"] == "layer"))}
     assert fig3.outcome(moves).verdict == DISAGREES

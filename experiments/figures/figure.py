@@ -86,19 +86,19 @@ def verdict(c: TransferCurve) -> str:
 
 
 def words(c: TransferCurve) -> str:
-    """A curve's drift, verdict and costs in words."""
+    """A curve's drift, verdict and cost, as `Paper.reading` explains them."""
     found = c.result
     text = f"{c.name} over {c.axis}: "
     if found.drift:
         low, high = found.drift.low, found.drift.high
-        text += f"{found.drift.octaves_per_doubling:+.2f} [{low:+.2f}, {high:+.2f}] octaves a doubling, "
+        text += f"{found.drift.octaves_per_doubling:+.2f} [{low:+.2f}, {high:+.2f}], "
     text += found.verdict
     if found.verdict == "undecided":
-        text += f"; by regret {found.by_regret.verdict}"
+        text += f" (by regret: {found.by_regret.verdict})"
     costs = [cost for cost in found.costs[1:] if cost]
     if len(costs) == len(found.costs) - 1:
         worst = max(costs, key=lambda cost: cost.share)
-        text += f"; the smallest size's optimum costs at most {100 * worst.share:.1f}%"
+        text += f", costs at most {100 * worst.share:.1f}%"
         text += f" [{100 * worst.low:.1f}, {100 * worst.high:.1f}]"
     return text
 

@@ -25,10 +25,10 @@ PAPER = Paper(
     name="paper_a",
     title='A, "Depthwise hyperparameter transfer"',
     reading="""
-*ours*: the drift of the best learning rate in octaves (factors of 2) per doubling, with its 95% interval; then what the
-best learning rate of the smallest size costs at the other sizes, the worst of them, as a share of the loss. It
-*transfers* if the interval is within +-.25 of 0; where that is undecided, the verdict by regret decides: whether the
-cost is below 5% at every size ([laws.md](laws.md)).
+*ours*: the drift of the best learning rate in octaves (factors of 2) a doubling of depth or width, with its 95%
+interval; the verdict; and what the smallest size's best learning rate costs at the other sizes, the worst of them, as a
+share of the loss. It *transfers* if the drift's interval is within +-.25 of 0; where that is undecided, the verdict *by
+regret* decides: whether the cost is below 5% at every size ([laws.md](laws.md)).
 """,
     figures=FIGURES,
     elsewhere=ELSEWHERE,

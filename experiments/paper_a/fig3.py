@@ -31,7 +31,17 @@ from matplotlib.figure import Figure
 from configs import tiny_imagenet_vit
 from depthmup.fit import Drift, transfer
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, loss_pictures, words
+from depthmup.report.page import verdict_table
+from experiments.figures.figure import (
+    Experiment,
+    Outcome,
+    Sweeps,
+    agreement,
+    combined,
+    loss_pictures,
+    markdown,
+    words,
+)
 from experiments.paper_a.figb3 import TIMES, over_time
 from experiments.paper_a.small import small
 
@@ -66,7 +76,7 @@ def improves(c: TransferCurve) -> str:
     if any(o.learning_rate is None for o in c.result.optima):
         return "some depths do not train"
     falls = all(after < before for before, after in itertools.pairwise(best))
-    return f"best loss {best[0]:.2f} to {best[-1]:.2f}, {'falling throughout' if falls else 'not falling throughout'}"
+    return f"best loss {best[0]:.2f} to {best[-1]:.2f}, {'falls' if falls else 'does not fall'} with every doubling"
 
 
 def drift_in(c: TransferCurve, tenth: int) -> Drift | None:
@@ -82,16 +92,22 @@ def drift_in(c: TransferCurve, tenth: int) -> Drift | None:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    ours, said = [], []
+    curves = [c for sweep in sweeps.values() for c in sweep.curves]
+    return Outcome([f"{words(c)}; {improves(c)}" for c in curves], combined([agreement(c) for c in curves]))
+
+
+def table(sweeps: Sweeps) -> str:
+    """The verdicts, and the drift of what is best by the loss early and late in the training."""
+    parts = []
     for sweep in sweeps.values():
+        parts += [f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines()]
+        rows = []
         for c in sweep.curves:
-            drifts, times = [drift_in(c, tenth) for tenth in (1, TIMES - 1)], ""
-            if all(drifts):
-                early, late = (f"{drift.octaves_per_doubling:+.2f}" for drift in drifts if drift)
-                times = f"; the drift in the second tenth of the training is {early}, in the last {late}"
-            ours.append(f"{words(c)}{times}; {improves(c)}")
-            said.append(agreement(c))
-    return Outcome(ours, combined(said))
+            drifts = [drift_in(c, tenth) for tenth in (1, TIMES - 1)]
+            rows.append((c.name, *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in drifts)))
+        columns = ("drift of what is best by the loss of one tenth of the training", "second tenth", "last tenth")
+        parts += ["", markdown(columns, rows), ""]
+    return "\n".join(parts)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -105,6 +121,7 @@ EXPERIMENT = Experiment(
     sweeps={"vit": vit},
     outcome=outcome,
     pictures=pictures,
+    table=table,
     remarks="""What agrees: the scaled networks train at every depth without layer norm, where muP stops training at
 depth 8, and their best loss falls with every doubling of the depth. What disagrees is the depth rule of Adam.
 depthmup's own rule for branches of L^-1/2 has L^-1/2 in their learning rate (lr_depth -0.5), so that one step changes
@@ -116,11 +133,12 @@ patches do ([laws.md](laws.md)); 20 epochs were not tried. By regret either rule
 )
 COSINE = Experiment(
     figure="3d",
-    claim="the same with warm-up and cosine",
+    claim="ViT, Adam, warm-up and cosine, norm or none: transfers in all settings",
     paper="so it is",
     sweeps={"vit_cosine": cosine},
     outcome=outcome,
     pictures=pictures,
+    table=table,
     remarks="""Both are with the paper's Adam rule, no power of depth. What agrees: without layer norm the scaled
 networks transfer (depth 2's optimum is free of cost at every depth) where muP stops training at depth 8, and their best
 loss falls with every doubling of the depth. What disagrees: with layer norm the optimum falls by .3 octaves a doubling,
