@@ -261,7 +261,7 @@ def test_figure_3_on_planted_optima():
     assert len(found.ours) == 6 + 4
     moves = stays | {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (row["norm"] == "layer"))}
     assert fig3.outcome(moves).verdict == DISAGREES
-    assert "not falling throughout" in fig3.outcome(moves).ours[0]
+    assert "does not fall with every doubling" in fig3.outcome(moves).ours[0]
 
 
 def test_figure_4_on_planted_optima():
