@@ -26,6 +26,7 @@ from depthmup.data.dataset import Dataset, Split
 from depthmup.models import MODELS
 from depthmup.settings import from_config
 from depthmup.train import BatchOverDevices, Task, TrialLoop, flops
+from depthmup.train.chips import chip_of
 
 STEPS, ROUNDS = 50, 3
 
@@ -176,7 +177,8 @@ def main() -> None:
     device = jax.devices()[0]
     if device.platform == "cpu" and not smoke:
         sys.exit("no GPU: on a CPU run benchmarks/vision_against_torch.py, or this with --smoke")
-    peak = flops.peak(device)
+    chip = chip_of(device.device_kind)
+    peak = chip.peak if chip else None
     print(f"{device.device_kind}, bfloat16, images per second and share of the peak\n")
     print("| | batch | ours | of peak | PyTorch | of peak | ours / PyTorch |\n|---|---|---|---|---|---|---|")
     for name, case in (SMOKE if smoke else CASES).items():
