@@ -25,9 +25,9 @@ TEXT = """HloModule jit_step, is_scheduled=true
   ROOT %wide = f32[999,999]{1,0:T(8,128)} add(%a, %a)
 }
 
-%body (state: (s32[], bf16[4,20])) -> (s32[], bf16[4,20]) {
-  %state = (s32[], bf16[4,20]{1,0:T(8,128)(2,1)}) parameter(0)
-  %h = bf16[4,20]{1,0:T(8,128)(2,1)} get-tuple-element(%state), index=1
+%body (state: (s32[], bf16[6,20])) -> (s32[], bf16[6,20]) {
+  %state = (s32[], bf16[6,1,20]{2,1,0:T(8,128)(2,1)}) parameter(0)
+  %h = bf16[6,1,20]{2,1,0:T(8,128)(2,1)} fusion(%state), calls=%fused
   %sum = (f32[16]{0:T(128)}, f32[2,3]{0,1:T(2,128)}) all-reduce(%h, %h), to_apply=%fused
   ROOT %next = (s32[], bf16[4,20]{1,0:T(8,128)(2,1)}) tuple(%h)
 }
@@ -60,10 +60,10 @@ def test_a_program_is_read():
     program = parts(TEXT)
     assert collectives(program) == {"all-gather": (1, 4 * 16), "all-reduce": (6, 6 * 4 * (16 + 6))}
     body, entry = (next(p for p in program if p.times == times and len(p.instructions) == 4) for times in (6, 1))
-    # In tiles of 8 x 128: an array whose last axis is its first, 100 x 10 to 104 x 128, one that fits, and two without.
-    assert entry.sizes == (4 * (1000 + 1024 + 20), 4 * (104 * 128 + 1024 + 20))
-    # A parameter's counter and (4, 20) of 2 bytes to (8, 128); the sums: 16 to 128, and 3 x 2 in tiles of 2 x 128.
-    assert body.sizes == (4 + 160 + 4 * 22, 4 + 2 * 8 * 128 + 4 * (128 + 4 * 128))
+    # In tiles of 8 x 128: one that fits; two without tiles. What it is given, it does not write.
+    assert entry.sizes == (4 * (1024 + 20), 4 * (1024 + 20))
+    # The sums: 16 to 128, and an array whose last axis is its first, 3 x 2 in tiles of 2 x 128. A part of a stack of 6.
+    assert body.sizes == (4 * (16 + 6) + 2 * 20, 4 * (128 + 4 * 128) + 2 * 8 * 128)
     total = [entry.sizes[i] + 6 * body.sizes[i] for i in (0, 1)]
     assert padding(program) == 1 - total[0] / total[1]
     assert repeated(program) == total[1] / (entry.sizes[1] + body.sizes[1])

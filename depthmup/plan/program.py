@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}
-ALIASES = ("tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")  # no array of their own
+ALIASES = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")  # nothing is written
 ARRAY = r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?"
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(", re.M)
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\n((?:.*\n)*?)\}", re.M)
@@ -85,35 +86,50 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Progra
     )
 
 
-class Part(NamedTuple):
-    """One computation of an optimized program: the program itself or the body of a loop. Loops of steps count once.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One computation of an optimized program: the program itself or the body of a loop.
 
-    times: how often it runs in a step. instructions: (shape, operation) of each.
+    times: how often it runs in a step. length: how often in a run of its own loop, 1 where that is a loop of steps.
+    instructions: (shape, operation) of each.
     """
 
     times: int
+    length: int
     instructions: list[tuple[str, str]]
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[float, float]:
         """(bytes, bytes with padding) of the arrays that it writes."""
-        arrays = [one for shape, operation in self.instructions if operation not in ALIASES for one in _arrays(shape)]
-        return sum(plain for plain, _ in arrays), sum(padded for _, padded in arrays)
+        shapes = [shape for shape, operation in self.instructions if operation not in ALIASES]
+        return sum(self._size(s, 0) for s in shapes), sum(self._size(s, 1) for s in shapes)
+
+    def _size(self, shape: str, padded: int) -> float:
+        # What a loop carries with an axis of its length is a stack, of which each time writes one part in place.
+        whole = sum(sizes[padded] for _, sizes in _arrays(shape))
+        stacked = sum(sizes[padded] for dims, sizes in _arrays(shape) if self.length > 1 and dims in self.stacks)
+        return whole - stacked + stacked / self.length
+
+    @functools.cached_property
+    def stacks(self) -> set[tuple[int, ...]]:
+        carried = [dims for shape, kind in self.instructions if kind == "parameter" for dims, _ in _arrays(shape)]
+        return {dims for dims in carried if self.length in dims}
 
 
 def parts(text: str) -> list[Part]:
     """The parts of an optimized program's text, without the computations inside fusions, which are in no memory."""
     bodies = {name: body for _, name, body in COMPUTATION.findall(text)}
     (entry,) = (name for start, name, _ in COMPUTATION.findall(text) if start)
-    result, following = [], [(entry, 1)]
+    result, following = [], [(entry, 1, 1)]
     while following:
-        name, times = following.pop()
-        result.append(Part(times, INSTRUCTION.findall(bodies[name])))
+        name, times, length = following.pop()
+        result.append(Part(times, length, INSTRUCTION.findall(bodies[name])))
         for line in bodies[name].splitlines():
             if found := LOOP.search(line):
                 # A scan compares its counter with a number; a loop of steps has no such number, and counts once.
                 ends = LENGTH.search(line) or LENGTH.search(bodies[found["condition"]])
-                following.append((found["body"], times * int(ends[1] or ends[2]) if ends else times))
+                length = int(ends[1] or ends[2]) if ends else 1
+                following.append((found["body"], times * length, length))
     return result
 
 
@@ -124,7 +140,7 @@ def collectives(program: Iterable[Part]) -> dict[str, tuple[int, int]]:
         for shape, operation in part.instructions:
             kind = operation.removesuffix("-start")
             if kind in COLLECTIVES:
-                arrays = [plain for plain, _ in _arrays(shape)]
+                arrays = [plain for _, (plain, _) in _arrays(shape)]
                 if operation != kind and kind != "all-reduce":  # the start of others also names its operands
                     arrays = arrays[len(arrays) // 2 :]
                 number, size = found.get(kind, (0, 0))
@@ -145,8 +161,8 @@ def repeated(program: Iterable[Part]) -> float:
     return sum(times * own for times, own in sizes) / max(1, sum(own for _, own in sizes))
 
 
-def _arrays(shape: str) -> Iterator[tuple[int, int]]:
-    """(bytes, bytes with padding) of every array of a shape such as "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
+def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+    """(sizes of the axes, (bytes, bytes with padding)) of every array of a shape such as "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
     for kind, numbers, order, layout in re.findall(ARRAY, shape):
         sizes = [int(number) for number in numbers.split(",") if number]
         each = BYTES.get(kind, 4)
@@ -155,4 +171,4 @@ def _arrays(shape: str) -> Iterator[tuple[int, int]]:
         for i, tile in enumerate(reversed(tiles[1].split(",")) if tiles and padded else ()):
             if i < len(padded):
                 padded[-1 - i] = -(-padded[-1 - i] // int(tile)) * int(tile)
-        yield each * math.prod(sizes), each * math.prod(padded)
+        yield tuple(sizes), (each * math.prod(sizes), each * math.prod(padded))
