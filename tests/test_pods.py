@@ -12,7 +12,7 @@ from configs import default, digits, imagenet_resnet, imagenet_vit, patches16_si
 from depthmup.data.images import BLANK
 from depthmup.plan import plan
 from depthmup.settings import from_config, put
-from depthmup.train.build import hyper_of, task_of
+from depthmup.train.build import batches_of, hyper_of, task_of
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install 'depthmup[tpu]'"
@@ -90,3 +90,14 @@ def test_small_programs(name):
 @pytest.mark.parametrize("name", LARGE)
 def test_large_programs(name):
     check(*LARGE[name])
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_training_split_is_not_copied():
+    """Into the layout in which a program picks a batch from it: for images that would be eight times its bytes."""
+    s = put(from_config(patches16_simple_resnet.get_config()), {"model.width": 16})
+    found = plan(s, "v5e:2x2")
+    split = batches_of(s).dataset.train.inputs.nbytes
+    assert found.program.arguments > split
+    assert found.program.temporaries < 0.5 * split

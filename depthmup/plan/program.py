@@ -162,7 +162,7 @@ def repeated(program: Iterable[Part]) -> float:
 
 
 def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-    """(sizes of the axes, (bytes, bytes with padding)) of every array of a shape such as "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
+    """(sizes of the axes, (bytes, bytes with padding)) of each array of "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
     for kind, numbers, order, layout in re.findall(ARRAY, shape):
         sizes = [int(number) for number in numbers.split(",") if number]
         each = BYTES.get(kind, 4)

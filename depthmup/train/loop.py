@@ -144,7 +144,7 @@ class TrialLoop:
         trial = place.shapes(state), place.shapes(arrays)
         if isinstance(dataset.train, Split):
             indices = jax.ShapeDtypeStruct((len(self._places), CHUNK), np.int32)
-            split = jax.tree.map(place.shape, tuple(dataset.train))
+            split = jax.tree.map(place.shape, _rows(dataset.train))
             return self._chunk, (*trial, place.spread_shapes((self._places, indices)), split, number, number)
         inputs = jax.ShapeDtypeStruct((len(self._places), *dataset.shape), np.uint8)
         batch = place.spread_shapes((self._places, inputs, self._places))  # labels are like places: int32, one each
@@ -229,7 +229,7 @@ class TrialLoop:
     @functools.cached_property
     def _train_split(self) -> PyTree:
         """The training split, on every device."""
-        return self.placement.replicate(tuple(self.batches.dataset.train))
+        return self.placement.replicate(_rows(self.batches.dataset.train))
 
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
         """A training step of one trial on raw examples, which it normalizes and augments first."""
@@ -246,8 +246,9 @@ class TrialLoop:
         places, indices = order
 
         def at(i: Any, state: TrainState) -> tuple[TrainState, Any]:
-            batch = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
-            return self._step_of_one(state, hyper, (places, *batch), first + i)
+            inputs, labels = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
+            inputs = inputs.reshape(-1, *self.batches.dataset.shape)
+            return self._step_of_one(state, hyper, (places, inputs, labels), first + i)
 
         def next_step(i: Any, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
             state, metrics = at(i, carry[0])
@@ -303,3 +304,9 @@ class TrialLoop:
             values = self.placement.get(metrics)
             stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in values.items()})
         return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}
+
+
+def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs (examples, numbers of an example), labels). A TPU pads an array's last axes: of images those are three
+    channels, which a program would copy into another layout, eight times as large, before it picks from them."""
+    return split.inputs.reshape(split.examples, -1), split.labels
