@@ -32,7 +32,7 @@ parity: .venv/ready
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.parity
 
-# Programs for TPU slices by the TPU's own compiler, on this machine, and what they must have; an hour on 2 cores.
+# Programs for TPU slices by the TPU's own compiler, on this machine, and what they must have. Minutes for each of them.
 pods: .venv/ready
 	@$(BIN)/python -c "import libtpu" || { echo "make pods needs the TPU's compiler: $(BIN)/python -m pip install -e '.[tpu]'"; exit 1; }
 	$(BIN)/python -m pytest -s -m pods

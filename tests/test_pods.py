@@ -47,7 +47,7 @@ LARGE = {
     "ResNet-50, 256 chips": (resnet50(16384), "v5e:16x16", False, RESNET50_NORMS),
     "ViT-S/16, 16 chips": (imagenet(imagenet_vit, 1024), "v5e:4x4", False, 0),
     "ViT-S/16, 256 chips": (imagenet(imagenet_vit, 16384), "v5e:16x16", False, 0),
-    "ViT-S/16 of depth 1,000": (imagenet(imagenet_vit, 64, depth=1000, remat=True), "v5p:2x2x1", False, 0),
+    "residual MLP of depth 1,000": (small("residual_mlp", **{"model.depth": 1000}), "v5p:2x2x1", False, 0),
     "sweep of residual MLPs, v5e": (from_config(digits.get_config()), "v5e:2x2", True, 0),
     "sweep of residual MLPs, v6e": (from_config(digits.get_config()), "v6e:2x2", True, 0),
     "sweep of SimpleResNets, v5e": (from_config(patches16_simple_resnet.get_config()), "v5e:2x2", True, 0),
