@@ -70,7 +70,7 @@ TINY: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "ResNet": ("resnet", 32, 4, {**RESNET, "width": 4, "stages": (1, 1, 1, 1), "bottleneck": False}),
     "ViT": ("vit", 16, 4, dict(width=16, depth=2, heads=2, patch=8)),
 }
-PATCHES = dict(width=64, depth=3)  # the SimpleResNet of configs/patches16_simple_resnet.py
+PATCHES: dict[str, Any] = dict(width=64, depth=3)  # the SimpleResNet of configs/patches16_simple_resnet.py
 STEPS = 78  # of its training
 Report = dict[str, Any]
 
@@ -256,7 +256,7 @@ def parts(smoke: bool) -> Iterator[tuple[str, Callable[[], Report]]]:
     of = TINY if smoke else TRAINED
     for name in of:
         yield f"train {name}", lambda name=name: train_speed(name, of, 2 if smoke else 30)  # type: ignore[misc]
-    yield "theory", lambda: theory_speed(8 if smoke else 256, 200 if smoke else 16_000)
+    yield "theory", lambda: theory_speed(8 if smoke else 256, 3000 if smoke else 16_000)
 
 
 def main() -> None:

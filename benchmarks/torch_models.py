@@ -112,7 +112,7 @@ def seconds_a_step(family: str, side: int, classes: int, batch: int, sizes: Size
     """Of training on one batch that lies on the device, once warm: channels last, autocast, AdamW, torch.compile."""
     on = device()
     torch.set_float32_matmul_precision("high")
-    model = MODELS[family](side, classes, sizes).to(on).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = MODELS[family](side, classes, sizes).to(on).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=on == "cuda")
     images = torch.randn(batch, 3, side, side, device=on).to(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch,), device=on)

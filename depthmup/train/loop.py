@@ -228,8 +228,10 @@ class TrialLoop:
 
     @functools.cached_property
     def _train_split(self) -> PyTree:
-        """The training split, on every device."""
-        return self.placement.replicate(_rows(self.batches.dataset.train))
+        """The training split in memory, on every device."""
+        split = self.batches.dataset.train
+        assert isinstance(split, Split)
+        return self.placement.replicate(_rows(split))
 
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
         """A training step of one trial on raw examples, which it normalizes and augments first."""
