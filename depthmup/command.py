@@ -20,7 +20,8 @@ from depthmup.backend import prepare_cpu
 
 HELP = """One entry, one config, seven verbs.
 
-{program} [train | sweep | check | calibrate | explain | grow | plan] --config=digits --workdir=DIR [--config.key=value ...]
+{program} [train | sweep | check | calibrate | explain | grow | plan] --config=digits --workdir=DIR
+          [--config.key=value ...]
 
 --config takes the path of a config file, or the name of a config that ships with depthmup:
 {names}.
