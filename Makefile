@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs docs parity torture mutants test test-slow lint dist lock clean
+.PHONY: transfer checks configs docs parity pods torture mutants test test-slow lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -32,6 +32,11 @@ parity: .venv/ready
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.parity
 
+# Programs for TPU slices by the TPU's own compiler, on this machine, and what they must have. Minutes for each of them.
+pods: .venv/ready
+	@$(BIN)/python -c "import libtpu" || { echo "make pods needs the TPU's compiler: $(BIN)/python -m pip install -e '.[tpu]'"; exit 1; }
+	$(BIN)/python -m pytest -s -m pods
+
 # Runs and sweeps killed 50 times each, compared with some that were left alone; writes docs/torture.md. 15 minutes.
 torture: .venv/ready
 	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
@@ -42,7 +47,7 @@ mutants: .venv/ready
 
 # Lint, types and tests: 12 minutes on 2 cores.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not pods"
 
 # The tests that are slow by nature: a cluster, several processes, kills, long coordinate checks, the documents' Python.
 test-slow: .venv/ready

@@ -141,6 +141,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         activation="relu",  # linear | relu | erf | tanh | gelu
         dtype="float32",  # float32 | bfloat16; the type of the computation; parameters are float32
         scan=True,  # equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled
+        # gradients keep only the states between blocks and compute the blocks again: less memory, more work
+        remat=False,
     )
 
     # At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.

@@ -1,4 +1,4 @@
-"""The command that main.py and the installed `depthmup` share: flags, one config, one of six verbs."""
+"""The command that main.py and the installed `depthmup` share: flags, one config, one of seven verbs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ml_collections import config_flags
 from depthmup import find_config
 from depthmup.backend import prepare_cpu
 
-HELP = """One entry, one config, six verbs.
+HELP = """One entry, one config, seven verbs.
 
-{program} [train | sweep | check | calibrate | explain | grow] --config=digits --workdir=DIR [--config.key=value ...]
+{program} [train | sweep | check | calibrate | explain | grow | plan] --config=digits --workdir=DIR
+          [--config.key=value ...]
 
 --config takes the path of a config file, or the name of a config that ships with depthmup:
 {names}.
 default:FAMILY is the default config of another family of models: default:vit.
 
-One TPU pod or several GPU hosts: the same command on each, with --distributed (docs/training.md).
+One TPU pod or several GPU hosts: the same command on each, with --distributed (docs/pods.md).
 """
 OPTIONS = {
     "average": "calibrate",
@@ -40,6 +41,8 @@ OPTIONS = {
     "step": "explain",
     "width": "grow",
     "depth": "grow",
+    "topology": "plan",
+    "sweep": "plan",
 }
 
 
@@ -69,6 +72,8 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.DEFINE_integer("step", None, "explain: the learning rates at this step of the schedule.")
         flags.DEFINE_integer("width", None, "grow: of the larger run.")
         flags.DEFINE_integer("depth", None, "grow: of the larger run.")
+        flags.DEFINE_string("topology", None, "plan: a TPU slice, such as v5e:4x4; without it, this machine.")
+        flags.DEFINE_bool("sweep", False, "plan: of the sweep instead of one training.")
         flags.DEFINE_bool(
             "distributed", False, "This process is one of several; found in the environment if not below."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -21,10 +22,12 @@ from depthmup.measure.maximal_update import AVERAGES
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.optim import family_of
 from depthmup.parameterization import unknown
+from depthmup.plan import plan
 from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.train import run
 from depthmup.train.build import hyper_of, task_of
 from depthmup.train.check import check_optimizer
+from depthmup.train.workdir import write_atomically
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
@@ -188,6 +191,22 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
     return 0
 
 
+def plan_machine(
+    settings: Settings, workdir: Path | None, command: str, topology: str | None = None, sweep: bool = False
+) -> int:
+    """Say what train or sweep would take on a TPU slice or on this machine. Status 1 if it does not fit."""
+    with tqdm(bar_format="{desc} {elapsed}", leave=False, disable=None) as bar:  # silent where nobody sees it
+        bar.set_description_str(f"compiling two programs for {topology or 'this machine'}")
+        found = plan(settings, topology, sweep)
+    print(found)
+    if workdir:
+        workdir.mkdir(parents=True, exist_ok=True)
+        path = workdir / f"plan_{(topology or 'here').replace(':', '_')}{'_sweep' if sweep else ''}.json"
+        write_atomically(path, json.dumps({**found.as_dict(), "command": command}, indent=1))
+        print(f"written to {path}")
+    return int(bool(found.refused))
+
+
 VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
@@ -195,4 +214,5 @@ VERBS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "explain": explain_parameters,
     "grow": grow,
+    "plan": plan_machine,
 }

@@ -74,6 +74,15 @@ def test_train_is_the_default(tmp_path):
     assert done.stderr == ""
 
 
+def test_plan(call, tmp_path):
+    done = call("plan", *SMALL, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("train: residual_mlp, width 16, depth 2, float32, sgd, batch 64, 4 steps, by pmap\n")
+    assert json.loads((tmp_path / "plan_here.json").read_text())["devices"] == 1
+    done = call("plan", "--sweep", *SMALL, "--config.sweep.depths=(2,)", "--config.sweep.widths=()")
+    assert done.stdout.startswith("sweep: 684 trials; the dearest: residual_mlp, width 16, depth 2")
+
+
 def test_a_divergence_is_said(call):
     done = call("train", *SMALL, "--config.optimizer.learning_rate=1e6")
     assert done.returncode == 1
@@ -187,6 +196,9 @@ def test_check_exit_status(tmp_path, call):
         (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),
         (["train", "--profile"], "--profile needs --workdir=DIR"),
         (["check", "--profile"], "--profile and --distributed are for train"),
+        (["plan", "--topology=v5e:4x5"], "unknown topology 'v5e:4x5'; did you mean"),
+        (["plan", "--config.parallel.devices=3"], "64 cannot be split evenly over 3 devices"),
+        (["train", "--topology=v5e:4x4"], "--topology is for plan, not for train"),
         (["train", "--processes=2"], "--coordinator, --processes and --process are for --distributed"),
     ],
 )

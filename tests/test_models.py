@@ -67,6 +67,30 @@ def test_scan_equals_unrolled(case, x64):
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), grads_s, grads)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), statistics_s, statistics)
+    again = run(scanned.clone(remat=True), stacked)
+    one = logits_s, stream_s, hidden, grads_s, statistics_s
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), again[:2], one[:2])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), again[3:], one[3:])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_remat_keeps_inputs_of_blocks(case):
+    """Scanned or not, the gradient has parts that are computed again, and none without remat."""
+    x = inputs(case, dtype=np.float32)
+    for attributes in ({"scan": True}, {"scan": False}):
+        module = model(case, **attributes)
+        shapes = jax.eval_shape(module.init, jax.random.key(0), x, FACTORS)
+
+        def loss(params, module, shapes=shapes):
+            statistics = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes.get("batch_stats", {}))
+            held = {"params": params, "batch_stats": statistics}
+            rngs = {"dropout": jax.random.key(0)}
+            return module.apply(held, x, FACTORS, train=True, mutable=["batch_stats"], rngs=rngs)[0].sum()
+
+        for remat in (True, False):
+            again = module.clone(remat=remat)
+            program = str(jax.make_jaxpr(jax.grad(functools.partial(loss, module=again)))(shapes["params"]))
+            assert ("prevent_cse" in program) == remat
 
 
 def test_equation(x64):

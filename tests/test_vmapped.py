@@ -11,6 +11,7 @@ import pytest
 
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS
+from depthmup.settings import put
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from tests.conftest import OPTIMIZED
@@ -47,6 +48,7 @@ CASES = [(f, o) for f in MODELS for o in OPTIMIZERS if o in ("momentum", "adam")
 
 @pytest.mark.parametrize(("family", "optimizer"), CASES)
 def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
+    """Also where the mapped program computes its blocks again for gradients, as it may have to on an accelerator."""
     s = settings(family, optimizer, **SMALL[family])
     task = task_of(s)
     inputs, labels = examples(batches_of(s), 8)
@@ -55,7 +57,9 @@ def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
     states = [double(start(hyper)) for hyper in hypers]
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-    mapped = jax.jit(jax.vmap(task.step, in_axes=(0, None, 0)))
+    again = task_of(put(s, {"model.remat": True}))
+    assert (again.model.remat, task.model.remat) == (True, False)
+    mapped = jax.jit(jax.vmap(again.step, in_axes=(0, None, 0)))
     alone = jax.jit(task.step)
     for _ in range(STEPS):
         together, losses = mapped(together, batch, stacked)

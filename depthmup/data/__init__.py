@@ -28,7 +28,7 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     """The data set `name`; the same object for the same arguments.
 
     Args:
-      name: digits, patches, folder, or a data set of TFDS (images.TFDS).
+      name: digits, patches, folder, a data set of TFDS (images.TFDS), or blank: before one of those (images.blank).
       data_dir: the folder of images; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
       image_size: side of the images in pixels, for patches, folders and data sets that do not fit in memory; None: the
         usual side.
@@ -37,6 +37,8 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
     message has the command that prepares it), or a bad split.
     """
+    if name.startswith(images.BLANK) and name.removeprefix(images.BLANK) in images.TFDS:
+        return checked(images.blank(name.removeprefix(images.BLANK), image_size))
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
         raise ValueError(

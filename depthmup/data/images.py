@@ -1,8 +1,9 @@
-"""Image data sets of TFDS, read with random access and without TensorFlow."""
+"""Image data sets of TFDS, read with random access and without TensorFlow; and blank images in their place."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import io
 import os
 import sys
 from pathlib import Path
@@ -22,13 +23,20 @@ class Source(NamedTuple):
     std: tuple[float, float, float]  # per channel, of pixels in 0..1
     test: str  # name of our test split in TFDS; our validation split is a tenth of "train"
     in_memory: bool  # whether the decoded images fit in memory
+    examples: tuple[int, int]  # numbers of examples of "train" and of `test`
     manual: str = ""  # the files that somebody must download by hand
 
 
-IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), test="validation")
+IMAGENET: dict[str, Any] = dict(
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    test="validation",
+    in_memory=False,
+    examples=(1_281_167, 50_000),
+)
 TFDS: dict[str, Source] = {
-    "cifar10": Source(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "test", True),
-    "cifar100": Source(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "test", True),
+    "cifar10": Source(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "test", True, (50_000, 10_000)),
+    "cifar100": Source(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "test", True, (50_000, 10_000)),
     "tiny_imagenet": Source(
         200,
         64,
@@ -36,17 +44,20 @@ TFDS: dict[str, Source] = {
         (0.2770, 0.2691, 0.2821),
         "validation",
         True,
+        (100_000, 10_000),
         manual="the folder tiny-imagenet-200 of the unpacked tiny-imagenet-200.zip",
     ),
-    "imagenet_resized/64x64": Source(1000, 64, **IMAGENET, in_memory=False),
+    "imagenet_resized/64x64": Source(1000, 64, **IMAGENET),
     "imagenet2012": Source(
         1000,
         224,
         **IMAGENET,
-        in_memory=False,
         manual="ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org",
     ),
 }
+
+
+BLANK = "blank:"  # before the name of a data set: blank images in its place
 
 
 def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
@@ -91,6 +102,49 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
         std=255 * np.array(source.std),
         shape=(side, side, 3),
         names=tuple(builder.info.features["label"].names),
+    )
+
+
+class Blanks:
+    """So many grey images as encoded records, their labels in turn."""
+
+    def __init__(self, examples: int, source: Source) -> None:
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (source.size, source.size), (128, 128, 128)).save(file, "JPEG")
+        self._examples, self._classes, self._image = examples, source.classes, file.getvalue()
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"image": self._image, "label": number % self._classes}
+
+
+def blank(name: str, image_size: int | None = None) -> Dataset:
+    """Blank images in the place of a data set of TFDS: its shapes, numbers and classes, and nothing to prepare.
+
+    Nothing can be learned from them. They are for plans, and for trying a machine that has no data yet.
+    """
+    source = TFDS[name]
+    side, (train, test) = image_size or source.size, source.examples
+
+    def made(examples: int, order: np.ndarray, split: str) -> Split | Records:
+        if source.in_memory:  # zeros take no memory until they are written to
+            labels = np.arange(len(order), dtype=np.int32) % source.classes
+            return Split(np.zeros((len(order), side, side, 3), np.uint8), labels)
+        return Records(Blanks(examples, source), order, source.classes, side, f"{BLANK}{name}, split {split}")
+
+    kept, out = held_out(train)
+    return Dataset(
+        train=made(train, kept, "train"),
+        validation=made(train, out, "train"),
+        test=made(test, np.arange(test, dtype=np.int32), source.test),
+        mean=255 * np.array(source.mean),
+        std=255 * np.array(source.std),
+        shape=(side, side, 3),
+        names=tuple(map(str, range(source.classes))),
     )
 
 

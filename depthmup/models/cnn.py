@@ -100,7 +100,15 @@ class CNN(Model):
         z = layer(0, "read_in")(x)
         z = state(self, z)
         if len(self.channels) == len(self.kernels) == 1:
-            z = stack(self, lambda name: layer(1, name), lambda layer, z: layer(z), z, self.depth - 1, scan=self.scan)
+            z = stack(
+                self,
+                lambda name: layer(1, name),
+                lambda layer, z: layer(z),
+                z,
+                self.depth - 1,
+                scan=self.scan,
+                remat=self.remat,
+            )
         else:  # Blocks that differ cannot be scanned.
             for i in range(1, self.depth):
                 z = layer(i, f"block_{i - 1}")(z)
@@ -197,6 +205,7 @@ class ResidualCNN(Model):
             z,
             self.depth,
             scan=self.scan,
+            remat=self.remat,
         )
         sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))

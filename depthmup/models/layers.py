@@ -210,6 +210,11 @@ class Model(nn.Module):
     activation: str = key("relu", "", choices=ACTIVATIONS)
     dtype: str = key("float32", "the type of the computation; parameters are float32", choices=DTYPES)
     scan: bool = key(True, "equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled")
+    remat: bool = key(
+        False,
+        "gradients keep only the states between blocks and compute the blocks again: less memory, more work",
+        decides=False,
+    )
 
     def check(self, shape: Sequence[int]) -> None:
         """Raises ValueError if an attribute is out of range or does not fit inputs of this shape, (batch, ...)."""

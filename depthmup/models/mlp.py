@@ -69,6 +69,7 @@ class MLP(Model):
             z,
             self.depth - 1,
             scan=self.scan,
+            remat=self.remat,
         )
         sow_hidden(self, z)
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(self.phi(z), factors)
@@ -128,6 +129,7 @@ class ResidualMLP(Model):
             h,
             self.depth,
             scan=self.scan,
+            remat=self.remat,
         )
         sow_hidden(self, h)
         psi = self.phi(h) if self.readout == "phi" else h

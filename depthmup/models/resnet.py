@@ -114,6 +114,7 @@ class SimpleResNet(Model):
                 bounds[stage + 1] - bounds[stage],
                 first=bounds[stage],
                 scan=self.scan,
+                remat=self.remat,
                 scanned=f"blocks_{stage}",
             )
         sow_hidden(self, h)
@@ -169,6 +170,7 @@ class Stage(nn.Module):
     stride: int
     options: tuple[Any, ...]
     scan: bool
+    remat: bool
 
     @nn.compact
     def __call__(self, h: jax.Array, branch_factor: jax.Array | float, train: bool) -> jax.Array:
@@ -181,6 +183,7 @@ class Stage(nn.Module):
             h,
             self.blocks - 1,
             scan=self.scan,
+            remat=self.remat,
             first=1,
         )
 
@@ -253,7 +256,7 @@ class ResNet(Model):
         for i, blocks in enumerate(self.stages):
             features = self.width * 2**i * (4 if self.bottleneck else 1)
             options = (self.bottleneck, self.activation, self.norm, self.zero_init_branch, dtype)
-            h = Stage(blocks * self.depth, features, 2 if i else 1, options, self.scan, name=f"stage_{i}")(
+            h = Stage(blocks * self.depth, features, 2 if i else 1, options, self.scan, self.remat, name=f"stage_{i}")(
                 h, factors.branch, train
             )
         sow_hidden(self, h)

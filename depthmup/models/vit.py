@@ -152,6 +152,7 @@ class ViT(Model):
             h,
             self.depth,
             scan=self.scan,
+            remat=self.remat,
         )
         sow_hidden(self, h)
         h = norm(h, self.norm, "final_norm", train=train, dtype=dtype)

@@ -85,7 +85,7 @@ def at_once(trial: Trial, devices: int | None = None) -> int:
     if layout == "map":
         stretch = LOG_EVERY * flops.of_step(task, hyper, settings.data.batch_size)
         most = min(most, max(1, int(STRETCH // stretch)) * devices)
-    free = SHARE * _free(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
+    free = SHARE * free_memory(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
     sharpness = "sharpness" in settings.sweep.measure
     fit = int(free // memory(task, hyper, settings.data.batch_size, layout, sharpness)) * devices
     return max(1, min(most, fit))
@@ -206,7 +206,7 @@ def _measure(runner: Runner, group: Group) -> tuple[float, float]:
     return max(0.0, until_first - again), step / group.size
 
 
-def _free(device: jax.Device) -> float:
+def free_memory(device: jax.Device) -> float:
     """Bytes of free memory: of the device, or of the machine if the device is a CPU."""
     statistics = device.memory_stats() or {}
     if "bytes_limit" in statistics:

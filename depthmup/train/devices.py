@@ -22,22 +22,26 @@ from depthmup.parameterization import unknown
 PyTree = Any
 Function = Callable[..., PyTree]
 WRAPPERS = ("pmap", "jit")
+REPLICATED = PartitionSpec()
 
 
-def trial_layout() -> str:
+def trial_layout(platform: str | None = None) -> str:
     """How several trials share one device: "map" on a CPU, "vmap" elsewhere.
+
+    platform: that of the devices, "cpu", "gpu" or "tpu"; None: of JAX's default backend.
 
     "map" is `lax.map`: one trial after another. On a CPU it is faster than `vmap`, and each trial's numbers equal those
     of a lone trial bit for bit.
     """
-    return "map" if jax.default_backend() == "cpu" else "vmap"
+    return "map" if (platform or jax.default_backend()) == "cpu" else "vmap"
 
 
 class Placement:
     """What the two placements have in common.
 
     trials: number of trials that are trained together.
-    devices: the devices of all processes. local: the devices of this process.
+    devices: the devices of all processes. local: the devices of this process; all of them where devices are only
+      described (`jax.experimental.topologies`), since then this process stands for every other one.
     parts: number of devices that share a batch.
     shard: (index of this process, number of processes), for the processes that share a batch.
     skips_frozen: whether a frozen trial costs no time. It costs none where a device computes one trial at a time.
@@ -48,11 +52,11 @@ class Placement:
     parts = 1
     shard = (0, 1)
 
-    def __init__(self, trials: int, devices: Sequence[jax.Device], wrapper: str) -> None:
+    def __init__(self, trials: int, devices: Sequence[jax.Device], wrapper: str, described: bool = False) -> None:
         if wrapper not in WRAPPERS:
             raise unknown("wrapper", wrapper, WRAPPERS)
         self.trials, self.devices, self.wrapper = trials, list(devices), wrapper
-        self.local = [device for device in devices if device.process_index == jax.process_index()]
+        self.local = [device for device in devices if described or device.process_index == jax.process_index()]
         # Arrays of pmap lie on the devices of this process only, arrays of jit on the devices of all processes.
         mesh_devices = np.array(self.local if wrapper == "pmap" else self.devices)
         self.mesh = Mesh(mesh_devices, (self.axis,), axis_types=(AxisType.Auto,))
@@ -95,6 +99,19 @@ class Placement:
         """This process's part of a batch -> a batch argument for the functions that `over` returns."""
         raise NotImplementedError
 
+    def shapes(self, one: PyTree) -> PyTree:
+        """The shapes and shardings of what `put` makes of trees like `one`, of arrays or shapes, without the arrays."""
+        raise NotImplementedError
+
+    def spread_shapes(self, batch: PyTree) -> PyTree:
+        """The same of `spread`."""
+        raise NotImplementedError
+
+    def shape(self, leaf: Any, spec: PartitionSpec = REPLICATED, axes: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+        """An array of this leaf's shape behind further `axes`, on the mesh."""
+        sharding = None if self.wrapper == "pmap" else NamedSharding(self.mesh, spec)
+        return jax.ShapeDtypeStruct((*axes, *np.shape(leaf)), leaf.dtype, sharding=sharding)
+
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         """Turn a function of one trial into a function of all trials.
 
@@ -110,7 +127,8 @@ class TrialsOverDevices(Placement):
 
     Arrays with a value for each trial are (devices, trials per device, ...).
 
-    layout: how trials share a device, "map" or "vmap"; None: `trial_layout()`.
+    layout: how trials share a device, "map" or "vmap"; None: `trial_layout` of the devices.
+    described: as in `Placement.local`.
     """
 
     axis = "trials"
@@ -121,10 +139,12 @@ class TrialsOverDevices(Placement):
         devices: Sequence[jax.Device] | None = None,
         wrapper: str = "pmap",
         layout: str | None = None,
+        described: bool = False,
     ) -> None:
         available = list(devices or jax.local_devices())
-        super().__init__(trials, available[: min(trials, len(available))], wrapper)
-        self.layout, self.per_device = layout or trial_layout(), -(-trials // len(self.devices))
+        super().__init__(trials, available[: min(trials, len(available))], wrapper, described)
+        self.layout = layout or trial_layout(self.devices[0].platform)
+        self.per_device = -(-trials // len(self.devices))
         self.skips_frozen = self.layout == "map" or self.per_device == 1
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
@@ -146,6 +166,13 @@ class TrialsOverDevices(Placement):
 
     def spread(self, batch: PyTree) -> PyTree:
         return batch
+
+    def shapes(self, one: PyTree) -> PyTree:
+        axes = len(self.devices), self.per_device
+        return jax.tree.map(lambda leaf: self.shape(leaf, PartitionSpec(self.axis), axes), one)
+
+    def spread_shapes(self, batch: PyTree) -> PyTree:
+        return jax.tree.map(self.shape, batch)
 
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         def of_device(*arguments: PyTree) -> PyTree:
@@ -186,10 +213,12 @@ class BatchOverDevices(Placement):
     axis = BATCH_AXIS
     skips_frozen = True
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None, wrapper: str = "pmap") -> None:
-        super().__init__(1, devices or jax.devices(), wrapper)
+    def __init__(
+        self, devices: Sequence[jax.Device] | None = None, wrapper: str = "pmap", described: bool = False
+    ) -> None:
+        super().__init__(1, devices or jax.devices(), wrapper, described)
         self.parts = len(self.devices)
-        self.shard = jax.process_index(), jax.process_count()
+        self.shard = (0, 1) if described else (jax.process_index(), jax.process_count())
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
         (tree,) = trees
@@ -202,6 +231,14 @@ class BatchOverDevices(Placement):
         if self.wrapper == "jit":
             return self.place(batch, PartitionSpec(self.axis))
         return jax.tree.map(lambda leaf: leaf.reshape(len(self.local), -1, *leaf.shape[1:]), batch)
+
+    def shapes(self, one: PyTree) -> PyTree:
+        return jax.tree.map(self.shape, one)
+
+    def spread_shapes(self, batch: PyTree) -> PyTree:
+        if self.wrapper == "jit":
+            return jax.tree.map(lambda leaf: self.shape(leaf, PartitionSpec(self.axis)), batch)
+        return jax.eval_shape(self.spread, batch)
 
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         if self.wrapper == "jit" or not batch:  # without a batch there is nothing to split

@@ -1,4 +1,4 @@
-"""Operations (multiplications and additions) of a step, and the peak of a device: MFU is the share that is used."""
+"""Operations (multiplications and additions) of a step; MFU is the share of a chip's peak that they use."""
 
 from __future__ import annotations
 
@@ -10,27 +10,6 @@ import numpy as np
 
 from depthmup.models.convolution import conv_p
 from depthmup.train.task import Hyper, Task
-
-# Dense bfloat16 operations per second of one jax device, from the vendors' data sheets. A device has the value of the
-# first name here that its `device_kind` contains.
-PEAK = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "V100": 125e12,
-    "TPU v6": 918e12,
-    "TPU v5p": 459e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v4": 275e12,
-    "TPU v3": 61.5e12,
-}
-
-
-def peak(device: jax.Device) -> float | None:
-    """Operations per second that a device can do in bfloat16; None if its kind is not in PEAK."""
-    return next((value for name, value in PEAK.items() if name in device.device_kind), None)
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> float:

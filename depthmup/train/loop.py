@@ -110,7 +110,6 @@ class TrialLoop:
         self._measure = placement.over(measurement.function, trial=2, batch=1) if measurement else None
         self._measured_on = measurement.batch if measurement else None
         if batches.dataset.in_memory:
-            self._train_split = placement.replicate(tuple(batches.dataset.train))
             self._chunk = placement.over(self._chunk_of_one, trial=2, batch=1, shared=3, donate=True)
         else:
             self._step = placement.over(self._step_of_one, trial=2, batch=1, shared=1, donate=True)
@@ -132,6 +131,24 @@ class TrialLoop:
         """Shapes and types of the trials' state, (trials, ...) each. A checkpoint must have the same."""
         one = jax.eval_shape(self.task.init, hypers[0].arrays())
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(hypers), *leaf.shape), leaf.dtype), one)
+
+    def program(self, hyper: Hyper) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """(the compiled function of the training steps, the shapes of its arguments), for `.lower` and `.compile`.
+
+        Nothing is put on a device, so the placement's devices may be only described. The function takes up to CHUNK
+        steps of data in memory, and one step of data on disk.
+        """
+        place, dataset = self.placement, self.batches.dataset
+        arrays = hyper.arrays()
+        state, number = jax.eval_shape(self.task.init, arrays), place.shape(np.int32(0))
+        trial = place.shapes(state), place.shapes(arrays)
+        if isinstance(dataset.train, Split):
+            indices = jax.ShapeDtypeStruct((len(self._places), CHUNK), np.int32)
+            split = jax.tree.map(place.shape, _rows(dataset.train))
+            return self._chunk, (*trial, place.spread_shapes((self._places, indices)), split, number, number)
+        inputs = jax.ShapeDtypeStruct((len(self._places), *dataset.shape), np.uint8)
+        batch = place.spread_shapes((self._places, inputs, self._places))  # labels are like places: int32, one each
+        return self._step, (*trial, batch, number)
 
     def stretches(self, state: PyTree, hyper: PyTree, start: int, ends: Iterable[int]) -> Iterator[Stretch]:
         """Train from step `start` on, one stretch up to each step in `ends`.
@@ -209,6 +226,13 @@ class TrialLoop:
         """`TrainState.halted` of every trial."""
         return self.placement.get(state.halted)
 
+    @functools.cached_property
+    def _train_split(self) -> PyTree:
+        """The training split in memory, on every device."""
+        split = self.batches.dataset.train
+        assert isinstance(split, Split)
+        return self.placement.replicate(_rows(split))
+
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
         """A training step of one trial on raw examples, which it normalizes and augments first."""
         places, inputs, labels = batch
@@ -224,8 +248,9 @@ class TrialLoop:
         places, indices = order
 
         def at(i: Any, state: TrainState) -> tuple[TrainState, Any]:
-            batch = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
-            return self._step_of_one(state, hyper, (places, *batch), first + i)
+            inputs, labels = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
+            inputs = inputs.reshape(-1, *self.batches.dataset.shape)
+            return self._step_of_one(state, hyper, (places, inputs, labels), first + i)
 
         def next_step(i: Any, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
             state, metrics = at(i, carry[0])
@@ -281,3 +306,9 @@ class TrialLoop:
             values = self.placement.get(metrics)
             stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in values.items()})
         return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}
+
+
+def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs (examples, numbers of an example), labels). A TPU pads an array's last axes: of images those are three
+    channels, which a program would copy into another layout, eight times as large, before it picks from them."""
+    return split.inputs.reshape(split.examples, -1), split.labels

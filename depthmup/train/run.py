@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from depthmup.specs import specs_to_json
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
+from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
 from depthmup.train.log import RunLog
 from depthmup.train.loop import Reader, TrialLoop, ends
@@ -157,12 +158,14 @@ def train_loop(
     return metrics
 
 
-def loop_of(settings: Settings) -> TrialLoop:
-    """The loop of a lone run. The devices of `parallel.devices` share each batch."""
-    wanted = settings.parallel.devices
-    if wanted is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
+def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -> TrialLoop:
+    """The loop of a lone run. The devices of `parallel.devices` share each batch.
+
+    described: devices to compile for that are not there (`Placement.local`); None: the devices of all processes.
+    """
+    wanted, devices = settings.parallel.devices, list(described or jax.devices())
+    if wanted is None and devices[0].platform == "cpu" and jax.process_count() == 1:
         wanted = 1  # the same numbers on a machine with any number of cores
-    devices = jax.devices()
     if wanted and wanted > len(devices):
         raise SettingsError(f"parallel.devices = {wanted}, but there are {len(devices)}: lower it, or leave it unset")
     if wanted and jax.process_count() > 1 and wanted != len(devices):
@@ -174,7 +177,7 @@ def loop_of(settings: Settings) -> TrialLoop:
             f"data.batch_size {batches.batch_size} cannot be split evenly over {len(devices)} devices "
             f"in {settings.accumulate} parts each: choose a multiple of {parts}, or fewer devices by parallel.devices"
         )
-    return TrialLoop(task, batches, BatchOverDevices(devices, settings.parallel.wrapper))
+    return TrialLoop(task, batches, BatchOverDevices(devices, settings.parallel.wrapper, described is not None))
 
 
 def _agreed(loop: TrialLoop, wish: Callable[[], int]) -> Callable[[], int]:
@@ -212,15 +215,15 @@ def _checkpoints(
 
 def _log(settings: Settings, loop: TrialLoop, hyper: Hyper, workdir: Path | None) -> RunLog:
     devices, batches = loop.placement.devices, loop.batches
-    peak = flops.peak(devices[0])
+    chip = chip_of(devices[0].device_kind)
     return RunLog(
         workdir,
         steps=steps_of(settings),
         batch_size=batches.batch_size,
         steps_per_epoch=batches.steps_per_epoch,
         devices=len(devices),
-        flops=flops.of_step(loop.task, hyper, batches.batch_size) if peak else 0.0,
-        peak=peak,
+        flops=flops.of_step(loop.task, hyper, batches.batch_size) if chip else 0.0,
+        peak=chip.peak if chip else None,
         waited=lambda: loop.waited,
     )
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from clu.metrics import Average
 
 from depthmup.models import Model, model_specs, states
 from depthmup.models.layers import batch_axis
@@ -33,6 +32,18 @@ if TYPE_CHECKING:
 
 Batch = tuple[jax.Array, jax.Array]  # inputs (batch, *input_shape), labels (batch,)
 Metrics = dict[str, jax.Array]
+
+
+class Average(NamedTuple):
+    """A mean that is summed part by part: add the fields of all parts, then `compute`."""
+
+    total: Any
+    count: Any
+
+    def compute(self) -> Any:
+        return self.total / self.count
+
+
 # "loss" and "accuracy" as sums and counts over examples. Examples that only fill up the last batch do not count.
 Evaluation = dict[str, Average]
 DIVERGED_ABOVE = 2.0  # a final loss above this multiple of the first batch's loss counts as diverged
@@ -190,7 +201,8 @@ class Task:
         logits, _ = self._outputs(params, state, state.statistics, inputs, hyper, None)
         losses = self.recipe.example_losses(logits, jnp.maximum(labels, 0), train=False)
         values = {"loss": losses, "accuracy": logits.argmax(-1) == labels}
-        sums = {name: Average.from_model_output(value, labels >= 0) for name, value in values.items()}
+        counted = labels >= 0
+        sums = {name: Average(jnp.where(counted, v, 0.0).sum(), counted.sum()) for name, v in values.items()}
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
     def objective(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Scalar:

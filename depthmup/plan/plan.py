@@ -1,0 +1,247 @@
+"""What a config takes on a machine, by the compiler: memory, the largest batch that fits, the roofline of time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from depthmup.data.images import BLANK, TFDS
+from depthmup.plan.program import DoesNotFit, Program, compiled
+from depthmup.settings import Settings, SettingsError, put
+from depthmup.sweep.engine import checked
+from depthmup.sweep.estimate import AT_ONCE, Estimator, free_memory
+from depthmup.sweep.plan import grouped
+from depthmup.train import TrialLoop, TrialsOverDevices, flops
+from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.train.chips import chip_of
+from depthmup.train.run import loop_of
+from depthmup.train.task import Hyper
+
+HERE = "this machine"
+BEYOND = 16  # the line through two numbers of examples says nothing of numbers more than so many times as large
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step of a config takes on each device, and what the whole takes.
+
+    what: the config in words. where: the slice, or HERE. kind: the devices' `device_kind`.
+    unit: "examples" of a training, "trials" of a sweep. asked: how many of them a device was to have; each: how many
+    it has in `program`, fewer where those do not fit. refused: the compiler's words in that case, else "". largest: how
+    many fit, about; None if memory does not tell.
+    memory: bytes of a device. operations: of the products and convolutions of a step on a device.
+    bounds: {"compute" | "memory" | "links": seconds of a step if nothing else took time}; {} for an unknown chip.
+    steps: steps that the devices take for everything, one like another.
+    """
+
+    what: str
+    where: str
+    kind: str
+    devices: int
+    unit: str
+    asked: int
+    each: int
+    refused: str
+    largest: int | None
+    memory: float
+    operations: float
+    program: Program
+    bounds: dict[str, float]
+    steps: float
+
+    @property
+    def seconds(self) -> float | None:
+        """The roofline: seconds of a step if all but the slowest of the bounds were hidden behind it."""
+        return max(self.bounds.values(), default=None)
+
+    @property
+    def chip_hours(self) -> float | None:
+        """Of everything, by the roofline. A run's evaluations and all compilation are left out."""
+        return None if self.seconds is None else self.devices * self.steps * self.seconds / 3600
+
+    @property
+    def remedy(self) -> str:
+        """What to change where it does not fit."""
+        fit = self.largest or self.each
+        if self.unit == "trials":
+            return f"set sweep.at_once={fit * self.devices}, {fit} on each of {self.devices} devices"
+        return (
+            f"set data.batch_size={fit * self.devices}, or take more devices; or keep the batch and compute it in "
+            f"parts (accumulate={-(-self.asked // fit)}), compute the blocks twice (model.remat=True), or set "
+            "model.dtype=bfloat16"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        derived = {"seconds": self.seconds, "chip_hours": self.chip_hours}
+        result = dataclasses.asdict(self) | derived
+        result["program"]["memory"] = self.program.memory
+        return result
+
+    def _largest(self) -> str:
+        most = BEYOND * self.each
+        if self.largest is None or self.largest > most:
+            return f"more than {most:,} {self.unit}"
+        return f"about {self.largest:,} {self.unit}"
+
+    def __str__(self) -> str:
+        p = self.program
+        sent = ", ".join(f"{number} {kind} of {size(total)}" for kind, (number, total) in p.collectives.items())
+        rows = {
+            "memory": f"{size(p.memory)} of {size(self.memory)}: arguments {size(p.arguments)}, of them reused for "
+            f"results {size(p.donated)}, temporaries {size(p.temporaries)}, program {size(p.code)}",
+            "largest": self._largest(),
+            "a step": f"{self.operations:.2e} operations of products, {size(p.moved)} read and written",
+            "exchanged": f"{sent or 'nothing'}, a step",
+            "padding": f"{p.padding:.0%} of the bytes of arrays",
+        }
+        if self.seconds is not None and self.chip_hours is not None:
+            parts = ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in self.bounds.items())
+            rows["roofline"] = (
+                f"{1e3 * self.seconds:.3g} ms a step ({parts}), {self.chip_hours:.3g} chip-hours for all of it, "
+                f"{self.chip_hours / self.devices:.3g} hours on {self.devices}"
+            )
+        rows["compiled in"] = f"{p.seconds:.1f} s"
+        if self.refused:
+            rows["DOES NOT FIT"] = f"with {self.asked} {self.unit} a device, compiled with {self.each}. {self.refused}"
+            rows["change"] = self.remedy
+        head = [self.what, f"on {self.where}: {self.devices} x {self.kind}, {self.each} {self.unit} a device; of each"]
+        return "\n".join(head + [f"  {name:13}{text}" for name, text in rows.items()])
+
+
+def size(number: float) -> str:
+    """Bytes in words: "512 KiB", "1.25 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    raise AssertionError
+
+
+class Case(NamedTuple):
+    """What is to be compiled. of: number of examples or trials of a device -> its loop; or a ValueError if it is
+    impossible. operations: of a step, of one example or trial. steps: as `Plan.steps`, with `asked` of them."""
+
+    what: str
+    unit: str
+    devices: Sequence[jax.Device]
+    hyper: Hyper
+    asked: int
+    operations: float
+    steps: float
+    of: Callable[[int], TrialLoop]
+
+
+def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Device] | None, of_sweep: bool) -> Plan:
+    """Compile for described devices, those of the slice `topology`, or for this machine's (None).
+
+    Raises SettingsError for a batch that does not split over the devices, and if not one example or trial fits.
+    """
+    if settings.data.name in TFDS:  # only shapes and numbers count
+        settings = put(settings, {"data.name": BLANK + settings.data.name})
+    case = (_sweep if of_sweep else _run)(settings, devices)
+    device, count = case.devices[0], len(case.devices)
+    chip = chip_of(device.device_kind)
+    sharing = count if device.platform == "cpu" else 1
+    memory = chip.memory if devices and chip else free_memory(device) / sharing
+
+    def program_of(each: int) -> Program:
+        loop = case.of(each)
+        return compiled(*loop.program(case.hyper))
+
+    each, refused, program = case.asked, "", None
+    while program is None:
+        try:
+            program = program_of(each)
+        except DoesNotFit as error:
+            refused = refused or str(error)
+            if each == 1:
+                raise SettingsError(
+                    f"{case.what}: one of its {case.unit} does not fit {device.device_kind}: {error}"
+                ) from error
+            each //= 2
+    points = {each: program.memory}
+    with contextlib.suppress(DoesNotFit, ValueError):  # then memory over their number is not known
+        points[each // 2 or 2] = program_of(each // 2 or 2).memory
+    operations = case.operations * each
+    bounds = {}
+    if chip:
+        # To sum arrays over n devices each one sends (n - 1)/n of their bytes twice, in a ring or any other way.
+        sent = 2 * (count - 1) / count * program.sent
+        bounds = {
+            "compute": operations / chip.peak,
+            "memory": program.moved / chip.bandwidth,
+            "links": sent / chip.links,
+        }
+    return Plan(
+        what=case.what,
+        where=topology or HERE,
+        kind=device.device_kind,
+        devices=count,
+        unit=case.unit,
+        asked=case.asked,
+        each=each,
+        refused=refused,
+        largest=largest(points, memory),
+        memory=memory,
+        operations=operations,
+        program=program,
+        bounds=bounds,
+        steps=case.steps * case.asked / each,
+    )
+
+
+def largest(points: dict[int, int], memory: float) -> int | None:
+    """How many fit into memory, by the line through two measured points {number: bytes}; None if there is no slope."""
+    (few, least), (many, most) = min(points.items()), max(points.items())
+    if most <= least:
+        return None
+    return int(few + (memory - least) * (many - few) / (most - least))
+
+
+def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
+    loop = loop_of(settings, described)
+    devices, model, batch, hyper = loop.placement.devices, settings.model, settings.data.batch_size, hyper_of(settings)
+    return Case(
+        what=f"train: {model.name}, width {model.width}, depth {model.depth}, {model.options['dtype']}, "
+        f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}",
+        unit="examples",
+        devices=devices,
+        hyper=hyper,
+        asked=batch // len(devices),
+        operations=flops.of_step(loop.task, hyper, batch) / batch,
+        steps=steps_of(settings),
+        of=lambda each: loop_of(put(settings, {"data.batch_size": each * len(devices)}), described),
+    )
+
+
+def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
+    """The group of the sweep whose steps have the most operations; all others are taken to be as fast by operation."""
+    devices, trials, estimator = described or jax.local_devices(), checked(settings), Estimator()
+    if described:  # a sweep's process has the devices of its host, and shares no array with others
+        devices = [device for device in devices if device.process_index == devices[0].process_index]
+    groups = grouped(trials, lambda program: settings.sweep.at_once or AT_ONCE)
+    dear = max(groups, key=estimator.work)
+    own, model = dear.settings, dear.settings.model
+    asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // len(devices))
+    task, batches, operations = task_of(own), batches_of(own), estimator.work(dear)
+
+    def loop(each: int) -> TrialLoop:
+        wrapper, count = settings.parallel.wrapper, each * len(devices)
+        return TrialLoop(task, batches, TrialsOverDevices(count, devices, wrapper, described=described is not None))
+
+    return Case(
+        what=f"sweep: {len(trials):,} trials; the dearest: {model.name}, width {model.width}, depth {model.depth}, "
+        f"{model.options['dtype']}, {own.optimizer.name}, batch {own.data.batch_size}",
+        unit="trials",
+        devices=devices,
+        hyper=hyper_of(own),
+        asked=asked,
+        operations=operations,
+        steps=estimator.total(groups).flops / (operations * asked * len(devices)),
+        of=loop,
+    )

@@ -1,0 +1,200 @@
+"""Plans: the compiler's text is read right, what does not fit is said, and what is compiled is what runs."""
+
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import default, imagenet_resnet
+from depthmup import data, verbs
+from depthmup.data.images import TFDS
+from depthmup.plan import plan
+from depthmup.plan.plan import largest
+from depthmup.plan.program import DoesNotFit, Program, collectives, padding, parts, repeated
+from depthmup.settings import SettingsError, from_config
+from depthmup.train.chips import SLICES, check_slice, chip_of
+from depthmup.train.run import loop_of
+from tests import tiny
+
+module = importlib.import_module("depthmup.plan.plan")
+TEXT = """HloModule jit_step, is_scheduled=true
+
+%fused (a: f32[8,128]) -> f32[8,128] {
+  ROOT %wide = f32[999,999]{1,0:T(8,128)} add(%a, %a)
+}
+
+%body (state: (s32[], bf16[6,20])) -> (s32[], bf16[6,20]) {
+  %state = (s32[], bf16[6,1,20]{2,1,0:T(8,128)(2,1)}) parameter(0)
+  %h = bf16[6,1,20]{2,1,0:T(8,128)(2,1)} fusion(%state), calls=%fused
+  %sum = (f32[16]{0:T(128)}, f32[2,3]{0,1:T(2,128)}) all-reduce(%h, %h), to_apply=%fused
+  ROOT %next = (s32[], bf16[4,20]{1,0:T(8,128)(2,1)}) tuple(%h)
+}
+
+%condition (state: (s32[], bf16[4,20])) -> pred[] {
+  %length = s32[]{:T(128)} constant(6)
+  ROOT %less = pred[] compare(%i, %length), direction=LT
+}
+
+%until (state: (s32[])) -> pred[] {
+  %minus = s32[] constant(-1)
+  ROOT %less = pred[] compare(%i, %minus), direction=LT
+}
+
+%steps (state: (s32[])) -> (s32[]) {
+  ROOT %scan = (s32[], bf16[4,20]{1,0}) while(%state), condition=%condition, body=%body
+}
+
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+  %x = f32[10,100]{0,1:T(8,128)} parameter(0)
+  %y = f32[8,128]{1,0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused
+  %gather = (f32[4]{0}, f32[16]{0}) all-gather-start(%y), dimensions={0}
+  ROOT %loop = (s32[]) while(%y), condition=%until, body=%steps
+}
+"""
+
+
+def test_a_program_is_read():
+    """Loops of known length count as often as they run, loops of steps once; what a fusion computes is in no memory."""
+    program = parts(TEXT)
+    assert collectives(program) == {"all-gather": (1, 4 * 16), "all-reduce": (6, 6 * 4 * (16 + 6))}
+    body, entry = (next(p for p in program if p.times == times and len(p.instructions) == 4) for times in (6, 1))
+    # In tiles of 8 x 128: one that fits; two without tiles. What it is given, it does not write.
+    assert entry.sizes == (4 * (1024 + 20), 4 * (1024 + 20))
+    # The sums: 16 to 128, and an array whose last axis is its first, 3 x 2 in tiles of 2 x 128. A part of a stack of 6.
+    assert body.sizes == (4 * (16 + 6) + 2 * 20, 4 * (128 + 4 * 128) + 2 * 8 * 128)
+    total = [entry.sizes[i] + 6 * body.sizes[i] for i in (0, 1)]
+    assert padding(program) == 1 - total[0] / total[1]
+    assert repeated(program) == total[1] / (entry.sizes[1] + body.sizes[1])
+
+
+def test_scanned_blocks_count_each():
+    """As a CPU's compiler writes it: bytes of a scanned model go with its depth."""
+    found = [plan(tiny.settings(model__depth=depth, model__width=64)).program for depth in (2, 32)]
+    assert found[1].moved > 4 * found[0].moved
+    assert (found[0].wide, found[0].hosts, found[0].collectives, found[0].padding) == (False, False, {}, 0.0)
+
+
+def test_a_plan_of_this_machine():
+    s = tiny.settings(parallel__devices=2)
+    found, loop = plan(s), loop_of(s)
+    state = loop.state_shapes([module.hyper_of(s)])
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert (found.devices, found.each, found.unit, found.refused) == (2, 32, "examples", "")
+    assert found.program.donated == size
+    assert found.program.collectives["all-reduce"][1] >= 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert found.steps == module.steps_of(s)
+    assert (found.bounds, found.seconds, found.chip_hours) == ({}, None, None)
+    assert "on this machine: 2 x cpu, 32 examples a device" in str(found)
+
+
+def test_a_plan_of_a_sweep():
+    """The dearest program, for the largest of its groups on all devices; the others' steps go by their operations."""
+    s = tiny.settings()
+    found = plan(s, of_sweep=True)
+    trials = module.checked(s)
+    dear = [t for t in trials if t.settings.model.depth == max(t.settings.model.depth for t in trials)]
+    assert (found.unit, found.devices) == ("trials", len(jax.devices()))
+    assert found.asked == -(-len([t for t in dear if t.program == dear[0].program]) // found.devices)
+    operations = module.Estimator().total(module.grouped(trials, lambda program: 128)).flops
+    assert found.steps * found.operations * found.devices == pytest.approx(operations)
+    assert "nothing" in str(found)
+
+
+def fake(memory, room=None):
+    """In the place of the compiler: `memory` of a number of examples on a device; a program above `room` is refused."""
+
+    def compiled(function, arguments):
+        each = arguments[2][0].shape[-1]
+        if room and memory(each) > room:
+            raise DoesNotFit(f"needs {memory(each)} of {room}")
+        return Program(memory(each), 0, 0, 0, 0, 1e9, {"all-reduce": (1, 3_000_000)}, 0.0, False, False, 1.0)
+
+    return compiled
+
+
+def test_what_does_not_fit(monkeypatch, tmp_path, capsys):
+    """It is halved until it fits; the line through two programs says how many fit, and the remedies follow."""
+    monkeypatch.setattr(module, "compiled", fake(lambda each: 100 + 10 * each, room=400))
+    monkeypatch.setattr(module, "free_memory", lambda device: 400.0)
+    s = tiny.settings()
+    found = plan(s)
+    assert (found.asked, found.each, found.largest) == (64, 16, 30)
+    assert "set data.batch_size=30," in found.remedy
+    assert "accumulate=3" in found.remedy
+    assert verbs.VERBS["plan"](s, tmp_path, "a command") == 1
+    assert "DOES NOT FIT with 64 examples a device, compiled with 16. needs 740 of 400" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "plan_here.json").read_text())
+    assert (saved["largest"], saved["program"]["memory"], saved["command"]) == (30, 260, "a command")
+    monkeypatch.setattr(module, "compiled", fake(lambda each: 100 + 10 * each, room=105))
+    with pytest.raises(SettingsError, match="one of its examples does not fit cpu: needs 110 of 105"):
+        plan(s)
+
+
+def test_bounds_of_a_known_chip(monkeypatch):
+    monkeypatch.setattr(module, "compiled", fake(lambda each: 100 + 10 * each))
+    monkeypatch.setattr(module, "chip_of", lambda kind: chip_of("TPU v5 lite"))
+    found = plan(tiny.settings(parallel__devices=4))
+    assert found.bounds["memory"] == 1e9 / 819e9
+    assert found.bounds["links"] == pytest.approx(2 * 3 / 4 * 3e6 / 200e9)
+    assert found.bounds["compute"] == found.operations / 197e12
+    assert found.seconds == found.bounds["memory"]
+    assert found.chip_hours == pytest.approx(4 * found.steps * found.seconds / 3600)
+
+
+def test_memory():
+    """What the results take over from the arguments counts once."""
+    assert Program(10, 8, 9, 5, 1, 0.0, {}, 0.0, False, False, 1.0).memory == 10 + (9 - 8) + 5 + 1
+
+
+def test_how_many_fit():
+    assert largest({8: 180, 16: 260}, 1000.0) == 90
+    assert largest({8: 180, 16: 180}, 1000.0) is None
+    assert largest({8: 180}, 1000.0) is None
+
+
+def test_wrong_calls(monkeypatch):
+    with pytest.raises(ValueError, match="unknown topology 'v5e:4x5'; did you mean 'v5e:4x8'"):
+        plan(tiny.settings(), "v5e:4x5")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"--topology=v5e:4x4 needs .* pip install 'depthmup\[tpu\]'"):
+        plan(tiny.settings(), "v5e:4x4")
+    with pytest.raises(SettingsError, match="64 cannot be split evenly over 5 devices"):
+        plan(tiny.settings(parallel__devices=5))
+
+
+def test_chips():
+    for kind, chip in (("TPU v5 lite", 197e12), ("TPU v5", 459e12), ("TPU v6 lite", 918e12), ("NVIDIA H200", 989e12)):
+        assert chip_of(kind).peak == chip
+    assert chip_of("cpu") is None
+    for kind, shapes in SLICES.items():
+        for shape in shapes:
+            check_slice(f"{kind}:{shape}")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagenet2012"])
+def test_blank_images_are_a_data_set(name):
+    """Its shapes and numbers are the data set's; a run takes them, in memory or decoded from records."""
+    size = 32 if name == "imagenet2012" else None
+    blank = data.load(f"blank:{name}", image_size=size)
+    assert blank.train.examples + blank.validation.examples == TFDS[name].examples[0]
+    assert (blank.test.examples, blank.classes) == (TFDS[name].examples[1], TFDS[name].classes)
+    config = (imagenet_resnet if size else default).get_config(*(() if size else ("cnn",)))
+    config.model.width, config.model.depth, config.data.name = 4, 1, f"blank:{name}"
+    config.data.update(image_size=size, batch_size=8, workers=0)
+    s = from_config(config)
+    loop = loop_of(s)
+    state, hyper = loop.start([module.hyper_of(s)])
+    (stretch,) = loop.stretches(state, hyper, 0, [1])
+    assert np.isfinite(stretch.read()["loss"]).all()
+    with pytest.raises(ValueError, match="unknown data set 'blank:cifr10'"):
+        data.load("blank:cifr10")
+
+
+def test_data_that_are_not_there_can_be_planned(monkeypatch):
+    monkeypatch.setattr(module, "compiled", fake(lambda each: 1000 * each))
+    config = imagenet_resnet.get_config()
+    config.model.width = 4
+    found = plan(from_config(config))
+    assert found.steps == 180_160  # the number in the config's header

@@ -1,0 +1,103 @@
+"""Programs for TPU slices, by the TPU's own compiler: what a step exchanges, keeps and copies. Needs no TPU.
+
+The small ones are for `make test-slow`, the others for `make pods`, which prints each plan.
+"""
+
+import importlib.util
+
+import jax
+import pytest
+
+from configs import default, digits, imagenet_resnet, imagenet_vit, patches16_simple_resnet
+from depthmup.data.images import BLANK
+from depthmup.plan import plan
+from depthmup.settings import from_config, put
+from depthmup.train.build import batches_of, hyper_of, task_of
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install 'depthmup[tpu]'"
+)
+
+
+def imagenet(config, batch, size=224, **model):
+    s = from_config(config.get_config())
+    options = {f"model.{key}": value for key, value in {"dtype": "bfloat16", **model}.items()}
+    return put(s, {"data.batch_size": batch, "data.image_size": size, **options})
+
+
+def resnet50(batch):
+    """Its base is itself: depth 1 of stages of 3, 4, 6 and 3 blocks."""
+    s = imagenet(imagenet_resnet, batch, stages=(3, 4, 6, 3), bottleneck=True, depth=1)
+    return put(s, {"parameterization.base_depth": 1})
+
+
+def small(family, **values):
+    return put(from_config(default.get_config(family)), values)
+
+
+RESNET50_NORMS = 53
+# {name: (settings, slice, of a sweep, number of batch norms)}
+SMALL = {
+    "images": (imagenet(imagenet_resnet, 64, 32, width=8), "v5e:2x2", False, 20),
+    "accumulated": (small("residual_mlp", accumulate=4), "v5e:2x2", False, 0),
+    "sweep": (from_config(digits.get_config()), "v5e:2x2", True, 0),
+}
+LARGE = {
+    "ResNet-50, 16 chips": (resnet50(1024), "v5e:4x4", False, RESNET50_NORMS),
+    "ResNet-50, 256 chips": (resnet50(16384), "v5e:16x16", False, RESNET50_NORMS),
+    "ViT-S/16, 16 chips": (imagenet(imagenet_vit, 1024), "v5e:4x4", False, 0),
+    "ViT-S/16, 256 chips": (imagenet(imagenet_vit, 16384), "v5e:16x16", False, 0),
+    "residual MLP of depth 1,000": (small("residual_mlp", **{"model.depth": 1000}), "v5p:2x2x1", False, 0),
+    "sweep of residual MLPs, v5e": (from_config(digits.get_config()), "v5e:2x2", True, 0),
+    "sweep of residual MLPs, v6e": (from_config(digits.get_config()), "v6e:2x2", True, 0),
+    "sweep of SimpleResNets, v5e": (from_config(patches16_simple_resnet.get_config()), "v5e:2x2", True, 0),
+    "sweep of SimpleResNets, v6e": (from_config(patches16_simple_resnet.get_config()), "v6e:2x2", True, 0),
+}
+
+
+def check(settings, topology, of_sweep, norms):
+    """It fits; computes in at most 32 bits and calls no host; donates its state; a run sums gradients once and each
+    batch norm's statistics once forwards and once backwards; a sweep exchanges nothing."""
+    found = plan(settings, topology, of_sweep)
+    print(f"\n{found}")
+    program = found.program
+    assert not found.refused
+    assert program.memory < found.memory
+    assert (program.wide, program.hosts) == (False, False)
+    if of_sweep:
+        assert not program.collectives
+        return
+    name = settings.data.name if settings.data.name == "digits" else BLANK + settings.data.name
+    s = put(settings, {"data.name": name})
+    state = jax.eval_shape(task_of(s).init, hyper_of(s).arrays())
+    bytes_of = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
+    assert program.donated >= bytes_of(state)
+    assert set(program.collectives) == {"all-reduce"}
+    number, sent = program.collectives["all-reduce"]
+    assert number <= 1 + 2 * norms
+    assert bytes_of(state.params) <= sent <= 1.02 * bytes_of((state.params, *[state.statistics] * 4)) + 64
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs(name):
+    check(*SMALL[name])
+
+
+@needs_libtpu
+@pytest.mark.pods
+@pytest.mark.parametrize("name", LARGE)
+def test_large_programs(name):
+    check(*LARGE[name])
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_training_split_is_not_copied():
+    """Into the layout in which a program picks a batch from it: for images that would be eight times its bytes."""
+    s = put(from_config(patches16_simple_resnet.get_config()), {"model.width": 16})
+    found = plan(s, "v5e:2x2")
+    split = batches_of(s).dataset.train.inputs.nbytes
+    assert found.program.arguments > split
+    assert found.program.temporaries < 0.5 * split
