@@ -173,7 +173,8 @@ def run(case: Case, optimizer: str, folder: Path) -> None:
             rows.append({"parameterization": name, **row, "seeds": s.changes.shape[1]})
         said = (f"{axis} {decisive(own)}" for axis in ("width", "depth") if (own := judged(rows, name, axis)))
         print(f"{case.name}, {optimizer}, {name}: {'; '.join(said)}", flush=True)
-    write_atomically(path, json.dumps({"case": identity, "rows": rows}, indent=1))
+    lines = ",\n".join(map(json.dumps, rows))
+    write_atomically(path, f'{{"case": {json.dumps(identity)},\n"rows": [\n{lines}\n]}}\n')
 
 
 def of(rows: list[dict[str, Any]], name: str, axis: str, **wanted: Any) -> list[dict[str, Any]]:
