@@ -61,11 +61,11 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
 
 def missing(figure: Experiment, sweeps: Sweeps) -> str:
     """What of a figure's trials is missing, in words; "" if nothing is."""
-    there = [sweep for sweep in sweeps.values() if sweep.curves]
-    if len(there) == len(figure.sweeps):
-        return ""
-    trials = sum(len(sweep.rows) for sweep in sweeps.values())
-    return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
+    absent = [name for name in figure.sweeps if name not in sweeps or not sweeps[name].curves]
+    trials = sum(len(sweeps[name].rows) for name in absent if name in sweeps)
+    if trials:
+        return f"unfinished: {trials:,} trials so far"
+    return "not run yet" if absent else ""
 
 
 def title(figure: Experiment) -> str:
