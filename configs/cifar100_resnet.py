@@ -7,7 +7,7 @@ Cost: 14,060 steps of batch 64 and 2.3e14 operations for each training; 2,052 tr
 sweep, by the arithmetic of --dry_run: 220 days at 1e11 operations a second. Nothing was run: the data set needs a
 download.
 Expect the same as of configs/cifar10_resnet.py. The paper has no CIFAR-100; all values are those of CIFAR-10.
-The coordinate check of this model is ok at beta0 = 1/16 and not at 1, the paper's value, used here (docs/checks.md).
+Along depth the coordinate check is ok at beta0 = 1/16 and not at 1, the paper's value, used here (docs/checks.md).
 """
 
 from ml_collections import config_dict

@@ -9,7 +9,7 @@ sweep, by the arithmetic of --dry_run: 2 years at 1e11 operations a second. Noth
 download.
 Expect, by the paper: the best learning rate transfers over depth; without the branch factor
 (--config.parameterization.name=mup) it transfers less well. Epochs, learning rate and base shape are our choice.
-The coordinate check of this model is ok at beta0 = 1/16 and not at 1, the paper's value, used here (docs/checks.md).
+Along depth the coordinate check is ok at beta0 = 1/16 and not at 1, the paper's value, used here (docs/checks.md).
 """
 
 from ml_collections import config_dict

@@ -39,11 +39,14 @@ change since initialization over log2 width or depth, with its 95% interval over
 A slope is **ok** if its interval is within +-.1, *not ok* if it is beyond even when corrected for the number of slopes,
 else *undecided*. Along depth a slope that falls like 1/depth is no fault: the slope beside a term 1/depth counts too.
 An axis is ok if all of its slopes are, not ok if one is not. Seeds are added from {seeds} up to {max_seeds} while it is
-undecided. What is judged, and why so: docs/rules.md section 0. Logits along width are not: below 0 while 1/width noise
-adds to them. *decisive*: of the slopes with the axis' answer, after 1 step and after the last, the one farthest from 0,
-what was trained, and along depth the slope beside the term 1/depth.
+undecided. What is judged, and why so: [rules.md](rules.md), section 0. Logits along width are judged for the readout
+alone: their slope is below 0 as long as noise of order 1/width adds to them. *decisive*: of the slopes with the axis'
+answer, after 1 step and after the last, the one farthest from 0, what was trained, and along depth the slope beside the
+term 1/depth.
 
-`depth_mup` multiplies branches by beta0 depth^-1/2, `depth_ode` by beta0 depth^-1. nan or inf: it blew up.
+`depth_mup` multiplies branches by beta0 depth^-1/2, `depth_ode` by beta0 depth^-1. nan or inf: it blew up. Below 1,
+beta0 was lowered until the correction of small depth was small, as each family's section says; the papers and the
+configs have 1.
 """
 PLAIN = ("depth_mup", "sp")  # parameterizations of plain networks: without branches depth_mup equals mup
 ALL = ("depth_mup", "depth_ode", "mup", "sp")

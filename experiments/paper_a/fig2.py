@@ -9,7 +9,7 @@ images      CIFAR-10, 32x32, augmented            CIFAR-10 (JPEG), 16x16, not au
 model       ResNets of He et al.; sizes lost      8 channels in the first stage; 6n + 2 layers, n = 1, 2, 4, 8
 training    SGD, batch 64; epochs lost            SGD, batch 64, constant learning rate, half an epoch
 branches    factor 1/sqrt(depth)                  factor beta0 / sqrt(n), over depth alone; beta0 1, and 1/16 with batch
-                                                  norm, where the coordinate check is ok (docs/checks.md)
+                                                  norm, where the check over depth is ok (docs/checks.md)
 seeds       lost                                  3
 
 Cost: about 800 trainings of 352 steps, an hour on two cores.
