@@ -8,15 +8,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from depthmup.fit import Cost, Drift, Law, Optimum, Rule
-from depthmup.report import figures
+from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Settings
@@ -25,29 +26,42 @@ from depthmup.train.workdir import write_atomically
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
 NONE = "-"  # the cell of a value that does not exist
+PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 Cells = dict[str, str]  # a row of a table: title of the column -> text
+
+
+class Picture(NamedTuple):
+    """title: what it shows. png: base64. inches: its width."""
+
+    title: str
+    png: str
+    inches: str
 
 
 def write(
     curves: Sequence[TransferCurve], rows: pandas.DataFrame, settings: Settings, workdir: Path, command: str
 ) -> Path:
-    """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
+    """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report.
+
+    command: what made the report. It says how the report's commands begin, too.
+    """
     found = summary(curves, settings)
     write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
-    pictures, settled = {}, list[list[float | None]]()
+    pictures, settled = dict[str, Picture](), list[list[float | None]]()
+    data: dict[str, Any] = {"plots": {}}
     if curves:
         learning = LearningCurves(workdir)
+        trials = interactive.trials(curves, settings, learning, _program(command))
+        data = {"plots": interactive.plots(curves, trials.pop("keys")), "trials": trials}
         settled = [learning.settles(c) for c in curves]
         for name, title, figure in _figures(curves, learning):
             if figure:
                 content = figures.png(figure)
                 write_atomically(workdir / f"{name}.png", content)
-                pictures[name] = title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}"
-    template = resources.files("depthmup.report").joinpath("report.html.jinja").read_text()
-    page = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(template)
-    html = page.render(
+                pictures[name] = Picture(title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}")
+    html = render(
+        "report.html.jinja",
+        data,
         verdicts=verdicts(curves),
         edges=edges(curves),
         rules=rules(curves),
@@ -55,14 +69,33 @@ def write(
         optima=optima(curves, settled),
         others=any(c.hyperparameter != "learning_rate" for c in curves),
         best="" if curves else best_table(rows, settings),
-        colors=figures.VERDICT_COLORS,
         pictures=pictures,
+        plots=list(data["plots"]),
         settings=json.dumps(found["settings"], indent=1),
         versions=", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS),
         command=command,
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
+    """A page of this folder that needs no other file. data: what report.js reads; names: what the template does."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("depthmup.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(
+        style=Markup(resources.files("depthmup.report").joinpath("style.css").read_text()),
+        scripts=interactive.scripts(),
+        # No name can end the script element that this stands in: <, > and & are written as \\u003c and so on.
+        data=htmlsafe_json_dumps(_finite(data), allow_nan=False, separators=(",", ":")),
+        colors=figures.VERDICT_COLORS,
+        **names,
+    )
 
 
 def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
@@ -280,6 +313,11 @@ def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
 def _names(c: TransferCurve) -> Cells:
     hyperparameter = c.hyperparameter.replace("_", " ")
     return {"over": c.axis, "optimum of": hyperparameter, "parameterization": c.name, "optimizer": c.optimizer}
+
+
+def _program(command: str) -> str:
+    """How the commands of a page begin; from Python as the module, which is there wherever the package is."""
+    return next((program for program in PROGRAMS if command.startswith(f"{program} ")), "python -m depthmup")
 
 
 def _drift(drift: Drift | None) -> str:
