@@ -9,13 +9,17 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync", "extensions", "default-apps")
 WAIT = 60.0  # seconds until what is waited for must be there
+
+
+class Failed(Exception):
+    """What was asked of the browser failed."""
 
 
 class Page:
@@ -40,13 +44,15 @@ class Page:
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
-                assert "error" not in answer, f"{method}: {answer['error']}"
+                if "error" in answer:
+                    raise Failed(f"{method}: {answer['error']}")
                 return answer["result"]
 
     def _read(self) -> dict[str, Any]:
         letters = bytearray()
         while (letter := self._receive.read(1)) != b"\0":
-            assert letter, "the browser has ended"
+            if not letter:
+                raise OSError("the browser has ended")
             letters += letter
         message = json.loads(letters)
         name, about = message.get("method"), message.get("params", {})
@@ -73,15 +79,19 @@ class Page:
     def run(self, script: str) -> Any:
         """The value of an expression of JavaScript."""
         answer = self("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
+        if "exceptionDetails" in answer:
+            raise Failed(str(answer))
         return answer["result"].get("value")
 
     def wait(self, script: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; while a page loads, it may be an error."""
         end = time.monotonic() + WAIT
-        while not self.run(f"Boolean({script})"):
-            assert time.monotonic() < end, f"waited in vain for {script}; errors: {self.errors}"
+        while time.monotonic() < end:
+            with contextlib.suppress(Failed):
+                if self.run(f"Boolean({script})"):
+                    return
             time.sleep(0.05)
+        raise Failed(f"waited in vain for {script}; errors: {self.errors}")
 
     def mouse(self, x: float, y: float, click: bool = False) -> None:
         """Move the mouse to a place of the window, and click there."""
@@ -101,16 +111,15 @@ def opened(profile: Path) -> Iterator[Page]:
     assert CHROMIUM
     (down, to_browser), (from_browser, up) = os.pipe(), os.pipe()
 
-    def pipes() -> None:  # the browser reads its descriptor 3 and writes 4
-        here = os.dup(down), os.dup(up)
-        os.dup2(here[0], 3)
-        os.dup2(here[1], 4)
-
     command = [CHROMIUM, "--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe"]
     command += [f"--user-data-dir={profile}", "--hide-scrollbars", *(f"--disable-{what}" for what in QUIET)]
-    hidden: Callable[[], None] = pipes
+    # The browser reads its descriptor 3 and writes 4. A shell puts the pipes there: a process with JAX must not fork.
+    there = f'exec "$@" 3</dev/fd/{down} 4>/dev/fd/{up}'
     process = subprocess.Popen(
-        command, preexec_fn=hidden, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["sh", "-c", there, "sh", *command],
+        pass_fds=(down, up),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     os.close(down)
     os.close(up)
@@ -118,7 +127,7 @@ def opened(profile: Path) -> Iterator[Page]:
         with os.fdopen(to_browser, "wb") as send, os.fdopen(from_browser, "rb") as receive:
             page = Page(send, receive)
             yield page
-            with contextlib.suppress(AssertionError, OSError):
+            with contextlib.suppress(Failed, OSError):
                 page._session = ""
                 page("Browser.close")
     finally:

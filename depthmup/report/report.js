@@ -2,7 +2,8 @@
 // Names of the user are written as text, never as HTML, and never into a plot.
 "use strict";
 (() => {
-  const { plots, trials, reload } = JSON.parse(document.getElementById("data").textContent);
+  const { plots, trials, written } = JSON.parse(document.getElementById("data").textContent);
+  const RELOAD = 10_000; // milliseconds without a movement of the reader, after which the page loads itself anew
   const touch = matchMedia("(pointer: coarse)").matches;
   const config = {
     displaylogo: false,
@@ -18,9 +19,15 @@
     return node;
   };
 
-  // The switches that are not as at first; a page that loads itself anew finds them again.
+  // What a page that loads itself anew finds again: the switches that are not as at first, where plots are zoomed to, and
+  // how far down the reader is. The browser cannot keep that: the page is short until the plots are there.
   const remembered = `depthmup ${location.pathname}`;
-  const changed = new Set(JSON.parse(sessionStorage.getItem(remembered) || "[]"));
+  const before = JSON.parse(sessionStorage.getItem(remembered) || '{"changed": [], "zoomed": {}, "down": 0}');
+  const changed = new Set(before.changed);
+  const zoomed = before.zoomed;
+  addEventListener("pagehide", () => {
+    sessionStorage.setItem(remembered, JSON.stringify({ changed: [...changed], zoomed, down: scrollY }));
+  });
 
   const layoutOf = (plot, panel) => ({
     margin: { l: 52, r: 8, t: 28, b: 38 },
@@ -52,7 +59,6 @@
       return { panel, box, canvas: make("div", box, "", "canvas"), drawn: false };
     });
     const update = () => {
-      sessionStorage.setItem(remembered, JSON.stringify([...changed]));
       for (const { panel, box, canvas, drawn } of panels) {
         box.hidden = Object.entries(panel.names).some(([kind, value]) => isOff(kind, value));
         if (drawn && !box.hidden) Plotly.restyle(canvas, { visible: panel.traces.map(shows) });
@@ -94,8 +100,15 @@
           if (one.drawn || !seen.some((entry) => entry.isIntersecting && entry.target === one.box)) continue;
           one.drawn = true;
           const traces = one.panel.traces.map((trace) => ({ ...trace, visible: shows(trace) }));
-          Plotly.newPlot(one.canvas, traces, layoutOf(plot, one.panel), config).then(() => {
+          const layout = layoutOf(plot, one.panel);
+          const id = [name, ...Object.values(one.panel.names)].join(" ");
+          Plotly.newPlot(one.canvas, traces, layout, config).then(() => {
+            if (zoomed[id]) Plotly.relayout(one.canvas, zoomed[id]);
             one.canvas.on("plotly_click", ({ points }) => clicked(points[0]));
+            one.canvas.on("plotly_relayout", () => {
+              const { xaxis, yaxis } = one.canvas.layout;
+              zoomed[id] = { "xaxis.range": [...xaxis.range], "yaxis.range": [...yaxis.range] };
+            });
           });
         }
       },
@@ -174,8 +187,28 @@
     );
   }
 
+  // The page of a sweep that is going on: loads itself anew, but not under the reader's hands.
+  function follow() {
+    let touched = -Infinity;
+    for (const what of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"]) {
+      addEventListener(what, () => (touched = performance.now()), { passive: true });
+    }
+    const note = document.getElementById("written");
+    setInterval(() => {
+      const ago = Math.max(0, Math.round(Date.now() / 1000 - written));
+      const minutes = Math.floor(ago / 60);
+      note.textContent = `written ${minutes ? `${minutes} min` : `${ago} s`} ago; this page follows the sweep`;
+      if (minutes > 4) note.textContent += ", unless it has been stopped: then the same command goes on";
+      const idle = performance.now() - Math.max(touched, 0);
+      if (idle > RELOAD && !dialog.open && document.visibilityState === "visible") location.reload();
+    }, 1000);
+  }
+
   for (const place of document.querySelectorAll("[data-plot]")) {
     if (plots[place.dataset.plot]) draw(place.dataset.plot, place);
   }
+  if (written) follow();
   document.documentElement.classList.add("live"); // from now on the plots stand in the place of the pictures
+  history.scrollRestoration = "manual";
+  if (performance.getEntriesByType("navigation")[0].type === "reload") scrollTo(0, before.down);
 })();
