@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,12 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
     return 0
 
 
+def compare(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:
+    """Write a page that compares the sweeps in these folders. Of the config data.data_dir alone counts."""
+    print(f"comparison: {sweeps.compare(folders, workdir, settings.data.data_dir)}")
+    return 0
+
+
 VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
@@ -195,4 +201,5 @@ VERBS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "explain": explain_parameters,
     "grow": grow,
+    "compare": compare,
 }

@@ -126,7 +126,10 @@ def _losses(own: Sequence[tuple[str, TransferCurve]], number: Mapping[str, int])
             "type": "log",
             "range": _range(np.log10(t["y"]) for p in panels.values() for t in p["traces"]),
         },
-        "switches": {"size": [[f"{size:g}", color] for size, color in zip(sizes, colors, strict=True)]},
+        "switches": {
+            "size": [[f"{size:g}", color] for size, color in zip(sizes, colors, strict=True)],
+            "sweep": [[letter, ""] for letter in letters],
+        },
         "title": first.axis,
         "seeds": True,
     }
@@ -228,7 +231,10 @@ def _optima(own: Sequence[tuple[str, TransferCurve]]) -> Json:
             "ticktext": [f"{size:g}" for size in sizes],
         },
         "y": {"title": f"log2 best {first.hyperparameter.replace('_', ' ')}"},
-        "switches": {"parameterization": [list(pair) for pair in zip(names, colors, strict=True)]},
+        "switches": {
+            "parameterization": [list(pair) for pair in zip(names, colors, strict=True)],
+            "sweep": [[letter, ""] for letter in letters],
+        },
         "title": first.axis,
         "seeds": False,
     }
