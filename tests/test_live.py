@@ -153,21 +153,22 @@ def test_an_open_page_loads_itself_anew(rows, progress, tmp_path, open_page):  #
         live.LiveReport(tiny.settings(**GRID), tmp_path, "")(part(rows, *depths), progress)
         path.write_text(path.read_text().replace("RELOAD = 10_000;", f"RELOAD = {reload};"))
 
-    write(DEPTHS[:3], 500)
+    write(DEPTHS[:3], 2_000)
     open_page.open(path, height=500)
-    open_page.run("window.old = true")
-    write(DEPTHS[:3], 1e6)
-    open_page.wait("window.old === undefined && document.readyState === 'complete'")
+    open_page.wait("performance.getEntriesByType('navigation')[0].type === 'reload'")  # by itself
+    write(DEPTHS[:3], 1_000_000)
+    open_page.wait("document.documentElement.innerHTML.includes('RELOAD = 1000000')")
     canvas = "document.querySelector('#loss_over_depth .canvas')"
     open_page.wait(f"{canvas}._fullLayout && document.getElementById('written').textContent.includes('follows')")
     open_page.run(f"Plotly.relayout({canvas}, {{'xaxis.range': [-3, 1]}}).then(() => 0)")
     open_page.run("document.querySelectorAll('#loss_over_depth label input')[1].click()")
     open_page.run("scrollTo(0, 300)")
-    write(DEPTHS, 1e6)
+    write(DEPTHS, 1_000_000)
     open_page.run("window.old = true; location.reload()")
     open_page.wait("window.old === undefined && document.readyState === 'complete'")
     assert "depth 3, 4, 6, 8, 24." in open_page.run("document.body.innerText")
     open_page.wait(f"{canvas}._fullLayout && {canvas}.layout.xaxis.range[0] === -3")
+    open_page.wait("document.getElementById('written').textContent.includes('follows')")
     assert open_page.run("scrollY") == 300
     hidden = "[...document.querySelectorAll('#loss_over_depth .panel')].map(({hidden}) => hidden)"
     assert open_page.run(hidden) == [False, True]

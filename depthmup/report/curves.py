@@ -17,7 +17,7 @@ from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE, Settings, column, flat, put
 from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import axes, cap, combinations, followed, score
+from depthmup.sweep.plan import Trial, axes, cap, combinations, followed, score
 from depthmup.sweep.plan import trials as planned
 from depthmup.train.workdir import Row
 
@@ -136,11 +136,17 @@ def judge(
     return result
 
 
-def finished(rows: Mapping[str, Row], settings: Settings) -> tuple[pandas.DataFrame, Settings] | None:
+def finished(
+    rows: Mapping[str, Row], settings: Settings, plan: Sequence[Trial] = ()
+) -> tuple[pandas.DataFrame, Settings] | None:
     """The rows at the sizes whose trials are all there, and the settings with these sizes alone; None without any.
 
     Of an adaptive sweep, which decides about sizes by the results of others: all rows that it asks for, once they are
-    there. rows: {key: row} of a sweep that may be going on.
+    there.
+
+    Args:
+      rows: {key: row} of a sweep that may be going on.
+      plan: all its trials; by default they are made, which takes seconds where there are ten thousand.
     """
     if settings.sweep.adaptive:
         search = Search(settings)
@@ -148,7 +154,7 @@ def finished(rows: Mapping[str, Row], settings: Settings) -> tuple[pandas.DataFr
             return None
         return pandas.DataFrame([rows[trial.key] for trial in search.evaluated(rows)]), settings
     shapes: dict[tuple[int, int], list[str]] = {}
-    for trial in planned(settings):
+    for trial in plan or planned(settings):
         shapes.setdefault((trial.settings.model.width, trial.settings.model.depth), []).append(trial.key)
     whole = [shape for shape, keys in shapes.items() if all(key in rows for key in keys)]
     width, depth, sweep = settings.model.width, settings.model.depth, settings.sweep

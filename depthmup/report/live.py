@@ -11,6 +11,7 @@ import pandas
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
 from depthmup.settings import Settings
+from depthmup.sweep.plan import Trial, trials
 from depthmup.sweep.progress import Progress
 from depthmup.train.workdir import Row
 
@@ -29,6 +30,7 @@ class LiveReport:
         self._settings, self._workdir, self._command = settings, workdir, command
         self._next = 0.0  # no page before this time
         self._last: tuple[Mapping[str, Row], str, float] | None = None
+        self._plan: list[Trial] = []  # made once, if there is something to judge
         self._failed = False
 
     def __call__(self, rows: Mapping[str, Row], progress: Progress) -> None:
@@ -52,7 +54,9 @@ class LiveReport:
     def _write(self, stopped: str) -> None:
         assert self._last
         rows, line, share = self._last
-        found = finished(rows, self._settings)
+        if rows and not self._plan and not self._settings.sweep.adaptive:
+            self._plan = trials(self._settings)
+        found = finished(rows, self._settings, self._plan) if rows else None
         unfinished = page.Unfinished(stopped or line, share, time.time())
         if found:
             table, settings = found

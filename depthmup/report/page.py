@@ -70,7 +70,7 @@ def write(
         learning = LearningCurves(workdir)
         trials = interactive.trials(curves, settings, learning, _program(command))
         data |= {"plots": interactive.plots(curves, trials.pop("keys")), "trials": trials}
-        settled = [learning.settles(c) for c in curves]
+        settled = [[None] * len(c.result.values) if unfinished else learning.settles(c) for c in curves]
         for name, title, draw in _figures(curves, learning):
             if unfinished:  # plots alone: drawing takes seconds
                 if name in data["plots"]:

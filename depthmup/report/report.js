@@ -194,14 +194,16 @@
       addEventListener(what, () => (touched = performance.now()), { passive: true });
     }
     const note = document.getElementById("written");
-    setInterval(() => {
+    const tick = () => {
       const ago = Math.max(0, Math.round(Date.now() / 1000 - written));
       const minutes = Math.floor(ago / 60);
       note.textContent = `written ${minutes ? `${minutes} min` : `${ago} s`} ago; this page follows the sweep`;
       if (minutes > 4) note.textContent += ", unless it has been stopped: then the same command goes on";
       const idle = performance.now() - Math.max(touched, 0);
       if (idle > RELOAD && !dialog.open && document.visibilityState === "visible") location.reload();
-    }, 1000);
+    };
+    tick(); // now, since what is below the note must not move later
+    setInterval(tick, 1000);
   }
 
   for (const place of document.querySelectorAll("[data-plot]")) {
