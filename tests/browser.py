@@ -27,6 +27,7 @@ class Page:
 
     def __init__(self, send: Any, receive: Any) -> None:
         self._send, self._receive, self._number, self._session = send, receive, 0, ""
+        self._read_ahead = b""
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self("Target.createTarget", url="about:blank")["targetId"]
@@ -49,12 +50,13 @@ class Page:
                 return answer["result"]
 
     def _read(self) -> dict[str, Any]:
-        letters = bytearray()
-        while (letter := self._receive.read(1)) != b"\0":
-            if not letter:
+        while b"\0" not in self._read_ahead:
+            more = self._receive.read1(1 << 20)
+            if not more:
                 raise OSError("the browser has ended")
-            letters += letter
-        message = json.loads(letters)
+            self._read_ahead += more
+        text, _, self._read_ahead = self._read_ahead.partition(b"\0")
+        message = json.loads(text)
         name, about = message.get("method"), message.get("params", {})
         if name == "Runtime.exceptionThrown":
             self.errors.append(about["exceptionDetails"].get("exception", {}).get("description", "exception"))
@@ -67,7 +69,9 @@ class Page:
         return message
 
     def open(self, path: Path, width: int = 1200, height: int = 900, touch: bool = False) -> None:
-        """Open a file, and wait until it has loaded."""
+        """Open a file, and wait until it has loaded; errors and requests are its own from now on."""
+        self.errors.clear()
+        self.requests.clear()
         self.size(width, height)
         self("Emulation.setTouchEmulationEnabled", enabled=touch)
         self("Page.navigate", url=path.as_uri())
