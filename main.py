@@ -1,6 +1,6 @@
 """One entry, one config file, seven verbs: the command `depthmup`, from the repository.
 
-python main.py [train | sweep | check | calibrate | explain] --config=configs/digits.py --workdir=DIR
+python main.py [train | sweep | check | calibrate | explain | grow] --config=configs/digits.py --workdir=DIR
                [--config.key=value ...]
 python main.py compare DIR DIR ... [--workdir=OUT]
 """
