@@ -1,4 +1,4 @@
-"""The command that main.py and the installed `depthmup` share: flags, one config, one of seven verbs."""
+"""The command that main.py and the installed `depthmup` share: flags, one config, one of eight verbs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ml_collections import config_flags
 from depthmup import find_config
 from depthmup.backend import prepare_cpu
 
-HELP = """One entry, one config, seven verbs.
+HELP = """One entry, one config, eight verbs.
 
 {program} [train | sweep | check | calibrate | explain | grow | plan] --config=digits --workdir=DIR
           [--config.key=value ...]
+{program} compare DIR DIR ... [--workdir=OUT]
 
 --config takes the path of a config file, or the name of a config that ships with depthmup:
 {names}.
@@ -56,7 +57,11 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
             "Config file, or the name of a shipped one; --config.key=value overrides.",
             sys_argv=argv,
         )
-        flags.DEFINE_string("workdir", None, "Where results go; sweep needs it, check draws and train writes there.")
+        flags.DEFINE_string(
+            "workdir",
+            None,
+            "Where results go; sweep needs it, check draws and train writes there; compare: its page.",
+        )
         flags.DEFINE_bool("profile", False, "train: write a trace of some steps to WORKDIR/profile.")
         flags.DEFINE_string(
             "average", "arithmetic", "calibrate: of the layers: arithmetic, geometric, harmonic or sum."
@@ -129,7 +134,7 @@ def main(argv: Sequence[str], program: str) -> None:
     command = f"{program} {shlex.join(sys.argv[1:])}"
     workdir = Path(flags.FLAGS.workdir) if flags.FLAGS.workdir else None
     try:
-        if len(argv) > 2 or verb not in verbs.VERBS:
+        if verb not in verbs.VERBS or (len(argv) > 2 and verb != "compare"):
             raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
         if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
             raise SettingsError(f"--workdir={workdir} is, or is inside, a file: give a folder")
@@ -139,6 +144,8 @@ def main(argv: Sequence[str], program: str) -> None:
         for name in options:
             if OPTIONS[name] != verb:
                 raise SettingsError(f"--{name} is for {OPTIONS[name]}, not for {verb}")
+        if verb == "compare":
+            options["folders"] = argv[2:]
         status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,12 @@ def plan_machine(
     return int(bool(found.refused))
 
 
+def compare(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:
+    """Write a page that compares the sweeps in these folders. Of the config data.data_dir alone counts."""
+    print(f"comparison: {sweeps.compare(folders, workdir, settings.data.data_dir)}")
+    return 0
+
+
 VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
@@ -215,4 +221,5 @@ VERBS: dict[str, Callable[..., int]] = {
     "explain": explain_parameters,
     "grow": grow,
     "plan": plan_machine,
+    "compare": compare,
 }

@@ -11,6 +11,9 @@ from absl import flags
 
 from depthmup import command
 from depthmup.explain import COLUMNS
+from tests import tiny
+from tests.test_compare import store
+from tests.test_report import GRID
 
 # ml_collections reads config files by a way that Python calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
@@ -161,6 +164,18 @@ def test_calibrate(call):
     assert set(rates) == {"constant", "L^-1", "L^-3/2", "PathSum", "calibrated", "relative"}
 
 
+def test_compare(tmp_path, call):
+    """Of rows of the tiny sweep; the page is in --workdir, or in the first folder."""
+    settings = tiny.settings(**GRID)
+    folders = [str(store(tmp_path / name, settings)) for name in "ab"]
+    done = call("compare", *folders)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"comparison: {folders[0]}/compare.html\n"
+    done = call("compare", *folders, f"--workdir={tmp_path / 'c'}")
+    assert done.stdout == f"comparison: {tmp_path}/c/compare.html\n"
+    assert (tmp_path / "c" / "compare.html").exists()
+
+
 def test_check_exit_status(tmp_path, call):
     good = call("check", *CHECK, "--config.check.seeds=16", "--config.check.tolerance=0.3", f"--workdir={tmp_path}")
     assert good.returncode == 0, good.stdout + good.stderr
@@ -188,6 +203,9 @@ def test_check_exit_status(tmp_path, call):
         (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
         (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain, grow"),
         (["sweep"], "sweep needs --workdir=DIR"),
+        (["sweep", "runs/a"], "verb 'sweep runs/a': give one of"),
+        (["compare", "configs"], "compare takes 2 to 26 workdirs of sweeps, got 1: compare DIR DIR ..."),
+        (["compare", "configs", "docs"], "configs holds no settings.json: give the --workdir of main.py sweep"),
         (
             ["sweep", "--dry_run", "--config.sweep.seeds=1000000"],
             "912,000,000 trials, more than sweep.max_trials = 20,000",

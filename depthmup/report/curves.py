@@ -15,8 +15,11 @@ from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE, Settings, column, flat, put
+from depthmup.sweep.adaptive import Search
 from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import axes, cap, combinations, followed, score
+from depthmup.sweep.plan import Trial, axes, cap, combinations, followed, score
+from depthmup.sweep.plan import trials as planned
+from depthmup.train.workdir import Row
 
 COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 Names = tuple[str, str, str]  # optimizer, parameterization, variant
@@ -131,6 +134,36 @@ def judge(
                     )
                 )
     return result
+
+
+def finished(
+    rows: Mapping[str, Row], settings: Settings, plan: Sequence[Trial] = ()
+) -> tuple[pandas.DataFrame, Settings] | None:
+    """The rows at the sizes whose trials are all there, and the settings with these sizes alone; None without any.
+
+    Of an adaptive sweep, which decides about sizes by the results of others: all rows that it asks for, once they are
+    there.
+
+    Args:
+      rows: {key: row} of a sweep that may be going on.
+      plan: all its trials; by default they are made, which takes seconds where there are ten thousand.
+    """
+    if settings.sweep.adaptive:
+        search = Search(settings)
+        if not rows or search.next_trials(rows):
+            return None
+        return pandas.DataFrame([rows[trial.key] for trial in search.evaluated(rows)]), settings
+    shapes: dict[tuple[int, int], list[str]] = {}
+    for trial in plan or planned(settings):
+        shapes.setdefault((trial.settings.model.width, trial.settings.model.depth), []).append(trial.key)
+    whole = [shape for shape, keys in shapes.items() if all(key in rows for key in keys)]
+    width, depth, sweep = settings.model.width, settings.model.depth, settings.sweep
+    depths = tuple(size for size in sweep.depths if (width, size) in whole)
+    widths = tuple(size for size in sweep.widths if (size, depth) in whole)
+    if not depths and not widths:
+        return None
+    found = pandas.DataFrame([rows[key] for shape in whole for key in shapes[shape]])
+    return found, dataclasses.replace(settings, sweep=dataclasses.replace(sweep, depths=depths, widths=widths))
 
 
 def best(trials: pandas.DataFrame, settings: Settings, *others: str) -> tuple[float, float]:

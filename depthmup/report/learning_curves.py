@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,23 @@ class LearningCurves:
             return None
         curves = [self._losses.take(self._losses_of[key]).set_index("step")["loss"] for key in keys]
         return pandas.concat(curves, axis=1, join="inner").mean(axis=1)
+
+    def thinned(self, keys: Sequence[str], points: int) -> tuple[np.ndarray, np.ndarray]:
+        """(last steps (trials,), losses (trials, points)) of some trials: means over equal stretches of the curves.
+
+        A curve of fewer points stays as it is, with NaN behind its end; without a curve all is NaN, and the step 0.
+        """
+        steps, result = np.zeros(len(keys), int), np.full((len(keys), points), np.nan)
+        all_steps, all_losses = (self._losses[name].to_numpy(float) for name in ("step", "loss"))
+        for i, key in enumerate(keys):
+            own = self._losses_of.get(key, np.array([], int))
+            if len(own):
+                steps[i] = all_steps[own[-1]]
+                count = min(points, len(own))
+                starts = np.arange(count) * len(own) // count
+                lengths = np.diff(starts, append=len(own))
+                result[i, :count] = np.add.reduceat(all_losses[own], starts) / lengths
+        return steps, result
 
     def measured(self, quantity: str, trials: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
         """(steps, values (trials, steps, layers)) of a quantity at the steps that all trials have; None without any."""

@@ -5,64 +5,119 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from depthmup.fit import Cost, Drift, Law, Optimum, Rule
-from depthmup.report import figures
+from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Settings
-from depthmup.sweep.plan import identity
+from depthmup.sweep.plan import axes, identity
 from depthmup.train.workdir import write_atomically
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
 NONE = "-"  # the cell of a value that does not exist
+PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 Cells = dict[str, str]  # a row of a table: title of the column -> text
 
 
+class Picture(NamedTuple):
+    """title: what it shows. png: base64. inches: its width."""
+
+    title: str
+    png: str
+    inches: str
+
+
+class Unfinished(NamedTuple):
+    """Of a sweep that is going on: where it is, in words; the share that is done; the time of this, since the epoch."""
+
+    words: str
+    share: float
+    at: float
+
+
 def write(
-    curves: Sequence[TransferCurve], rows: pandas.DataFrame, settings: Settings, workdir: Path, command: str
+    curves: Sequence[TransferCurve],
+    rows: pandas.DataFrame,
+    settings: Settings,
+    workdir: Path,
+    command: str,
+    unfinished: Unfinished | None = None,
 ) -> Path:
-    """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report."""
+    """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report.
+
+    Args:
+      command: what made the report. It says how the report's commands begin, too.
+      unfinished: of a sweep that is going on; then the report alone is written, and loads itself anew while it is open.
+    """
     found = summary(curves, settings)
-    write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
-    pictures, settled = {}, list[list[float | None]]()
+    if not unfinished:
+        write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
+    pictures, settled = dict[str, Picture](), list[list[float | None]]()
+    data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
-        settled = [learning.settles(c) for c in curves]
-        for name, title, figure in _figures(curves, learning):
-            if figure:
+        trials = interactive.trials(curves, settings, learning, _program(command))
+        data |= {"plots": interactive.plots(curves, trials.pop("keys")), "trials": trials}
+        settled = [[None] * len(c.result.values) if unfinished else learning.settles(c) for c in curves]
+        for name, title, draw in _figures(curves, learning):
+            if unfinished:  # plots alone: drawing takes seconds
+                if name in data["plots"]:
+                    pictures[name] = Picture(title, "", "")
+            elif figure := draw():
                 content = figures.png(figure)
                 write_atomically(workdir / f"{name}.png", content)
-                pictures[name] = title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}"
-    template = resources.files("depthmup.report").joinpath("report.html.jinja").read_text()
-    page = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(template)
-    html = page.render(
+                pictures[name] = Picture(title, base64.b64encode(content).decode(), f"{figure.get_figwidth():.1f}")
+    html = render(
+        "report.html.jinja",
+        data,
         verdicts=verdicts(curves),
         edges=edges(curves),
         rules=rules(curves),
         laws=laws(curves),
         optima=optima(curves, settled),
         others=any(c.hyperparameter != "learning_rate" for c in curves),
-        best="" if curves else best_table(rows, settings),
-        colors=figures.VERDICT_COLORS,
+        best="" if curves or rows.empty else best_table(rows, settings),
+        unfinished=unfinished,
+        sizes={axis: ", ".join(map(str, sizes)) for axis, sizes in axes(settings)},
         pictures=pictures,
+        plots=list(data["plots"]),
         settings=json.dumps(found["settings"], indent=1),
         versions=", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS),
         command=command,
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
+    """A page of this folder that needs no other file. data: what report.js reads; names: what the template does."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("depthmup.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(
+        style=Markup(resources.files("depthmup.report").joinpath("style.css").read_text()),
+        scripts=interactive.scripts(),
+        # No name can end the script element that this stands in: <, > and & are written as \\u003c and so on.
+        data=htmlsafe_json_dumps(_finite(data), allow_nan=False, separators=(",", ":")),
+        colors=figures.VERDICT_COLORS,
+        **names,
+    )
 
 
 def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
@@ -249,22 +304,25 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
     return result
 
 
-def _figures(curves: Sequence[TransferCurve], learning: LearningCurves) -> Iterator[tuple[str, str, Figure | None]]:
-    """(name of the file, what it shows, picture)."""
+def _figures(
+    curves: Sequence[TransferCurve], learning: LearningCurves
+) -> Iterator[tuple[str, str, Callable[[], Figure | None]]]:
+    """(name of the file, what it shows, what draws it)."""
     for axis, key in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
         own = [c for c in curves if (c.axis, c.hyperparameter) == (axis, key)]
         name = key.replace("_", " ")
         suffix = "" if key == "learning_rate" else f"_{key.replace(' ', '')}"
-        yield f"loss_over_{axis}{suffix}", f"Loss against {name} at each {axis}", figures.loss_curves(own)
-        yield f"optimum_over_{axis}{suffix}", f"Optimal {name} against {axis}", figures.optima(own)
+        yield f"loss_over_{axis}{suffix}", f"Loss against {name} at each {axis}", partial(figures.loss_curves, own)
+        yield f"optimum_over_{axis}{suffix}", f"Optimal {name} against {axis}", partial(figures.optima, own)
         if key == "learning_rate":
             title = f"Learning curves at each {axis}"
-            yield f"curves_over_{axis}", title, figures.learning_curves(own, learning)
+            yield f"curves_over_{axis}", title, partial(figures.learning_curves, own, learning)
             for quantity, (label, _) in figures.QUANTITIES.items():
                 if quantity in learning.quantities:
-                    figure = figures.over_training(own, learning, quantity)
-                    yield f"{quantity}_over_{axis}", f"{label} at each {axis}", figure
-    yield "update_profiles", "Change of each layer in the first step", figures.update_profiles(curves)
+                    draw = partial(figures.over_training, own, learning, quantity)
+                    yield f"{quantity}_over_{axis}", f"{label} at each {axis}", draw
+    title = "Change of each layer in the first step"
+    yield "update_profiles", title, partial(figures.update_profiles, curves)
 
 
 def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
@@ -280,6 +338,11 @@ def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
 def _names(c: TransferCurve) -> Cells:
     hyperparameter = c.hyperparameter.replace("_", " ")
     return {"over": c.axis, "optimum of": hyperparameter, "parameterization": c.name, "optimizer": c.optimizer}
+
+
+def _program(command: str) -> str:
+    """How the commands of a page begin; from Python as the module, which is there wherever the package is."""
+    return next((program for program in PROGRAMS if command.startswith(f"{program} ")), "python -m depthmup")
 
 
 def _drift(drift: Drift | None) -> str:

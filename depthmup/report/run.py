@@ -14,6 +14,7 @@ from depthmup.measure import MaximalUpdate
 from depthmup.report import page
 from depthmup.report.calibration import calibrations
 from depthmup.report.curves import curves_along_depth, judge
+from depthmup.report.live import LiveReport
 from depthmup.settings import Settings, from_config
 from depthmup.sweep.engine import train
 from depthmup.sweep.group import CACHE, compiled_in
@@ -31,13 +32,20 @@ class Result(NamedTuple):
 def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
     """Train the missing trials of a config's sweep, then write verdicts, pictures and report.html into `workdir`.
 
+    While it trains, report.html has the progress and what is known so far.
+
     Args:
       command: the command that the report says it was made by.
       options: arguments of `sweep.train`, which also says what is raised.
     """
     settings = config if isinstance(config, Settings) else from_config(config)
-    rows = train(settings, workdir, **options)
     _, parts = options.get("shard", (0, 1))
+    live = LiveReport(settings, Path(workdir), command)
+    try:
+        rows = train(settings, workdir, watch=live if parts == 1 else None, **options)
+    except BaseException:
+        live.stop()
+        raise
     if parts > 1:
         words = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
         return Result(rows, words, None)

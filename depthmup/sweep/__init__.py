@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from depthmup.report.calibration import calibrate, path_sum
+    from depthmup.report.compare import compare
     from depthmup.report.grow import Grown, grow
     from depthmup.report.run import Result, run
     from depthmup.settings import put
@@ -20,6 +21,7 @@ __all__ = [
     "Grown",
     "Result",
     "calibrate",
+    "compare",
     "cost",
     "curves",
     "grow",
@@ -35,6 +37,7 @@ _MODULES = {
     "Grown": "depthmup.report.grow",
     "Result": "depthmup.report.run",
     "calibrate": "depthmup.report.calibration",
+    "compare": "depthmup.report.compare",
     "cost": "depthmup.sweep.engine",
     "curves": "depthmup.sweep.store",
     "grow": "depthmup.report.grow",

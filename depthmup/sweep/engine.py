@@ -39,6 +39,7 @@ def train(
     shard: tuple[int, int] = (0, 1),
     yes: bool = False,
     progress: bool = True,
+    watch: Callable[[Mapping[str, Row], Progress], None] | None = None,
 ) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
 
@@ -52,6 +53,7 @@ def train(
         machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`.
       yes: allow a plan of more than sweep.max_trials trials.
       progress: whether to show the progress.
+      watch: called with the rows so far, {key: row}, and the progress whenever there is news, many times a minute.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
     stop.
@@ -72,7 +74,8 @@ def train(
             cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
         clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
-        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock))
+        seen = functools.partial(watch, store.rows) if watch else None
+        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock, watch=seen))
         sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
         if settings.sweep.adaptive:
             search = Search(settings)

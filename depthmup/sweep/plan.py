@@ -13,7 +13,21 @@ import numpy as np
 from depthmup.fit.optimum import POINTS
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.settings import LEARNING_RATE, OWN, TRACED, Settings, SettingsError, flat, named, put, value_of
+from depthmup.settings import (
+    LEARNING_RATE,
+    OWN,
+    TRACED,
+    Settings,
+    SettingsError,
+    SweepSettings,
+    convert,
+    defaults,
+    flat,
+    keys,
+    named,
+    put,
+    value_of,
+)
 from depthmup.sweep.axes import parse
 from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
@@ -219,6 +233,21 @@ def identity(settings: Settings) -> dict[str, Any]:
     fixed = {key: value for key, value in flat(settings).items() if key not in axes}
     sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
+
+
+def from_identity(saved: Mapping[str, Any]) -> Settings:
+    """The settings of a sweep from its `identity`, as settings.json has it; what decides no result has its default.
+
+    Raises SettingsError if it is not that of a sweep, or that of another version.
+    """
+    if saved.get("schema") != SCHEMA:
+        kind = f"of schema {saved['schema']}" if "schema" in saved else "not that of a sweep"
+        raise SettingsError(f"it is {kind}, and this is schema {SCHEMA}")
+    sweep = dict(saved["sweep"])
+    shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
+    family = saved["model.name"]
+    values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
+    return put(dataclasses.replace(defaults(family), sweep=convert(SweepSettings, sweep, "sweep")), values | shape)
 
 
 def _unused(settings: Settings, optimizer: str, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import jax
 from rich.console import Console, Group, RenderableType
@@ -171,6 +171,7 @@ class Progress:
     rows: the rows that the sweep has already.
     silent: show nothing.
     clock: measures compilation in this process; None if other processes compile.
+    watch: called at every news, with this object.
     """
 
     def __init__(
@@ -179,7 +180,9 @@ class Progress:
         silent: bool = False,
         console: Console | None = None,
         clock: CompileClock | None = None,
+        watch: Callable[[Progress], None] | None = None,
     ) -> None:
+        self._watch = watch
         self._console = console or Console(quiet=silent)
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
@@ -236,10 +239,18 @@ class Progress:
         self._now_and_then()
 
     def _now_and_then(self) -> None:
-        """Print a line every EVERY seconds, if there is no terminal to draw on."""
+        """Call `watch`. Print a line every EVERY seconds, if there is no terminal to draw on."""
+        if self._watch:
+            self._watch(self)
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
             self.say(self.line() if self._time.running() or not self._note else f"{self.line()}; {self._note}")
+
+    @property
+    def share(self) -> float:
+        """The share of the training to do that is done."""
+        part, whole = self._time.trained()
+        return part / whole if whole else 0.0
 
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""

@@ -1,0 +1,106 @@
+"""The report of a sweep of 10,000 trials: seconds to write it, its size, and seconds to open it in a browser.
+
+    python -m benchmarks.report
+
+The rows are made up, with learning curves of 100 steps. A page is open when the plots in its window are drawn; where
+there is no chromium, nothing is opened. `live` is the page while the sweep runs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas
+
+from configs import default
+from depthmup.backend import prepare_cpu
+from depthmup.report import page
+from depthmup.report.curves import finished, judge
+from depthmup.settings import Settings, column, from_config, put
+from depthmup.sweep.plan import SCHEMA, identity, trials
+from depthmup.sweep.store import Finished, Store
+from depthmup.train.workdir import Row
+from tests import browser
+
+STEPS = 100  # of a learning curve
+OPENED = 5  # times
+DRAWN = """[...document.querySelectorAll('.canvas')].every(
+  (canvas) => canvas.getBoundingClientRect().top > innerHeight || canvas.querySelector('.main-svg'))"""
+
+
+def made_up() -> tuple[Settings, list[Row]]:
+    """A sweep of 10,260 trials in 12 curves."""
+    config = default.get_config()
+    config.sweep.update(seeds=10, depths=(2, 4, 8, 16, 32, 64))
+    settings = put(from_config(config), {"model.width": 128, "model.depth": 2})
+    rng, rows = np.random.default_rng(0), []
+    for trial in trials(settings):
+        x = np.log2(trial.learning_rate) + 4
+        losses = {"loss": float(np.exp(0.05 * x * x + 0.02 * rng.normal()) / 10), "diverged": False}
+        columns = {column(key): value for key, value in trial.leaves.items()}
+        rows.append({"key": trial.key, "schema": SCHEMA, **columns, "steps": STEPS, **losses})
+    return settings, rows
+
+
+def written(settings: Settings, rows: list[Row], folder: Path) -> Path:
+    store, step, rng = (
+        Store(folder, identity(settings)),
+        np.arange(1, STEPS + 1, dtype=np.int32),
+        np.random.default_rng(1),
+    )
+    values = rng.uniform(0.1, 1, (len(rows), STEPS)).astype(np.float32)
+    curves = ({"step": step, "loss": value, "grad_norm": value} for value in values)
+    store.add([Finished(row, curve) for row, curve in zip(rows, curves, strict=True)])
+    store.close()
+    start = time.perf_counter()
+    table = pandas.DataFrame(rows)
+    found = judge(table, settings)
+    judged = time.perf_counter()
+    path = page.write(found, table, settings, folder, "")
+    done = time.perf_counter()
+    print(f"{len(rows):,} trials, {len(found)} curves: verdicts and laws {judged - start:.1f} s, pictures and page "
+          f"{done - judged:.1f} s, {path.stat().st_size / 1e6:.2f} MB")  # fmt: skip
+    return path
+
+
+def live(settings: Settings, rows: list[Row], folder: Path) -> None:
+    plan = trials(settings)  # the sweep makes it once
+    start = time.perf_counter()
+    so_far = finished({row["key"]: row for row in rows}, settings, plan)
+    assert so_far
+    unfinished = page.Unfinished("", 0.5, time.time())
+    path = page.write(judge(*so_far), so_far[0], settings, folder, "", unfinished)
+    print(f"live: {time.perf_counter() - start:.1f} s, {path.stat().st_size / 1e6:.2f} MB")
+
+
+def opened(path: Path, folder: Path) -> None:
+    with browser.opened(folder / "profile") as found:
+        for width in (1200, 400):
+            seconds = []
+            for _ in range(OPENED):
+                found.open(Path("/dev/null"))
+                start = time.perf_counter()
+                found.open(path, width=width)
+                found.wait(f"document.querySelector('.canvas') && {DRAWN}")
+                seconds.append(time.perf_counter() - start)
+            print(
+                f"{width} pixels wide: open after {np.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
+            )
+
+
+def main() -> None:
+    settings, rows = made_up()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = written(settings, rows, folder)
+        if browser.CHROMIUM:
+            opened(path, folder)
+        live(settings, rows, folder)
+
+
+if __name__ == "__main__":
+    prepare_cpu(1)
+    main()

@@ -1,0 +1,95 @@
+"""Several sweeps on one page: their curves over each other, their verdicts side by side, and what they differ in."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from depthmup.report import interactive, page
+from depthmup.report.curves import TransferCurve, finished, judge
+from depthmup.settings import put
+from depthmup.sweep.plan import from_identity
+from depthmup.sweep.store import load
+from depthmup.train.workdir import SETTINGS, WorkdirError, flat, write_atomically
+
+FILE = "compare.html"
+LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # interactive.DASHES in words
+
+
+class _Sweep(NamedTuple):
+    letter: str
+    workdir: Path
+    settings: Mapping[str, Any]  # the content of settings.json, {key: value}
+    curves: list[TransferCurve]
+
+
+def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_dir: str | None = None) -> Path:
+    """Write a page that compares the finished sizes of several sweeps; its path.
+
+    Args:
+      workdirs: of sweeps, two or more, which may have any settings.
+      to: the folder of compare.html; None: the first workdir.
+      data_dir: the config's data.data_dir, which workdirs do not keep; for sweeps of images in folders.
+
+    Raises WorkdirError for a workdir without a sweep or with fewer than two finished sizes, ValueError for fewer than
+    two workdirs or more than 26, and for data that is not there.
+    """
+    folders = list(dict.fromkeys(map(Path, workdirs)))
+    if not 2 <= len(folders) <= len(string.ascii_uppercase):
+        raise ValueError(f"compare takes 2 to 26 workdirs of sweeps, got {len(folders)}: compare DIR DIR ...")
+    sweeps = [_read(letter, folder, data_dir) for letter, folder in zip(string.ascii_uppercase, folders, strict=False)]
+    curves = [(sweep.letter, c) for sweep in sweeps for c in sweep.curves]
+    kinds = [(c.axis, c.hyperparameter, c.optimizer, c.name) for _, c in curves]
+    curves = [pair for _, pair in sorted(zip(map(kinds.index, kinds), curves, strict=True), key=lambda found: found[0])]
+    plots = interactive.plots([c for _, c in curves], sweeps=[letter for letter, _ in curves])
+    cells = page.verdicts([c for _, c in curves])
+    html = page.render(
+        "compare.html.jinja",
+        {"plots": plots},
+        sweeps=[
+            {"sweep": sweep.letter, "lines": LINES[i % len(LINES)], "workdir": str(sweep.workdir)}
+            for i, sweep in enumerate(sweeps)
+        ],
+        verdicts=[{"sweep": letter, **row} for (letter, _), row in zip(curves, cells, strict=True)],
+        sizes=[f"{size:g}" for size in sorted({size for _, c in curves for size in c.result.values})],
+        plots=list(plots),
+        differences=_differences(sweeps),
+        others=any(c.hyperparameter != "learning_rate" for _, c in curves),
+    )
+    path = Path(to or folders[0]) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, html)
+    return path
+
+
+def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
+    path = workdir / SETTINGS
+    if not path.exists():
+        raise WorkdirError(f"{workdir} holds no {SETTINGS}: give the --workdir of main.py sweep")
+    try:
+        saved = json.loads(path.read_text())
+        settings = put(from_identity(saved), {"data.data_dir": data_dir})
+    except (KeyError, ValueError) as error:
+        raise WorkdirError(f"{path} cannot be used: {error}. Give the --workdir of main.py sweep") from error
+    rows = {row["key"]: row for row in load(workdir).to_dict("records")}
+    found = finished(rows, settings)
+    curves = judge(*found) if found else []
+    if not curves:
+        raise WorkdirError(
+            f"{workdir} has fewer than two finished sizes, so that there is no curve to compare: go on with its sweep"
+        )
+    return _Sweep(letter, workdir, flat(saved), curves)
+
+
+def _differences(sweeps: Sequence[_Sweep]) -> list[page.Cells]:
+    """A row for each setting whose value is not the same in all sweeps."""
+    every = dict.fromkeys(key for sweep in sweeps for key in sweep.settings)
+    rows = [{"setting": key, **{sweep.letter: _words(sweep.settings, key) for sweep in sweeps}} for key in every]
+    return [row for row in rows if len({row[sweep.letter] for sweep in sweeps}) > 1]
+
+
+def _words(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "not set"

@@ -1,0 +1,65 @@
+"""report.html while its sweep is running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas
+
+from depthmup.report import page
+from depthmup.report.curves import finished, judge
+from depthmup.settings import Settings
+from depthmup.sweep.plan import Trial, trials
+from depthmup.sweep.progress import Progress
+from depthmup.train.workdir import Row
+
+EVERY = 10.0  # seconds between two versions of the page, at least
+SHARE = 0.02  # of the time of a sweep that writing its page may take
+
+
+class LiveReport:
+    """Writes report.html now and then, with progress, time left, and the verdicts of the sizes that are finished.
+
+    `depthmup.sweep.train` calls it, in the thread that trains. A page that cannot be written stops no training: the
+    sweep says why, and goes on without it.
+    """
+
+    def __init__(self, settings: Settings, workdir: Path, command: str) -> None:
+        self._settings, self._workdir, self._command = settings, workdir, command
+        self._next = 0.0  # no page before this time
+        self._last: tuple[Mapping[str, Row], str, float] | None = None
+        self._plan: list[Trial] = []  # made once, if there is something to judge
+        self._failed = False
+
+    def __call__(self, rows: Mapping[str, Row], progress: Progress) -> None:
+        start = time.monotonic()
+        if start < self._next or self._failed:
+            return
+        self._last = rows, progress.line(), progress.share
+        try:
+            self._write("")
+        except Exception as error:  # of any kind: the rows are worth more than the page
+            self._failed = True
+            progress.say(f"no report while this runs: {type(error).__name__}: {error}")
+        end = time.monotonic()
+        self._next = end + max(EVERY, (end - start) / SHARE)
+
+    def stop(self) -> None:
+        """Say in the page that the sweep has been stopped, if there is a page."""
+        if self._last and not self._failed:
+            self._write("stopped; the same command goes on")
+
+    def _write(self, stopped: str) -> None:
+        assert self._last
+        rows, line, share = self._last
+        if rows and not self._plan and not self._settings.sweep.adaptive:
+            self._plan = trials(self._settings)
+        found = finished(rows, self._settings, self._plan) if rows else None
+        unfinished = page.Unfinished(stopped or line, share, time.time())
+        if found:
+            table, settings = found
+            page.write(judge(table, settings), table, settings, self._workdir, self._command, unfinished)
+        else:
+            page.write([], pandas.DataFrame(rows.values()), self._settings, self._workdir, self._command, unfinished)

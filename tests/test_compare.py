@@ -1,0 +1,154 @@
+"""Several sweeps on one page."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from depthmup import sweep
+from depthmup.report.curves import judge
+from depthmup.settings import SettingsError, defaults, put
+from depthmup.sweep.plan import from_identity, identity
+from depthmup.sweep.store import Finished, Store
+from depthmup.train.workdir import WorkdirError
+from tests import tiny
+from tests.test_interactive import HOSTILE, needs_chromium, open_page  # noqa: F401 - a fixture
+from tests.test_report import GRID, planted
+
+
+def store(folder, settings, rows=None, saved=None):
+    """A workdir with these rows; by default all of the plan's."""
+    rows = planted(settings) if rows is None else rows
+    opened = Store(folder, saved or identity(settings))
+    opened.add([Finished(row) for row in rows.to_dict("records")])
+    opened.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    """Workdirs of two sweeps; the second one has other depths, another schedule and no depth_mup."""
+    folder = tmp_path_factory.mktemp("compare")
+    one = tiny.settings(**GRID)
+    two = tiny.settings(
+        **{**GRID, "sweep__depths": (3, 6, 12), "sweep__parameterizations": ("mup",)}, schedule="cosine"
+    )
+    return store(folder / "one", one), store(folder / f"two {HOSTILE.replace('/', '')}", two), one, two
+
+
+def data_of(path):
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.DOTALL)[1])
+
+
+def words_of(path):
+    """The text of the page, a row of a table in a line."""
+    text = re.sub(r"<(script|style).*?</\1>", "", path.read_text(), flags=re.DOTALL).replace("\n", " ")
+    text = html.unescape(re.sub(r"<[^>]*>", "", text.replace("<tr>", "\n").replace("<td", " | <td")))
+    return "\n".join(re.sub(r" +", " ", line).strip() for line in text.splitlines())
+
+
+def test_settings_come_back_from_a_workdir():
+    settings = tiny.settings(
+        **GRID,
+        sweep__axes="model.norm = none, layer; parameterization.alpha = 0.5, 0.75",
+        data__augment__scale=(0.5, 1.0),
+        clip=2.0,
+        loss="mse",
+    )
+    saved = json.loads(json.dumps(identity(settings) | {"files of data.data_dir": "abc"}))
+    assert identity(from_identity(saved)) == identity(settings)
+    vit = put(defaults("vit"), {"model.heads": 2})
+    assert identity(from_identity(identity(vit))) == identity(vit)
+    with pytest.raises(SettingsError, match="it is of schema 3, and this is schema"):
+        from_identity({**saved, "schema": 3})
+    with pytest.raises(SettingsError, match="not that of a sweep"):
+        from_identity({"model.name": "vit"})
+
+
+def test_a_page_of_two(sweeps, tmp_path):
+    """The same numbers as their own reports, panel by panel, and the settings that differ."""
+    first, second, one, two = sweeps
+    path = sweep.compare([first, second, first], tmp_path / "new" / "folder")  # a workdir twice is one
+    assert path == tmp_path / "new" / "folder" / "compare.html"
+    curves = {"A": judge(planted(one), one), "B": judge(planted(two), two)}
+    text = words_of(path)
+    assert f"A | solid | {first}" in text
+    assert f"B | dashed | {second}" in text
+    assert 'schedule | "linear" | "cosine"' in text
+    assert "sweep.depths | [3, 4, 6, 8, 24] | [3, 6, 12]" in text
+    assert "base_width" not in text  # the same in both
+    sizes = (3, 4, 6, 8, 12, 24)
+    for letter, c in (("A", curves["A"][0]), ("B", curves["B"][0]), ("A", curves["A"][1])):
+        of_size = dict(zip(c.result.values, np.log2(c.result.optimal_lr), strict=True))
+        drift = c.result.drift
+        words = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
+        cells = [f"{of_size[size]:.2f}" if size in of_size else "\N{EN DASH}" for size in sizes]
+        assert " | ".join([letter, c.result.verdict, c.result.by_regret.verdict, words, *cells]) in text
+    panels = data_of(path)["plots"]["loss_over_depth"]["panels"]
+    assert [panel["names"]["parameterization"] for panel in panels] == ["mup", "depth_mup"]
+    assert [says[0] for says in panels[0]["says"]] == ["A", "B"]
+    for trace in panels[0]["traces"]:
+        if trace["meta"]["kind"] == "mean":
+            c = curves[trace["meta"]["sweep"]][0]
+            i = c.result.values.index(float(trace["meta"]["size"]))
+            assert trace["x"] == pytest.approx(np.log2(c.result.learning_rates[i]))
+            means = np.exp(np.log(c.result.losses[i]).mean(axis=1))
+            assert min(trace["y"]) == pytest.approx(np.nanmin(means), rel=1e-4)
+            assert trace["line"]["dash"] == {"A": "solid", "B": "dash"}[trace["meta"]["sweep"]]
+    colors = {(t["meta"]["sweep"], t["meta"]["size"]): t["marker"]["color"] for t in panels[0]["traces"]}
+    assert colors["A", "6"] == colors["B", "6"] != colors["A", "4"]
+
+
+def test_the_same_settings(sweeps, tmp_path):
+    first, _, one, _ = sweeps
+    path = sweep.compare([first, store(tmp_path / "again", one)])
+    assert path == first / "compare.html"
+    assert "All settings are the same." in words_of(path)
+
+
+def test_an_unfinished_sweep_counts_with_its_finished_sizes(sweeps, tmp_path):
+    first, _, one, _ = sweeps
+    rows = planted(one)
+    workdir = store(tmp_path / "part", one, rows[rows["depth"].isin((3, 8)) | (rows["seed"] == 0)])
+    panels = data_of(sweep.compare([workdir, first]))["plots"]["loss_over_depth"]["panels"]
+    assert {t["meta"]["size"] for t in panels[0]["traces"] if t["meta"]["sweep"] == "A"} == {"3", "8"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda one, to: to, "holds no settings.json: give the --workdir of main.py sweep"),
+        (lambda one, to: store(to, one, planted(one)[:0]), "holds no rows of a sweep"),
+        (lambda one, to: store(to, one, planted(one)[:5]), "has fewer than two finished sizes"),
+        (lambda one, to: store(to, one, saved={"learning_rate": 1}), "cannot be used: it is not that of a sweep"),
+        (lambda one, to: store(to, one, saved=identity(one) | {"schema": 3}), "it is of schema 3"),
+        (lambda one, to: store(to, one, saved=identity(one) | {"epochs": "x"}), "epochs must be float"),
+    ],
+)
+def test_workdirs_that_cannot_be_compared(sweeps, tmp_path, wrong, says):
+    with pytest.raises(WorkdirError, match=re.escape(says)):
+        sweep.compare([sweeps[0], wrong(sweeps[2], tmp_path / "wrong")])
+    assert not (tmp_path / "compare.html").exists()
+
+
+def test_one_workdir_is_not_enough(sweeps):
+    with pytest.raises(ValueError, match="compare takes 2 to 26 workdirs of sweeps, got 1: compare DIR DIR"):
+        sweep.compare([sweeps[0], sweeps[0]])
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1200])
+def test_in_a_browser(sweeps, tmp_path, open_page, width):  # noqa: F811
+    """A sweep is switched off, and the name of a folder does nothing."""
+    open_page.open(sweep.compare(sweeps[:2], tmp_path), width=width)
+    canvas = "document.querySelector('#loss_over_depth .canvas, .canvas')"
+    open_page.wait(f"{canvas}._fullLayout")
+    labels = "[...document.querySelectorAll('.plot label')]"
+    open_page.run(f"{labels}.find(label => label.textContent === 'B').querySelector('input').click()")
+    shown = open_page.run(f"{canvas}.data.map(({{meta, visible}}) => [meta.sweep, meta.kind, visible])")
+    assert {(letter, visible) for letter, kind, visible in shown if kind == "mean"} == {("A", True), ("B", False)}
+    assert open_page.run("window.hacked === undefined")
+    assert open_page.run("document.documentElement.scrollWidth") == width
+    assert open_page.errors == []
