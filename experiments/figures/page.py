@@ -23,6 +23,7 @@ HEADER = """# Results: the papers' figures, trained anew
 A row for every figure and table of the papers. The settings of each experiment beside the paper's, and why they differ,
 are at the head of its module in experiments/paper_a/ and experiments/paper_b/. **CIFAR-10 (JPEG)** is CIFAR-10 with its
 images as JPEGs of quality 75, here reduced to 16x16 pixels or less: accuracies are lower than on the published pixels.
+A verdict holds at this scale, small networks and one epoch or less: it is not one on the papers' own trainings.
 Rows are in docs/results/paper_a/ and docs/results/paper_b/; a fresh clone goes on from them.
 """
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure

@@ -128,8 +128,9 @@ depthmup's own rule for branches of L^-1/2 has L^-1/2 in their learning rate (lr
 the features alike at every depth ([theory.md](theory.md), [checks.md](checks.md)); the paper has no power. Here, with
 layer norm, the paper's keeps the optimum (-.06 [-.34, .22] octaves a doubling) and ours moves it up by .37 [.20, .53]:
 the best rate of a whole epoch is not the one that keeps a single step's change. Both drifts fall during the epoch, by
-.2 to .3 octaves from its second tenth to its last, so a longer training may favour ours, as the digits and the
-patches do ([laws.md](laws.md)); 20 epochs were not tried. By regret either rule costs at most 2% with layer norm.""",
+.2 to .3 octaves from its second tenth to its last: with layer norm, a longer training may bring ours nearer to 0 and
+the paper's further below it. The paper's 20 epochs were not tried. By regret either rule costs at most 2% with layer
+norm.""",
 )
 COSINE = Experiment(
     figure="3d",
