@@ -16,15 +16,15 @@ configs: .venv/ready
 	$(BIN)/python -m depthmup.config_file > configs/default.py
 	$(BIN)/python -m depthmup.config_file docs > docs/settings.md
 
-# The site that people read, into site/: open site/index.html; needs no network to be read. Half a minute the first time.
+# The site that people read, into site/: open site/index.html; needs no network to be read. Executes the notebooks, in about
+# five minutes on 2 cores; NOTEBOOKS=false leaves them out.
 docs: .venv-docs/ready
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --clean
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --clean
 
-# Only what builds the site: it reads the code without importing it.
-.venv-docs/ready: pyproject.toml
+# What builds the site and what the notebooks need, with the pins of requirements.txt.
+.venv-docs/ready: pyproject.toml requirements.txt
 	$(PYTHON) -m venv .venv-docs
-	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > .venv-docs/pins
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r .venv-docs/pins
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[docs,run,theory]"
 	@touch $@
 
 # The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.

@@ -195,6 +195,10 @@ def test_in_a_browser(sweep, found, open_page, tmp_path):
     open_page.open(path)
     open_page.wait("document.querySelectorAll('#loss_over_depth .main-svg').length >= 4")
     assert not open_page.run("[...document.querySelectorAll('.still')].some(still => still.offsetHeight)")
+    labels = open_page.run("[...document.querySelectorAll('#loss_over_depth .ytick text')].map(t => t.textContent)")
+    low, high = 10 ** np.array(plots["loss_over_depth"]["y"]["range"])
+    assert labels
+    assert all(low <= float(label) <= high for label in labels), labels
     traces = plots["loss_over_depth"]["panels"][0]["traces"]
     highest = max(i for i, trace in enumerate(traces) if trace["meta"]["kind"] == "mean")  # drawn over the others
     shown = "document.querySelector('.hoverlayer').textContent"

@@ -1,10 +1,14 @@
 """The site of `make docs`: its pages exist, their links hold, their commands and their Python run. Without mkdocs."""
 
 import importlib.util
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import matplotlib.figure
 import pytest
 import yaml
 
@@ -17,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", *(DOCS / page for page in PAGES)]
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 # The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
 PYTHON = {
@@ -93,12 +98,43 @@ def wrong_command(words):
 
 def test_the_navigation_names_the_pages_that_exist():
     text = (ROOT / "mkdocs.yml").read_text()
-    assert sorted(files_of(yaml.safe_load(text)["nav"])) == PAGES
+    made = [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]  # by docs/extra/notebooks.py
+    assert sorted(files_of(yaml.safe_load(text)["nav"])) == sorted(PAGES + made)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_links_and_images_exist(path):
     assert broken(path, path.read_text()) == []
+
+
+def cells(path, kind):
+    """The cells of a notebook, each as text."""
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_have_links_that_exist_and_no_outputs(path):
+    assert broken(path, "\n\n".join(cells(path, "markdown"))) == []
+    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    """Without Jupyter: a line that starts with ! is a command of the shell, with {names} filled in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    program, names = f"{sys.executable} -m depthmup", {"__name__": "notebook"}
+    for code in cells(path, "code"):
+        code = code.replace("\\\n", "")
+        shell = re.search(r"^!depthmup (.*)$", code, re.M)
+        code = re.sub(r"^(?:!.*|from IPython.*|Image\(.*)$", "", code, flags=re.M)
+        exec(compile(code, path.name, "exec"), names)
+        if shell:
+            subprocess.run(f"{program} {shell[1].format(**names)}", shell=True, check=True, cwd=ROOT)
+    figures = [value for value in names.values() if isinstance(value, matplotlib.figure.Figure)]
+    assert figures
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)

@@ -37,7 +37,7 @@
     showlegend: false,
     shapes: panel.shapes,
     xaxis: { ...plot.x, ...panel.x, title: { text: plot.x.title }, zeroline: false },
-    yaxis: { ...plot.y, title: { text: plot.y.title }, zeroline: false },
+    yaxis: { ...plot.y, title: { text: plot.y.title }, zeroline: false, minorloglabels: "complete" }, // 0.2, not 2
   });
 
   function draw(name, place) {
