@@ -158,6 +158,21 @@ def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
     assert "### Figure 1" not in text
 
 
+def test_a_figure_has_an_outcome_of_what_it_needs(small, tmp_path, monkeypatch):
+    settings, rows = small
+    done = published.read(rows / "simple_resnet", settings, extended=True)
+    figure_1 = FIGURES["1"]._replace(sweeps={"simple_resnet": None, "more": None})
+    for needs, shown in (("simple_resnet",), True), (("more",), False), ((), False):
+        monkeypatch.setattr(
+            page, "PAPERS", (PAPER._replace(figures={"1": figure_1._replace(needs=needs)}, elsewhere=()),)
+        )
+        text = page.text({"paper_a": {"simple_resnet": done}})
+        assert (
+            ("### Figure 1" in text) == ("<br>so far 1 of 2 sweeps | **" in text) == ("**, so far |" in text) == shown
+        )
+        assert ("| not run yet | not finished |" in text) != shown
+
+
 def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, capsys):
     """In a fresh clone nothing is trained again, and without --data what is missing is named."""
     settings, rows = small

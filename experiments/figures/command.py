@@ -83,8 +83,8 @@ def draw(paper: Paper) -> None:
     found = {one.name: page.read(one) for one in page.PAPERS}
     sweeps = found[paper.name]
     for figure in paper.figures.values():
-        own = {name: sweeps[name] for name in figure.sweeps if name in sweeps}
-        if not page.missing(figure, own):
+        own = page.finished(figure, sweeps)
+        if own:
             paper.images.mkdir(parents=True, exist_ok=True)
             for name, picture in figure.pictures(own).items():
                 write_atomically(paper.images / f"{name}.png", figures.png(picture))

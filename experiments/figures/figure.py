@@ -33,6 +33,7 @@ class Experiment(NamedTuple):
     remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them.
     classes: of the folder of images that its sweeps are trained on.
     table: the numbers of its section, as Markdown; None: the verdicts of its curves.
+    needs: the sweeps without which there is no outcome; the others enter it when they are finished. None named: all.
     """
 
     figure: str  # such as "1"
@@ -44,6 +45,7 @@ class Experiment(NamedTuple):
     remarks: str = ""
     classes: int = 10
     table: Callable[[Sweeps], str] | None = None
+    needs: Sequence[str] = ()
 
 
 class Paper(NamedTuple):

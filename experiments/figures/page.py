@@ -44,14 +44,15 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
 
 
 def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
-    """The part of one paper. A figure without all of its trials says so and has no verdict."""
+    """The part of one paper. A figure says what of its trials is missing, and has a verdict if its outcome does not need it."""
     rows, sections = list(paper.elsewhere), []
     for name, figure in paper.figures.items():
-        own = {sweep: sweeps[sweep] for sweep in figure.sweeps if sweep in sweeps}
-        ours, verdict = missing(figure, own), "not finished"
-        if not ours:
+        own, left = finished(figure, sweeps), missing(figure, sweeps)
+        ours, verdict = left, "not finished"
+        if own:
             found = figure.outcome(own)
-            ours, verdict = "<br>".join(found.ours), f"**{found.verdict}**"
+            ours = "<br>".join([*found.ours, left] if left else found.ours)
+            verdict = f"**{found.verdict}**{', so far' if left else ''}"
             sections.append(_section(paper, figure, own))
         command = f"`python -m experiments.{paper.name} {name} --data=DIR`"
         rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
@@ -60,13 +61,21 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
     return "\n".join([*head, markdown(COLUMNS, rows), "", *sections])
 
 
+def finished(figure: Experiment, sweeps: Sweeps) -> Sweeps:
+    """The sweeps of a figure whose trials are all there; none if its outcome needs another one."""
+    there = {name: sweeps[name] for name in figure.sweeps if name in sweeps and sweeps[name].curves}
+    return there if set(figure.needs or figure.sweeps) <= there.keys() else {}
+
+
 def missing(figure: Experiment, sweeps: Sweeps) -> str:
     """What of a figure's trials is missing, in words; "" if nothing is."""
-    absent = [name for name in figure.sweeps if name not in sweeps or not sweeps[name].curves]
-    trials = sum(len(sweeps[name].rows) for name in absent if name in sweeps)
-    if trials:
-        return f"unfinished: {trials:,} trials so far"
-    return "not run yet" if absent else ""
+    there = finished(figure, sweeps)
+    if len(there) == len(figure.sweeps):
+        return ""
+    if there:
+        return f"so far {len(there)} of {len(figure.sweeps)} sweeps"
+    trials = sum(len(sweeps[name].rows) for name in figure.sweeps if name in sweeps and not sweeps[name].curves)
+    return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
 
 def title(figure: Experiment) -> str:

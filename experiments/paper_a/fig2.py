@@ -64,6 +64,8 @@ def outcome(sweeps: Sweeps) -> Outcome:
     """The claim of a comparison: with the scaling it transfers, or it drifts less than without."""
     ours, said = [], []
     for sweep, variant in (("resnet", "norm batch"), ("resnet", "norm layer"), ("resnet_beta0", "")):
+        if sweep not in sweeps:
+            continue
         plain, scaled = (curve_of(sweeps[sweep].curves, "depth", name, variant) for name in ("mup", "depth_mup"))
         ours += [f"{words(c)}{', beta0 1/16' if sweep == 'resnet_beta0' else ''}" for c in (plain, scaled)]
         drifts = [c.result.drift for c in (plain, scaled)]
@@ -87,4 +89,5 @@ EXPERIMENT = Experiment(
     sweeps={"resnet": resnet, "resnet_beta0": small_branches},
     outcome=outcome,
     pictures=pictures,
+    needs=("resnet",),
 )

@@ -210,4 +210,5 @@ SCREENED = Experiment(
     outcome=ingredients,
     pictures=ingredient_pictures,
     table=table,
+    needs=("screen_baseline",),
 )
