@@ -75,9 +75,9 @@ def test_the_page(folder):
     assert page.write("demo") == str(folder / "language.md")
     text = (folder / "language.md").read_text()
     rows = {tuple(line.split(" | ")[:2]): line for line in text.splitlines() if line.startswith("| ")}
-    assert re.search(r"depth \| -0\.(4[6-9]|5[0-4]) \[", rows["| mup", "depth"])
-    assert "| does not transfer |" in rows["| mup", "depth"]
-    for name in ("sp", "depth_mup", "completep", "depth_mup muon", "depth_mup nnx"):
+    assert re.search(r"depth \| -0\.(4[6-9]|5[0-4]) \[", rows["| mup, adamw", "depth"])
+    assert "| does not transfer |" in rows["| mup, adamw", "depth"]
+    for name in ("sp, adamw", "depth_mup, adamw", "completep, adamw", "depth_mup, muon", "depth_mup nnx, adamw"):
         assert "| transfers |" in rows[f"| {name}", "depth"]
         assert "| transfers |" in rows[f"| {name}", "width"]
     for picture in re.findall(r"\]\((images/.*?)\)", text):
