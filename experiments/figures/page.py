@@ -44,7 +44,7 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
 
 
 def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
-    """The part of one paper. A figure says which trials are missing, and has a verdict if its outcome does not need them."""
+    """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
     rows, sections = list(paper.elsewhere), []
     for name, figure in paper.figures.items():
         own, left = finished(figure, sweeps), missing(figure, sweeps)
