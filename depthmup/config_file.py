@@ -6,6 +6,7 @@ python -m depthmup.config_file docs > docs/settings.md
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 import typing
@@ -58,6 +59,7 @@ configs/default.py. The last column says what a change of a key does:
 - **program**: another result, by a program of its own.
 - **none**: the same result.
 """
+NAMED = re.compile(r"docs/([\w-]+\.md)")  # a page named in a meaning, which is a link on the page
 TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
 
 
@@ -142,7 +144,8 @@ def page() -> str:
             )
             default = "unset" if k.default is None else f"`{_python(k.default)}`"
             change = "traced" if k.traced else "program" if k.decides else "none"
-            cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, k.words, change)
+            words = NAMED.sub(r"[\1](\1)", k.words)
+            cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, words, change)
             lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
         lines += [""]
     return "\n".join(lines)

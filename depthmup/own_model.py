@@ -161,7 +161,6 @@ class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
 
     specs: of its parameters, with the places of absorbed factors. correction: of the init, with fan_in_init=True.
-    at: (width, depth) -> the same model at another shape.
     """
 
     parameterization: Parameterization
@@ -169,6 +168,7 @@ class Setup:
     model: Model
     correction: InitAudit | None
     at: Callable[[int, int], Setup]
+    """(width, depth) -> the `Setup` of the same model at another shape, with the same base."""
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or

@@ -66,7 +66,8 @@ class Case(NamedTuple):
 
 NO_BRANCH = (
     "Without branches `depth_mup` is `mup` and claims nothing along depth: there the updates of all layers add up to "
-    "depth^(3/2) (docs/theory.md section 6a), which is the slope of the hidden weights. Along width it must be flat."
+    "depth^(3/2) ([theory.md](theory.md), section 6a), which is the slope of the hidden weights. Along width it must "
+    "be flat."
 )
 CLASS_TOKEN = (
     "`depth_ode` with SGD is not flat for biases outside the branches: its branches vanish at initialization, and "

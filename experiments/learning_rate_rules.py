@@ -4,7 +4,7 @@
 
 The first argument is this multiple, the others are workdirs of finished sweeps, whose summary.json is read. In
 brackets is the regret: the loss at the rule's learning rate minus the smallest loss; x: that learning rate diverges or
-lies outside the grid. none: no prediction, or no optimum inside the grid at that depth.
+lies outside the grid. -: the rule predicts nothing; "no optimum": that depth has none inside the grid.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def table(summary: Mapping[str, Any], ratio: float) -> str:
         at, cells = depths.index(ratio * first), []
         for name in names:
             rule = curve["rules"].get(name)
-            off, regret = (rule[key][at] if rule else None for key in ("octaves_off", "regret"))
+            predicted, off, regret = (rule[key][at] if rule else None for key in ("predicted", "octaves_off", "regret"))
             loss = "x" if regret is None else f"{regret:.3f}"
-            cells.append("none" if off is None else f"{off:+.2f} ({loss})")
+            missing = "-" if predicted is None else "no optimum"
+            cells.append(missing if off is None else f"{off:+.2f} ({loss})")
         label = " ".join(filter(None, (curve["optimizer"], curve["parameterization"], curve["variant"])))
         lines.append("| " + " | ".join([label, f"{first:g}, {depths[at]:g}", *cells]) + " |")
     return "\n".join(lines)

@@ -26,8 +26,8 @@ ORDER = ("transfers", "undecided", "does not transfer")
 def table(rows: pandas.DataFrame, settings: Settings) -> str:
     """A line for each axis, optimizer, parameterization and variant."""
     measure, rng = settings.sweep.judge_by, np.random.default_rng(0)
-    titles = "".join(f"{title:>20}" for title in (*ORDER, *(f"by regret: {ORDER[0]}", *ORDER[1:])))
-    lines = [f"of {REDRAWS} redraws{'':28}{titles}"]
+    titles = "".join(f"{title:>22}" for title in (*ORDER, *(f"by regret: {ORDER[0]}", *ORDER[1:])))
+    lines = [f"{f'of {REDRAWS} redraws':43}{titles}"]
     for axis, sizes in axes(settings):
         other = "width" if axis == "depth" else "depth"
         for names, trials in variants(rows, settings):
@@ -40,7 +40,7 @@ def table(rows: pandas.DataFrame, settings: Settings) -> str:
                 found = transfer(redrawn, axis, cap(settings, measure), measure=measure)
                 counts.update([("drift", found.verdict), ("regret", found.by_regret.verdict)])
             cells = [counts[kind, verdict] for kind in ("drift", "regret") for verdict in ORDER]
-            lines.append(f"{axis:6} {' '.join(names):36}" + "".join(f"{cell:>20}" for cell in cells))
+            lines.append(f"{axis:6} {' '.join(names):36}" + "".join(f"{cell:>22}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -290,6 +290,10 @@ def test_figure_4_on_planted_optima():
     assert fig4.outcome({**own, "simple_resnet": apart}).verdict == DISAGREES
     decays = planted("weight_decay", lambda row: -7, floor=lambda row: 1 + 0.05 * np.log2(row["depth"]))
     assert fig4.outcome({**own, "weight_decay": decays, "simple_resnet": alike}).verdict == DISAGREES
+    assert "no optimum" not in found.ours[1]
+    smallest = fig4.outcome({**own, "weight_decay": planted("weight_decay", lambda row: -15), "simple_resnet": alike})
+    assert "no optimum inside the grid at depth 3, 6, 12, 24" in smallest.ours[1]
+    assert smallest.verdict == AGREES
     moves = {**own, "gamma0": planted("gamma0", lambda row: np.log2(row["depth"]) - 2)}
     assert fig4.outcome({**moves, "simple_resnet": alike}).verdict == DISAGREES
 

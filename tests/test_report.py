@@ -104,6 +104,16 @@ def test_laws_and_rules(judged):
         assert max(map(abs, curve.laws.segments[0].relative_error)) < 0.35
 
 
+def test_an_edge_outside_the_grid():
+    """Above it, or below it where nothing trains."""
+    settings = tiny.settings(**GRID)
+    best = {3: -1, 4: -2, 6: -3, 8: 4, 24: -20}
+    curves = judge(planted(settings, lambda s: best[s.model.depth]), settings)
+    for row in page.edges(curves):
+        assert [row[size] for size in ("3", "8", "24")] == ["1.50", "above", "none"]
+    assert "at depth (above: beyond the grid; none: no value trains every seed)" in page.verdict_table(curves)
+
+
 def test_rule_table(judged):
     _, _, curves = judged
     first, head, *lines = page.rule_table(curves).splitlines()

@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", *(DOCS / page for page in PAGES)]
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md"]  # pages of the site that stand in the root: docs/extra/root_pages.py
 
 # The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
 PYTHON = {
@@ -99,10 +100,10 @@ def wrong_command(words):
 def test_the_navigation_names_the_pages_that_exist():
     text = (ROOT / "mkdocs.yml").read_text()
     made = [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]  # by docs/extra/notebooks.py
-    assert sorted(files_of(yaml.safe_load(text)["nav"])) == sorted(PAGES + made)
+    assert sorted(files_of(yaml.safe_load(text)["nav"])) == sorted([*BESIDE, *PAGES, *made])
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TEXTS, *(ROOT / name for name in BESIDE)], ids=lambda path: path.name)
 def test_links_and_images_exist(path):
     assert broken(path, path.read_text()) == []
 
@@ -204,10 +205,27 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
             assert part in code, heading
 
 
+def test_pages_from_the_root():
+    """On the site their links start in docs/, and the pages that they name are links."""
+    pages = hook("root_pages")
+    assert list(pages.PAGES) == BESIDE
+    for name in BESIDE:
+        text = pages.text_on_the_site((ROOT / name).read_text())
+        assert broken(DOCS / name, text) == []
+        assert links(text)
+        assert not re.search(r"(?<!\[)docs/[\w-]+\.md", outside_code(text))
+
+
+def hook(name):
+    """The module of a hook of mkdocs."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "extra" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_a_page_that_needs_the_network_is_found(tmp_path):
-    spec = importlib.util.spec_from_file_location("offline", DOCS / "extra" / "offline.py")
-    offline = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(offline)
+    offline = hook("offline")
     (tmp_path / "page.html").write_text(
         '<script src="extra/a.js"></script><a href="https://a.org">a</a><script async src=https://b.org/b.js></script>'
         '<link rel="stylesheet" href="//c.org/c.css">'

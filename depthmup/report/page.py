@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
@@ -134,7 +134,8 @@ def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
 
 
 def edges(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve with an edge at some size; the edge at each size is in a column named by the size."""
+    """A row for each curve with an edge at some size; the edge at each size is in a column named by the size: "above"
+    where it is beyond the grid, "none" where no value trains every seed."""
     result = []
     for c in curves:
         of_size = {f"{size:g}": o.edge for size, o in zip(c.result.values, c.result.optima, strict=True)}
@@ -142,7 +143,10 @@ def edges(curves: Sequence[TransferCurve]) -> list[Cells]:
             continue
         law = c.result.edge
         cells = {"verdict": law.verdict, "drift": _drift(law.drift), "why": law.reason}
-        sizes = {size: _log2(edge.learning_rate if edge else None) for size, edge in of_size.items()}
+        sizes = {
+            size: "above" if edge and edge.learning_rate is None else _log2(edge and edge.learning_rate)
+            for size, edge in of_size.items()
+        }
         result.append({**_names(c), **cells, **sizes})
     return result
 
@@ -219,11 +223,16 @@ def verdict_table(curves: Sequence[TransferCurve]) -> str:
         sizes = {f"{size:g}": (f"{size:g}", "{:>8}") for size in block[0].result.values}
         drift, verdict = {"drift": ("drift per doubling", "   {:22}")}, ("verdict", " {:18}")
         name = hyperparameter.replace("_", " ")
-        table = _text(verdicts(block), sizes | drift | {"verdict": verdict, "by regret": ("by regret", "{}")})
-        blocks.append(f"log2 of the best {name} at {axis} (*: at the edge)\n{table}")
+        found = verdicts(block)
+        table = _text(found, sizes | drift | {"verdict": verdict, "by regret": ("by regret", "{}")})
+        legend = _legend(found, sizes, {"*": "at the edge", "none": "no optimum inside the grid"})
+        blocks.append(f"log2 of the best {name} at {axis}{legend}\n{table}")
         if found := edges(block):
             table = _text(found, sizes | drift | {"verdict": verdict})
-            blocks.append(f"log2 of the edge, the {name} above which training is not possible, at {axis}\n{table}")
+            legend = _legend(found, sizes, {"above": "beyond the grid", "none": "no value trains every seed"})
+            blocks.append(
+                f"log2 of the edge, the {name} above which training is not possible, at {axis}{legend}\n{table}"
+            )
     return "\n\n".join(blocks)
 
 
@@ -333,6 +342,13 @@ def _text(rows: Sequence[Cells], columns: Mapping[str, tuple[str, str]]) -> str:
         cells = [form.format(row.get(key, NONE)) for key, (_, form) in columns.items()]
         lines.append("".join([f"{row['optimizer']:10}{row['parameterization']:{wide}}", *cells]))
     return "\n".join(lines)
+
+
+def _legend(rows: Sequence[Cells], columns: Iterable[str], meanings: Mapping[str, str]) -> str:
+    """What the words in the cells of these columns mean, in brackets; "" if there are none."""
+    cells = [row.get(key, "") for row in rows for key in columns]
+    used = [f"{word}: {meaning}" for word, meaning in meanings.items() if any(word in cell for cell in cells)]
+    return f" ({'; '.join(used)})" if used else ""
 
 
 def _names(c: TransferCurve) -> Cells:

@@ -23,8 +23,8 @@ HEADER = """# Results: the papers' figures, trained anew
 A row for every figure and table of the papers. The settings of each experiment beside the paper's, and why they differ,
 are at the head of its module in experiments/paper_a/ and experiments/paper_b/. **CIFAR-10 (JPEG)** is CIFAR-10 with its
 images as JPEGs of quality 75, here reduced to 16x16 pixels or less: accuracies are lower than on the published pixels.
-A verdict holds at this scale, small networks and one epoch or less: it is not one on the papers' own trainings.
-Rows are in docs/results/paper_a/ and docs/results/paper_b/; a fresh clone goes on from them.
+A verdict holds at this scale, small networks and one epoch or less: it does not judge the papers' own trainings.
+The rows of all trials are in docs/results/paper_a/ and docs/results/paper_b/; a fresh clone goes on from them.
 """
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
 COLUMNS = ("figure", "claim", "paper", "ours", "verdict", "command")
@@ -44,7 +44,7 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
 
 
 def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
-    """The part of a paper. A figure tells what of it is missing; it has a verdict if its outcome does not need that."""
+    """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
     rows, sections = list(paper.elsewhere), []
     for name, figure in paper.figures.items():
         own, left = finished(figure, sweeps), missing(figure, sweeps)
@@ -86,7 +86,7 @@ def title(figure: Experiment) -> str:
 
 def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
     """Pictures, cost, remarks and numbers of a figure."""
-    lines = [f"### {title(figure)}", "", f"{figure.claim}.", ""]
+    lines = [f"### {title(figure)}", "", f"{figure.claim[0].upper()}{figure.claim[1:]}.", ""]
     lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
     for name, sweep in sweeps.items():
         lines += [f"`{name}`: {len(sweep.rows):,} trials, {sweep.about['minutes']:.0f} minutes.", ""]

@@ -25,10 +25,11 @@ PAPER = Paper(
     name="paper_a",
     title='A, "Depthwise hyperparameter transfer"',
     reading="""
-*ours*: the drift of the best learning rate in octaves (factors of 2) a doubling of depth or width, with its 95%
-interval; the verdict; and what the smallest size's best learning rate costs at the other sizes, the worst of them, as a
-share of the loss. It *transfers* if the drift's interval is within +-.25 of 0; where that is undecided, the verdict *by
-regret* decides: whether the cost is below 5% at every size ([laws.md](laws.md)).
+*ours* has three things: the drift of the best learning rate, in octaves (factors of 2) a doubling of depth or width,
+with its 95% interval; the verdict; and the cost, by how much the smallest size's best learning rate raises the loss at
+the worst of the other sizes. The learning rate *transfers* if the drift's interval is within +-.25 of 0, and does not
+if the interval is beyond or a size has no optimum inside the grid. Where this is undecided, the verdict *by regret*
+decides: whether the cost is below 5% at every size ([laws.md](laws.md)).
 """,
     figures=FIGURES,
     elsewhere=ELSEWHERE,
