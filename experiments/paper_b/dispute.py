@@ -185,9 +185,9 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
         )
     for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar, one scaled layer"), (0.0, "Sbar, two")):
         panel.axvline(at, color="gray", lw=0.8, ls=":")
-        panel.text(at, -0.9, label, fontsize=7, ha="center", color="gray")
+        panel.text(at, 1.02, label, fontsize=7, ha="center", color="gray", transform=panel.get_xaxis_transform())
     panel.set_yticks(range(len(sweeps)), [name_of(name).replace("_", " ") for name in sweeps])
-    panel.invert_yaxis()
+    panel.set_ylim(len(sweeps) - 0.5, -0.5)
     panel.set_xlabel("exponent of the best learning rate over depth")
     panel.legend(fontsize=8)
     return {"ingredients": figure}
