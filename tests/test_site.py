@@ -216,6 +216,12 @@ def test_pages_from_the_root():
         assert not re.search(r"(?<!\[)docs/[\w-]+\.md", outside_code(text))
 
 
+def test_links_to_notebooks_lead_to_their_pages():
+    """All but the button of a page that is a notebook itself."""
+    text = "[a](../notebooks/b.ipynb), [c](c.ipynb){.button}"
+    assert hook("notebooks").on_page_markdown(text, page=None) == "[a](../notebooks/b.md), [c](c.ipynb){.button}"
+
+
 def hook(name):
     """The module of a hook of mkdocs."""
     spec = importlib.util.spec_from_file_location(name, DOCS / "extra" / f"{name}.py")

@@ -4,16 +4,17 @@ The notebooks are committed without outputs. NOTEBOOKS=false leaves them unexecu
 """
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 
 def page(notebook, name):
-    """(markdown, {file name: bytes} of its pictures) of a notebook. Links to notebooks lead to their pages."""
+    """(markdown, {file name: bytes} of its pictures) of a notebook."""
     from nbconvert import MarkdownExporter
 
     text, resources = MarkdownExporter().from_notebook_node(notebook, {"unique_key": name})
-    return text.replace(".ipynb)", ".md)"), resources["outputs"]
+    return text, resources["outputs"]
 
 
 def executed(notebook):
@@ -22,6 +23,11 @@ def executed(notebook):
 
     with tempfile.TemporaryDirectory() as folder:
         return NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": folder}}).execute()
+
+
+def on_page_markdown(markdown, **_):
+    """Links to notebooks lead to their pages, but for the buttons, whose `)` has attributes behind it."""
+    return re.sub(r"\.ipynb\)(?!\{)", ".md)", markdown)
 
 
 def on_files(files, config):
@@ -34,7 +40,7 @@ def on_files(files, config):
             print(f"executing {path.name}", flush=True)
             notebook = executed(notebook)
         text, pictures = page(notebook, path.stem)
-        text = f"[This page as a notebook]({path.name}){{ .md-button download }}\n\n{text}"
+        text = f"[This page as a notebook]({path.name}){{.md-button download }}\n\n{text}"
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
