@@ -220,6 +220,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     config.parallel = dict(
         devices=config_dict.placeholder(int),  # devices that share each batch of main.py train; unset: all, but one CPU
         wrapper="pmap",  # pmap | jit; jit: over a mesh; of sweeps too
+        devices_per_trial=1,  # devices that share each batch of a trial of main.py sweep; 2 or more by jit
     )
 
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each

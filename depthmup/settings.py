@@ -157,6 +157,9 @@ class CheckpointSettings:
 class ParallelSettings:
     devices: int | None = key(None, "devices that share each batch of main.py train; unset: all, but one CPU", low=1)
     wrapper: str = key("pmap", "jit: over a mesh; of sweeps too", choices=("pmap", "jit"))
+    devices_per_trial: int = key(
+        1, "devices that share each batch of a trial of main.py sweep; 2 or more by jit", low=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,6 +313,11 @@ class Settings:
             for name in swept.optimizers:
                 if name not in swept.log2_learning_rates:
                     raise SettingsError(f"{where}.log2_learning_rates has no entry for the optimizer {name!r}: add one")
+        if self.parallel.devices_per_trial > 1 and self.parallel.wrapper != "jit":
+            raise SettingsError(
+                f"parallel.devices_per_trial = {self.parallel.devices_per_trial} needs a mesh of devices: set "
+                "parallel.wrapper to 'jit'"
+            )
         if self.warmup_epochs >= self.epochs:
             raise SettingsError(
                 f"warmup_epochs must be at least 0 and less than {self.epochs:g}, got {self.warmup_epochs}"

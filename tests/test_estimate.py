@@ -121,8 +121,15 @@ def test_duration(seconds, text):
 def test_as_many_at_once_as_fit(monkeypatch):
     trial = trials(tiny.settings())[0]
     task, hyper = task_of(trial.settings), hyper_of(trial.settings)
-    assert at_once(trial) == AT_ONCE
-    assert at_once(trials(tiny.settings(sweep__at_once=7))[0]) == 7
+    assert at_once(trial, devices=8) == AT_ONCE
+    assert at_once(trials(tiny.settings(sweep__at_once=7))[0], devices=8) == 7
+    halves = trials(tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=2))[0]
+    monkeypatch.setattr(estimate, "AT_ONCE", 10**9)
+    monkeypatch.setattr(estimate, "trial_layout", lambda: "vmap")
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 1e9 * len(jax.local_devices()))
+    for own, sets, part in ((trial, 8, 64), (halves, 4, 32)):
+        assert at_once(own, devices=8) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
+    monkeypatch.undo()
     each = memory(task, hyper, 64, "map")
     state = jax.eval_shape(task.init, hyper.arrays())
     assert each == 3 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -130,7 +137,7 @@ def test_as_many_at_once_as_fit(monkeypatch):
         statistics = {"bytes_limit": 3 * free * 1.001 / estimate.SHARE, "bytes_in_use": 0}
         device = types.SimpleNamespace(memory_stats=lambda statistics=statistics: statistics)
         monkeypatch.setattr(jax, "local_devices", lambda device=device: [device] * 3)
-        assert at_once(trial) == max(1, 3 * fit * bool(free))
+        assert at_once(trial, devices=3) == max(1, 3 * fit * bool(free))
 
 
 def test_out_of_memory_says_what_to_set(monkeypatch):

@@ -28,11 +28,13 @@ def lowered(function, *arguments):
 
 
 def programs(s):
-    """{kind: (compiled function, its arguments)}: a run that shares each batch, and three trials on two devices."""
+    """{kind: (compiled function, its arguments)}: a run that shares each batch, three trials on two devices, and on two
+    sets of two."""
     devices = jax.devices()
     placements = {
         "run": BatchOverDevices(devices, "jit"),
         "sweep": TrialsOverDevices(3, devices[:2], "jit", layout="vmap"),
+        "shared": TrialsOverDevices(3, devices[:4], "jit", layout="vmap", share=2),
     }
     return {
         kind: TrialLoop(task_of(s), batches_of(s), where).program(hyper_of(s)) for kind, where in placements.items()
@@ -69,7 +71,8 @@ def test_what_must_not_be_there_is_seen():
 def test_a_program_is_the_one_that_trains(wrapper):
     """Its arguments have the shapes and types of those that a run gives it."""
     s = settings("residual_mlp")
-    for placement in (BatchOverDevices(wrapper=wrapper), TrialsOverDevices(3, jax.devices()[:2], wrapper)):
+    share = 2 if wrapper == "jit" else 1
+    for placement in (BatchOverDevices(wrapper=wrapper), TrialsOverDevices(3, jax.devices()[:4], wrapper, share=share)):
         loop, seen = TrialLoop(task_of(s), batches_of(s), placement), []
         function, arguments = loop.program(hyper_of(s))
         loop._chunk = lambda *given, seen=seen, function=function: (seen.append(given), function(*given))[1]

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
+from depthmup.sweep.group import Runner
+from depthmup.sweep.plan import grouped, trials
 from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.run import loop_of
@@ -46,14 +48,14 @@ def assert_same(one, other, rtol=1e-10):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("family", "recipe", "norm"),
-    [
-        ("residual_mlp", "everything", "none"),
-        ("residual_cnn", "plain", "batch"),
-        ("residual_cnn", "everything", "none"),
-    ],
-)
+FAMILIES = [
+    ("residual_mlp", "everything", "none"),
+    ("residual_cnn", "plain", "batch"),
+    ("residual_cnn", "everything", "none"),
+]
+
+
+@pytest.mark.parametrize(("family", "recipe", "norm"), FAMILIES)
 def test_eight_devices_are_one(x64, family, recipe, norm):
     """Ten steps in float64, augmented."""
     task, batches, hyper = made(family, recipe, norm=norm)
@@ -109,6 +111,36 @@ def test_trials_over_devices_by_jit_are_those_by_pmap(x64):
     assert_same(by_pmap, by_jit)
 
 
+@pytest.mark.parametrize(("share", "layout"), [(2, "vmap"), (4, "map")])
+@pytest.mark.parametrize(("family", "recipe", "norm"), [FAMILIES[0], FAMILIES[1]])
+def test_trials_that_devices_share_are_lone_trials(x64, family, recipe, norm, share, layout):
+    """On 4 x 2 and 2 x 4 devices, several trials for each set of devices, of which two are frozen before the others."""
+    task, batches, hyper = made(family, recipe, norm=norm)
+    hypers = [hyper._replace(seed=i, learning_rate=0.01 / 2**i, steps=4 if i in (1, 2) else STEPS) for i in range(5)]
+    one = trained(task, batches, hypers, TrialsOverDevices(5, jax.devices()[:1], layout="map"))
+    shared = TrialsOverDevices(5, wrapper="jit", layout=layout, share=share)
+    assert dict(shared.mesh.shape) == {"trials": 8 // share, "batch": share}
+    state, metrics, evaluation = trained(task, batches, hypers, shared)
+    assert np.isnan(metrics["loss"]).sum(1).tolist() == [0, STEPS - 4, STEPS - 4, 0, 0]
+    assert len(np.unique(metrics["loss"][:, 0])) == 5
+    assert_same(one[:2], (state, metrics))
+    assert_same(one[2], evaluation, rtol=1e-6)
+
+
+def test_trials_that_devices_share_are_measured_on_whole_batches():
+    """And their rows are those of lone trials."""
+    rows = []
+    for parallel in ({}, {"parallel__devices_per_trial": 4, "parallel__wrapper": "jit"}):
+        s = tiny.settings(**parallel, sweep__optimizers=("sgd",), sweep__measure=("updates", "sharpness", "kernels"))
+        rows.append(Runner().train(grouped(trials(s), lambda program: 3)[0]))
+    for one, shared in zip(*rows, strict=True):
+        assert one.row["key"] == shared.row["key"]
+        for name in ("loss", "test_loss", "mean_loss"):
+            np.testing.assert_allclose(shared.row[name], one.row[name], rtol=1e-4)
+        assert {*one.measured["quantity"]} == {"updates", "sharpness", "kernels"}
+        np.testing.assert_allclose(shared.measured["value"], one.measured["value"], rtol=1e-2, atol=1e-5)
+
+
 @pytest.mark.parametrize("wrapper", ["pmap", "jit"])
 @pytest.mark.parametrize("family", ["residual_mlp", "cnn"])
 def test_no_compilation_after_the_second_step(family, wrapper):
@@ -139,3 +171,12 @@ def test_a_batch_that_cannot_be_split():
         loop_of(tiny.settings(parallel__devices=2, accumulate=64))
     with pytest.raises(ValueError, match="unknown wrapper 'pjit'; did you mean"):
         BatchOverDevices(wrapper="pjit")
+    with pytest.raises(ValueError, match="a batch of 30 cannot be split evenly over 4 devices"):
+        TrialLoop(task, dataclasses.replace(batches, batch_size=30), TrialsOverDevices(2, wrapper="jit", share=4))
+    for share in (1, 2):  # an accelerator would sum in loops that its sets of devices leave at different steps
+        one_each = TrialsOverDevices(8 // share, wrapper="jit", layout="vmap", share=share)
+        assert (one_each.per_set, one_each.skips_frozen) == (1, share == 1)
+    with pytest.raises(ValueError, match="8 devices cannot be split into sets of 3"):
+        TrialsOverDevices(2, wrapper="jit", share=3)
+    with pytest.raises(ValueError, match="a trial on 2 devices needs the wrapper 'jit', got 'pmap'"):
+        TrialsOverDevices(2, share=2)

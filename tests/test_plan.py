@@ -1,5 +1,6 @@
 """Plans: the compiler's text is read right, what does not fit is said, and what is compiled is what runs."""
 
+import dataclasses
 import importlib
 import json
 
@@ -89,17 +90,29 @@ def test_a_plan_of_this_machine():
     assert "on this machine: 2 x cpu, 32 examples a device" in str(found)
 
 
-def test_a_plan_of_a_sweep():
-    """The dearest program, for the largest of its groups on all devices; the others' steps go by their operations."""
-    s = tiny.settings()
+@pytest.mark.parametrize("share", [1, 4])
+def test_a_plan_of_a_sweep(share):
+    """The dearest program, for the largest of its groups on all devices; the others' steps go by their operations.
+    Devices that share trials have more of them, each a part, and sum the gradients of each."""
+    s = tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=share)
     found = plan(s, of_sweep=True)
     trials = module.checked(s)
     dear = [t for t in trials if t.settings.model.depth == max(t.settings.model.depth for t in trials)]
     assert (found.unit, found.devices) == ("trials", len(jax.devices()))
-    assert found.asked == -(-len([t for t in dear if t.program == dear[0].program]) // found.devices)
+    assert found.asked == -(-len([t for t in dear if t.program == dear[0].program]) // (found.devices // share))
+    assert found.operations == found.asked * module.flops.of_step(
+        module.task_of(dear[0].settings), module.hyper_of(dear[0].settings), 64 // share
+    )
     operations = module.Estimator().total(module.grouped(trials, lambda program: 128)).flops
     assert found.steps * found.operations * found.devices == pytest.approx(operations)
-    assert "nothing" in str(found)
+    if share == 1:
+        assert "exchanged    nothing" in str(found)
+        return
+    params = jax.eval_shape(module.task_of(dear[0].settings).init, module.hyper_of(dear[0].settings).arrays()).params
+    assert set(found.program.collectives) == {"all-reduce"}
+    assert found.program.collectives["all-reduce"][1] >= found.asked * 4 * sum(p.size for p in jax.tree.leaves(params))
+    assert f"{found.each} trials a device, each trial on 4; of each" in str(found)
+    assert dataclasses.replace(found, largest=3).remedy == "set sweep.at_once=6, 3 on each of 8 devices"
 
 
 def fake(memory, room=None):

@@ -35,12 +35,19 @@ def small(family, **values):
     return put(from_config(default.get_config(family)), values)
 
 
+def shared(settings, devices):
+    """A sweep, each of whose trials is on so many devices."""
+    return put(settings, {"parallel.wrapper": "jit", "parallel.devices_per_trial": devices})
+
+
+SMALL_CNN = {"model.norm": "batch", "model.depth": 2, "sweep.widths": (), "sweep.depths": (2,), "sweep.at_once": 8}
 RESNET50_NORMS = 53
 # {name: (settings, slice, of a sweep, number of batch norms)}
 SMALL = {
     "images": (imagenet(imagenet_resnet, 64, 32, width=8), "v5e:2x2", False, 20),
     "accumulated": (small("residual_mlp", accumulate=4), "v5e:2x2", False, 0),
     "sweep": (from_config(digits.get_config()), "v5e:2x2", True, 0),
+    "sweep of shared trials": (shared(small("residual_cnn", **SMALL_CNN), 2), "v5e:2x2", True, 4),
 }
 LARGE = {
     "ResNet-50, 16 chips": (resnet50(1024), "v5e:4x4", False, RESNET50_NORMS),
@@ -57,20 +64,22 @@ LARGE = {
 
 def check(settings, topology, of_sweep, norms):
     """It fits; computes in at most 32 bits and calls no host; donates its state; a run sums gradients once and each
-    batch norm's statistics once forwards and once backwards; a sweep exchanges nothing."""
+    batch norm's statistics once forwards and once backwards, of all trials of a sweep that devices share together; a
+    sweep of others exchanges nothing."""
     found = plan(settings, topology, of_sweep)
     print(f"\n{found}")
     program = found.program
     assert not found.refused
     assert program.memory < found.memory
     assert (program.wide, program.hosts) == (False, False)
-    if of_sweep:
+    if of_sweep and found.share == 1:
         assert not program.collectives
         return
     name = settings.data.name if settings.data.name == "digits" else BLANK + settings.data.name
     s = put(settings, {"data.name": name})
     state = jax.eval_shape(task_of(s).init, hyper_of(s).arrays())
-    bytes_of = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
+    trials = found.each if of_sweep else 1
+    bytes_of = lambda tree: trials * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert program.donated >= bytes_of(state)
     assert set(program.collectives) == {"all-reduce"}
     number, sent = program.collectives["all-reduce"]

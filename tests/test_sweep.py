@@ -86,8 +86,8 @@ def test_plan():
 
 def test_the_wrapper_is_the_configs():
     for wrapper in ("pmap", "jit"):
-        group = grouped(trials(tiny.settings()), lambda program: 2)[0]
-        assert Runner(wrapper).loop(group).placement.wrapper == wrapper
+        group = grouped(trials(tiny.settings(parallel__wrapper=wrapper)), lambda program: 2)[0]
+        assert Runner().loop(group).placement.wrapper == wrapper
 
 
 def test_every_row_has_every_setting(finished):
@@ -450,6 +450,10 @@ def test_alpha_is_not_given_to_those_without_one():
     }
 
 
+def shared(devices, **overrides):
+    return {"parallel__devices_per_trial": devices, "parallel__wrapper": "jit", **overrides}
+
+
 @pytest.mark.parametrize(
     ("overrides", "options", "says"),
     [
@@ -472,6 +476,16 @@ def test_alpha_is_not_given_to_those_without_one():
         ),
         ({"sweep__axes": "optimizer.learning_rate = 1, 2"}, {}, "optimizer.learning_rate needs 5 values or more"),
         ({"sweep__at_once": 0}, {}, "sweep.at_once must be at least 1"),
+        ({"parallel__devices_per_trial": 2}, {}, "devices_per_trial = 2 needs a mesh of devices: set parallel.wrapper"),
+        (shared(3, data__batch_size=96), {}, "8 devices cannot be split into sets of 3 .* a divisor of 8"),
+        (shared(2, sweep__cpus=3.0), {"launcher": "ray"}, "3 devices cannot be split into sets of 2"),
+        (shared(2, sweep__gpus=1.0), {"launcher": "ray"}, "1 devices cannot be split into sets of 2"),
+        (
+            shared(4, accumulate=2, sweep__axes="data.batch_size = 64, 68"),
+            {},
+            "data.batch_size 68 cannot be split evenly over 4 devices in 2 parts each: choose a multiple of 8, or "
+            "fewer devices by parallel.devices_per_trial",
+        ),
     ],
 )
 def test_what_cannot_be_run(overrides, options, says, tmp_path):

@@ -14,10 +14,12 @@ from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
 from depthmup.sweep.engine import checked
 from depthmup.sweep.estimate import AT_ONCE, Estimator, free_memory
+from depthmup.sweep.group import placement
 from depthmup.sweep.plan import grouped
-from depthmup.train import TrialLoop, TrialsOverDevices, flops
+from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
+from depthmup.train.devices import check_sets
 from depthmup.train.run import loop_of
 from depthmup.train.task import Hyper
 
@@ -30,6 +32,7 @@ class Plan:
     """What a step of a config takes on each device, and what the whole takes.
 
     what: the config in words. where: the slice, or HERE. kind: the devices' `device_kind`.
+    share: number of devices that share a batch.
     unit: "examples" of a training, "trials" of a sweep. asked: how many of them a device was to have; each: how many
     it has in `program`, fewer where those do not fit. refused: the compiler's words in that case, else "". largest: how
     many fit, about; None if memory does not tell.
@@ -42,6 +45,7 @@ class Plan:
     where: str
     kind: str
     devices: int
+    share: int
     unit: str
     asked: int
     each: int
@@ -68,7 +72,7 @@ class Plan:
         """What to change where it does not fit."""
         fit = self.largest or self.each
         if self.unit == "trials":
-            return f"set sweep.at_once={fit * self.devices}, {fit} on each of {self.devices} devices"
+            return f"set sweep.at_once={fit * self.devices // self.share}, {fit} on each of {self.devices} devices"
         return (
             f"set data.batch_size={fit * self.devices}, or take more devices; or keep the batch and compute it in "
             f"parts (accumulate={-(-self.asked // fit)}), compute the blocks twice (model.remat=True), or set "
@@ -109,7 +113,9 @@ class Plan:
         if self.refused:
             rows["DOES NOT FIT"] = f"with {self.asked} {self.unit} a device, compiled with {self.each}. {self.refused}"
             rows["change"] = self.remedy
-        head = [self.what, f"on {self.where}: {self.devices} x {self.kind}, {self.each} {self.unit} a device; of each"]
+        shared = f", each trial on {self.share}" if self.unit == "trials" and self.share > 1 else ""
+        where = f"on {self.where}: {self.devices} x {self.kind}, {self.each} {self.unit} a device{shared}; of each"
+        head = [self.what, where]
         return "\n".join(head + [f"  {name:13}{text}" for name, text in rows.items()])
 
 
@@ -124,11 +130,13 @@ def size(number: float) -> str:
 
 class Case(NamedTuple):
     """What is to be compiled. of: number of examples or trials of a device -> its loop; or a ValueError if it is
-    impossible. operations: of a step, of one example or trial. steps: as `Plan.steps`, with `asked` of them."""
+    impossible. share: as in `Plan`. operations: of a step, of one example, or of a device's part of one trial.
+    steps: as `Plan.steps`, with `asked` of them."""
 
     what: str
     unit: str
     devices: Sequence[jax.Device]
+    share: int
     hyper: Hyper
     asked: int
     operations: float
@@ -171,7 +179,7 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     bounds = {}
     if chip:
         # To sum arrays over n devices each one sends (n - 1)/n of their bytes twice, in a ring or any other way.
-        sent = 2 * (count - 1) / count * program.sent
+        sent = 2 * (case.share - 1) / case.share * program.sent
         bounds = {
             "compute": operations / chip.peak,
             "memory": program.moved / chip.bandwidth,
@@ -182,6 +190,7 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
         where=topology or HERE,
         kind=device.device_kind,
         devices=count,
+        share=case.share,
         unit=case.unit,
         asked=case.asked,
         each=each,
@@ -211,6 +220,7 @@ def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}",
         unit="examples",
         devices=devices,
+        share=len(devices),
         hyper=hyper,
         asked=batch // len(devices),
         operations=flops.of_step(loop.task, hyper, batch) / batch,
@@ -227,21 +237,23 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     groups = grouped(trials, lambda program: settings.sweep.at_once or AT_ONCE)
     dear = max(groups, key=estimator.work)
     own, model = dear.settings, dear.settings.model
-    asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // len(devices))
-    task, batches, operations = task_of(own), batches_of(own), estimator.work(dear)
+    share, task, batches = own.parallel.devices_per_trial, task_of(own), batches_of(own)
+    check_sets(len(devices), share)
+    sets, operations = len(devices) // share, estimator.work(dear)
+    asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
-        wrapper, count = settings.parallel.wrapper, each * len(devices)
-        return TrialLoop(task, batches, TrialsOverDevices(count, devices, wrapper, described=described is not None))
+        return TrialLoop(task, batches, placement(own, each * sets, devices, described is not None))
 
     return Case(
         what=f"sweep: {len(trials):,} trials; the dearest: {model.name}, width {model.width}, depth {model.depth}, "
         f"{model.options['dtype']}, {own.optimizer.name}, batch {own.data.batch_size}",
         unit="trials",
         devices=devices,
+        share=share,
         hyper=hyper_of(own),
         asked=asked,
-        operations=operations,
-        steps=estimator.total(groups).flops / (operations * asked * len(devices)),
+        operations=operations / share,
+        steps=estimator.total(groups).flops / (operations * asked * sets),
         of=loop,
     )

@@ -101,13 +101,13 @@ class Cluster:
 
 def _train(group: Group, devices: int, cache: str | None) -> list[Finished]:
     """Train a group. Runs in a worker."""
-    runner = _runner(devices, group.settings.parallel.wrapper)
+    runner = _runner(devices)
     with compiled_in(Path(cache) if cache else None):
         return runner.train(group)
 
 
 @functools.cache
-def _runner(devices: int, wrapper: str) -> Runner:
+def _runner(devices: int) -> Runner:
     """The runner of a worker, one for all of its groups, so that consecutive groups of one program share it."""
     prepare_cpu(devices)
-    return Runner(wrapper)
+    return Runner()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from depthmup.parameterization import unknown
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, from_config
 from depthmup.sweep.adaptive import Search
@@ -20,7 +22,8 @@ from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, co
 from depthmup.sweep.plan import Group, Trial, count, grouped, identity, part, trials
 from depthmup.sweep.progress import CompileClock, Progress
 from depthmup.sweep.store import Claims, Finished, Store
-from depthmup.train.build import identity_of_data, task_of
+from depthmup.train.build import check_split, identity_of_data, task_of
+from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import Row
 
@@ -60,7 +63,7 @@ def train(
     """
     settings = settings if isinstance(settings, Settings) else from_config(settings)
     workdir = Path(workdir)
-    plan = checked(settings, launcher, shard, yes)
+    plan, devices = checked(settings, launcher, shard, yes), _devices(settings, launcher)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings) | identity_of_data(settings))))
         stack.callback(store.export)
@@ -76,7 +79,7 @@ def train(
         clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
         seen = functools.partial(watch, store.rows) if watch else None
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock, watch=seen))
-        sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan)
+        sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan, devices)
         if settings.sweep.adaptive:
             search = Search(settings)
             while more := search.next_trials(store.rows):
@@ -98,8 +101,8 @@ def cost(
     """
     settings = settings if isinstance(settings, Settings) else from_config(settings)
     plan = part(checked(settings, launcher, shard, yes), *shard)
-    groups, estimator = grouped(plan, _sizes(plan)), Estimator()
-    estimator.measure(groups, Runner(settings.parallel.wrapper))
+    groups, estimator = grouped(plan, _sizes(plan, _devices(settings, launcher))), Estimator()
+    estimator.measure(groups, Runner())
     return f"{estimator.total(groups)}{'; adaptive: about half of that' if settings.sweep.adaptive else ''}"
 
 
@@ -130,7 +133,16 @@ def checked(
     plan = trials(settings)
     for trial in {trial.program: trial for trial in plan}.values():
         task_of(trial.settings)
+        check_split(trial.settings, trial.settings.parallel.devices_per_trial, "parallel.devices_per_trial")
     return plan
+
+
+def _devices(settings: Settings, launcher: str) -> int:
+    """Number of devices of each process that trains. Raises SettingsError if they do not split into equal sets."""
+    workers = int(settings.sweep.gpus) or max(1, int(settings.sweep.cpus))
+    devices = workers if launcher == "ray" else len(jax.local_devices())
+    check_sets(devices, settings.parallel.devices_per_trial)
+    return devices
 
 
 @dataclasses.dataclass
@@ -145,11 +157,11 @@ class _Sweep:
     stop: Stop
     cluster: Cluster | None
     plan: list[Trial]
+    devices: int
 
     def __post_init__(self) -> None:
-        devices = max(1, int(self.settings.sweep.cpus)) if self.cluster else None
-        self.sizes = _sizes(self.plan, devices)
-        self.runner, self.estimator = Runner(self.settings.parallel.wrapper), Estimator()
+        self.sizes = _sizes(self.plan, self.devices)
+        self.runner, self.estimator = Runner(), Estimator()
         self.said = False
 
     def run(self, wanted: Sequence[Trial]) -> None:
@@ -249,7 +261,7 @@ class _Sweep:
             raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
 
 
-def _sizes(plan: Sequence[Trial], devices: int | None = None) -> Callable[[Any], int]:
+def _sizes(plan: Sequence[Trial], devices: int) -> Callable[[Any], int]:
     """A function: program -> the number of its trials in a group.
 
     The groups of a program have equal sizes, and no group is larger than `at_once` allows.

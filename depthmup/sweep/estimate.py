@@ -72,31 +72,33 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def at_once(trial: Trial, devices: int | None = None) -> int:
+def at_once(trial: Trial, devices: int) -> int:
     """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory.
 
-    devices: number of devices of the process that will train them; None: the devices of this process.
+    devices: number of devices of the process that will train them.
     """
     settings = trial.settings
     if settings.sweep.at_once:
         return settings.sweep.at_once
     task, hyper, local = task_of(settings), hyper_of(settings), jax.local_devices()
-    devices, layout, most = devices or len(local), trial_layout(), AT_ONCE
+    share, layout, most = settings.parallel.devices_per_trial, trial_layout(), AT_ONCE
+    sets, part = devices // share, settings.data.batch_size // share
     if layout == "map":
-        stretch = LOG_EVERY * flops.of_step(task, hyper, settings.data.batch_size)
-        most = min(most, max(1, int(STRETCH // stretch)) * devices)
+        stretch = LOG_EVERY * flops.of_step(task, hyper, part)
+        most = min(most, max(1, int(STRETCH // stretch)) * sets)
     free = SHARE * free_memory(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
     sharpness = "sharpness" in settings.sweep.measure
-    fit = int(free // memory(task, hyper, settings.data.batch_size, layout, sharpness)) * devices
+    fit = int(free // memory(task, hyper, part, layout, sharpness)) * sets
     return max(1, min(most, fit))
 
 
 def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
-    """Bytes that each trial of a group takes on its device.
+    """Bytes that each trial of a group takes on a device.
 
     A trial takes the memory of its state three times, since a checkpoint holds two more copies. If the trials of a
     device are computed at the same time ("vmap"), each also takes the temporary arrays of the compiled step.
 
+    batch_size: number of examples that this device has of a batch.
     sharpness: whether the sharpness is measured, which takes memory for its basis of vectors.
     """
     arrays = hyper.arrays()

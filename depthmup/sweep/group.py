@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from depthmup.settings import SettingsError, column
+from depthmup.settings import Settings, SettingsError, column
 from depthmup.sweep.history import History, measured_after
 from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
 from depthmup.sweep.store import Finished
@@ -36,15 +36,14 @@ FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the
 class Runner:
     """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size."""
 
-    def __init__(self, wrapper: str = "pmap") -> None:
-        self._wrapper = wrapper
+    def __init__(self) -> None:
         self._loop: TrialLoop | None = None
         self._program: Any = None
 
     def loop(self, group: Group) -> TrialLoop:
         """The training loop with the compiled programs of a group."""
         settings = group.settings
-        program = group.program, group.size, settings.sweep.measure
+        program = group.program, group.size, settings.sweep.measure, settings.parallel
         if self._loop is None or self._program != program:
             self._loop = None
             gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
@@ -52,8 +51,8 @@ class Runner:
             if settings.sweep.measure:
                 batch = examples(batches, settings.data.batch_size)
                 measured = Measurement(measurement(task, settings.sweep.measure), batch)
-            placement = TrialsOverDevices(group.size, wrapper=self._wrapper)
-            self._loop, self._program = TrialLoop(task, batches, placement, measured), program
+            self._loop = TrialLoop(task, batches, placement(settings, group.size), measured)
+            self._program = program
         return self._loop
 
     def train(
@@ -120,6 +119,14 @@ class Runner:
             measured = history.measurements(i, steps[i], points)
             finished.append(Finished(row, history.curve(i, steps[i]), measured))
         return finished
+
+
+def placement(
+    settings: Settings, trials: int, devices: Sequence[jax.Device] | None = None, described: bool = False
+) -> TrialsOverDevices:
+    """Where so many trials of a sweep are trained. devices: of one process; None: this process's own."""
+    how = settings.parallel
+    return TrialsOverDevices(trials, devices, how.wrapper, share=how.devices_per_trial, described=described)
 
 
 def hypers_of(group: Group) -> list[Hyper]:

@@ -31,6 +31,16 @@ def identity_of_data(settings: Settings) -> dict[str, str]:
     return {FILES: digest} if digest else {}
 
 
+def check_split(settings: Settings, devices: int, by: str) -> None:
+    """Raises SettingsError if a batch does not split over so many devices. by: the key that sets their number."""
+    parts = devices * settings.accumulate
+    if settings.data.batch_size % parts:
+        raise SettingsError(
+            f"data.batch_size {settings.data.batch_size} cannot be split evenly over {devices} devices "
+            f"in {settings.accumulate} parts each: choose a multiple of {parts}, or fewer devices by {by}"
+        )
+
+
 def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
     """The training task of a config. Equal settings give the same object, so that measurements share compiled programs.
 

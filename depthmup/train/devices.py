@@ -1,9 +1,9 @@
 """Trials, or the parts of a batch, split over devices by `pmap` or by `jit` over a mesh.
 
-Only this module knows about devices. A placement says which device computes what: `TrialsOverDevices` gives each device
-some of the trials, `BatchOverDevices` gives each device a part of every batch. `Placement.over` turns a function of one
-trial into a function of all trials. The arrays of this function lie on the devices in the placement's own layout: `put`
-makes these arrays from NumPy arrays, and `get` reads them back.
+Only this module knows about devices. A placement says which device computes what: `TrialsOverDevices` gives each
+device, or each set of devices, some of the trials; `BatchOverDevices` gives each device a part of every batch.
+`Placement.over` turns a function of one trial into a function of all trials. The arrays of this function lie on the
+devices in the placement's own layout: `put` makes these arrays from NumPy arrays, and `get` reads them back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup.models.layers import BATCH_AXIS
 from depthmup.parameterization import unknown
+from depthmup.settings import SettingsError
 
 PyTree = Any
 Function = Callable[..., PyTree]
@@ -122,12 +123,24 @@ class Placement:
         raise NotImplementedError
 
 
-class TrialsOverDevices(Placement):
-    """Each device trains some of the trials and sees whole batches.
+def check_sets(devices: int, share: int) -> None:
+    """Raises SettingsError if so many devices do not split into sets of `share`."""
+    if devices % share:
+        raise SettingsError(
+            f"{devices} devices cannot be split into sets of {share} that share a trial: "
+            f"set parallel.devices_per_trial to a divisor of {devices}"
+        )
 
-    Arrays with a value for each trial are (devices, trials per device, ...).
+
+class TrialsOverDevices(Placement):
+    """Each device trains some of the trials and sees whole batches; or each set of `share` devices does, and a device
+    sees its part of them.
+
+    Arrays with a value for each trial are (sets, trials per set, ...). The devices of a set hold the same numbers, and
+    the function runs on each part of a batch inside the axis `BATCH_AXIS`, as in `BatchOverDevices` by "pmap".
 
     layout: how trials share a device, "map" or "vmap"; None: `trial_layout` of the devices.
+    share: number of devices of a set. `pmap` has one axis of devices: with more than one the wrapper must be "jit".
     described: as in `Placement.local`.
     """
 
@@ -139,18 +152,32 @@ class TrialsOverDevices(Placement):
         devices: Sequence[jax.Device] | None = None,
         wrapper: str = "pmap",
         layout: str | None = None,
+        share: int = 1,
         described: bool = False,
     ) -> None:
         available = list(devices or jax.local_devices())
-        super().__init__(trials, available[: min(trials, len(available))], wrapper, described)
+        check_sets(len(available), share)
+        super().__init__(trials, available[: min(trials * share, len(available))], wrapper, described)
         self.layout = layout or trial_layout(self.devices[0].platform)
-        self.per_device = -(-trials // len(self.devices))
-        self.skips_frozen = self.layout == "map" or self.per_device == 1
+        self.parts, self.sets = share, len(self.devices) // share
+        self.per_set = -(-trials // self.sets)
+        # Sets of several devices would leave their loops, in which they sum, at different steps: only tried on a CPU.
+        self.skips_frozen = self.layout == "map" or (self.per_set == 1 and share == 1)
+        self._split = REPLICATED
+        if share > 1:
+            if wrapper != "jit":
+                raise ValueError(f"a trial on {share} devices needs the wrapper 'jit', got {wrapper!r}")
+            self.mesh = Mesh(
+                np.array(self.devices).reshape(self.sets, share),
+                (self.axis, BATCH_AXIS),
+                axis_types=(AxisType.Auto,) * 2,
+            )
+            self._split = PartitionSpec(BATCH_AXIS)
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
-        # Copies of the last trial fill the places that are left over. Neighbouring trials lie on different devices:
+        # Copies of the last trial fill the places that are left over. Neighbouring trials lie on different sets:
         # they have similar learning rates, so they diverge together, and a frozen trial may cost no time.
-        shape = self.per_device, len(self.devices)
+        shape = self.per_set, self.sets
         filled = [*trees, *[trees[-1]] * (shape[0] * shape[1] - self.trials)]
 
         def fold(*leaves: Any) -> np.ndarray:
@@ -165,19 +192,19 @@ class TrialsOverDevices(Placement):
         return jax.tree.map(unfold, tree)
 
     def spread(self, batch: PyTree) -> PyTree:
-        return batch
+        return batch if self.parts == 1 else self.place(batch, self._split)
 
     def shapes(self, one: PyTree) -> PyTree:
-        axes = len(self.devices), self.per_device
+        axes = self.sets, self.per_set
         return jax.tree.map(lambda leaf: self.shape(leaf, PartitionSpec(self.axis), axes), one)
 
     def spread_shapes(self, batch: PyTree) -> PyTree:
-        return jax.tree.map(self.shape, batch)
+        return jax.tree.map(lambda leaf: self.shape(leaf, self._split), batch)
 
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         def of_device(*arguments: PyTree) -> PyTree:
             trials, common = arguments[:trial], arguments[trial:]
-            if self.per_device == 1:  # a loop would copy the arrays, vmap would make grouped convolutions
+            if self.per_set == 1:  # a loop would copy the arrays, vmap would make grouped convolutions
                 alone = function(*jax.tree.map(lambda leaf: leaf[0], trials), *common)
                 return jax.tree.map(lambda leaf: leaf[None], alone)
             if self.layout == "map":
@@ -191,11 +218,11 @@ class TrialsOverDevices(Placement):
             own = jax.tree.map(lambda leaf: leaf[0], arguments[:trial])
             return jax.tree.map(lambda leaf: leaf[None], of_device(*own, *arguments[trial:]))
 
-        over_trials, everywhere = PartitionSpec(self.axis), PartitionSpec()
+        over_trials = PartitionSpec(self.axis)
         sharded = jax.shard_map(
             of_shard,
             mesh=self.mesh,
-            in_specs=(over_trials,) * trial + (everywhere,) * (batch + shared),
+            in_specs=(over_trials,) * trial + (self._split,) * batch + (REPLICATED,) * shared,
             out_specs=over_trials,
             check_vma=False,
         )

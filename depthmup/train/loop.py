@@ -107,7 +107,8 @@ class TrialLoop:
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
         self._init = placement.over(task.init, trial=1)
         self._evaluate = placement.over(self._evaluate_one, trial=2, batch=1)
-        self._measure = placement.over(measurement.function, trial=2, batch=1) if measurement else None
+        # What is measured knows nothing of parts of a batch: every device has all examples of it.
+        self._measure = placement.over(measurement.function, trial=2, shared=1) if measurement else None
         self._measured_on = measurement.batch if measurement else None
         if batches.dataset.in_memory:
             self._chunk = placement.over(self._chunk_of_one, trial=2, batch=1, shared=3, donate=True)

@@ -17,7 +17,7 @@ from clu.parameter_overview import get_parameter_overview as overview
 from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import specs_to_json
 from depthmup.train import flops
-from depthmup.train.build import batches_of, hyper_of, identity_of_data, steps_of, task_of
+from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
@@ -171,12 +171,7 @@ def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -
     if wanted and jax.process_count() > 1 and wanted != len(devices):
         raise SettingsError(f"parallel.devices = {wanted}: several processes use all {len(devices)}; leave it unset")
     task, batches, devices = task_of(settings), batches_of(settings), devices[:wanted]
-    parts = len(devices) * settings.accumulate
-    if batches.batch_size % parts:
-        raise SettingsError(
-            f"data.batch_size {batches.batch_size} cannot be split evenly over {len(devices)} devices "
-            f"in {settings.accumulate} parts each: choose a multiple of {parts}, or fewer devices by parallel.devices"
-        )
+    check_split(settings, len(devices), "parallel.devices")
     return TrialLoop(task, batches, BatchOverDevices(devices, settings.parallel.wrapper, described is not None))
 
 
