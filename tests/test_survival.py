@@ -94,16 +94,15 @@ def free_port():
         return server.getsockname()[1]
 
 
-def run_two(workdir, *arguments):
-    """Two processes over loopback, with two devices each: what each did and said."""
-    port = free_port()
-    joined = [f"--coordinator=127.0.0.1:{port}", "--distributed", "--processes=2"]
-    return [start(workdir, *joined, f"--process={i}", *arguments) for i in range(2)]
+def run_processes(workdirs, *arguments):
+    """Processes over loopback, one for each workdir, with a device for each core: what each did and said."""
+    joined = [f"--coordinator=127.0.0.1:{free_port()}", "--distributed", f"--processes={len(workdirs)}"]
+    return [start(workdir, *joined, f"--process={i}", *arguments) for i, workdir in enumerate(workdirs)]
 
 
-def assert_alike(workdir, alone):
+def assert_alike(found, alone):
     """The first ten steps of another order of summing, and the end."""
-    (metrics, rows), (expected, alone_rows) = outcome(workdir), alone[0]
+    (metrics, rows), (expected, alone_rows) = found, alone
     assert [row["step"] for row in rows] == [row["step"] for row in alone_rows]
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(rows[0][name], alone_rows[0][name], rtol=1e-5)
@@ -113,7 +112,7 @@ def assert_alike(workdir, alone):
 @slow
 def test_two_processes_are_one(alone, tmp_path):
     """Each reads its part of a batch, the first writes. A stop asked of the second stops both, and they go on."""
-    processes = run_two(tmp_path)
+    processes = run_processes([tmp_path] * 2)
     wait_for(processes[0], "step 60")
     processes[1].send_signal(signal.SIGTERM)
     (first, second) = [finish(process) for process in processes]
@@ -121,14 +120,29 @@ def test_two_processes_are_one(alone, tmp_path):
     step = load(tmp_path)[1]["step"]
     assert f"at step {step}: saved" in first[1]
     assert "step 60/660" not in second[1]
-    results = [finish(process) for process in run_two(tmp_path)]
+    results = [finish(process) for process in run_processes([tmp_path] * 2)]
     assert [code for code, _ in results] == [0, 0], results
     assert f"going on from step {step}" in results[0][1]
-    assert_alike(tmp_path, alone)
+    assert_alike(outcome(tmp_path), alone[0])
 
 
 @slow
 def test_two_processes_by_jit(alone, tmp_path):
-    results = [finish(process) for process in run_two(tmp_path, "--config.parallel.wrapper=jit")]
+    results = [finish(process) for process in run_processes([tmp_path] * 2, "--config.parallel.wrapper=jit")]
     assert [code for code, _ in results] == [0, 0], results
-    assert_alike(tmp_path, alone)
+    assert_alike(outcome(tmp_path), alone[0])
+
+
+@slow
+def test_eight_processes_are_one(tmp_path):
+    """Each reads its eighth of every batch and of every split. The first alone writes: metrics and checkpoints."""
+    short = ("--config.epochs=1", "--config.evaluate_every=11 steps")
+    code, output = finish(start(tmp_path / "alone", *short))
+    assert code == 0, output
+    workdirs = [tmp_path / f"process_{i}" for i in range(8)]
+    results = [finish(process) for process in run_processes(workdirs, *short)]
+    assert [code for code, _ in results] == [0] * 8, results
+    assert_alike(outcome(workdirs[0]), outcome(tmp_path / "alone"))
+    assert load(workdirs[0])[1]["step"] == 22
+    assert not [workdir for workdir in workdirs[1:] if workdir.exists()]
+    assert not any("step " in output for _, output in results[1:])
