@@ -351,6 +351,7 @@ def test_the_readmes_numbers_are_those_of_figure_1():
     sweeps = page.read(PAPER)
     words = {line.split(":")[0]: line for line in FIGURES["1"].outcome(sweeps).ours}
     readme = (page.ROOT / "README.md").read_text().replace("\n", " ")
-    for of, said in (("depth", "at most 0.1% [-0.7, 1.0] of the best loss"), ("width", "at most 0.5% [0.2, 0.8] from")):
+    wordings = {"depth": "at most 0.1% [-0.7, 1.0] of the best loss", "width": "at most 0.5% [0.2, 0.8] up to"}
+    for of, said in wordings.items():
         assert said in readme
         assert said.rpartition("]")[0] in words[f"depth_mup over {of}"]

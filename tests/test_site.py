@@ -1,6 +1,7 @@
 """The site of `make docs`: its pages exist, their links hold, their commands and their Python run. Without mkdocs."""
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -27,6 +28,11 @@ BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md"]  # pages of the site that stand in 
 # The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
 PYTHON = {
     "index.md": (3, lambda n: n["logits"].shape == (8, 10) and n["report"].ok),
+    "api/core.md": (8, lambda n: n["report"].slopes and n["ntk"]["all"].shape == (16, 16)),
+    "api/fit.md": (5, lambda n: n["found"].verdict == "does not transfer" and abs(n["law"].exponent + 1) < 0.01),
+    "api/theory.md": (2, lambda n: n["lazy"].train.shape == (10, 4)),
+    "api/sweep.md": (1, lambda n: n["result"].page.exists()),
+    "api/models.md": (3, lambda n: set(n["unrolled"]) > {"block_0", "block_3"}),
     "guide/linen.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/nnx.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/equinox.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
@@ -174,6 +180,18 @@ def test_every_public_name_is_in_the_reference():
     public = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
     public -= {f"depthmup.{name}" for name in ("fit", "testing", "theory")}  # modules, whose names are here themselves
     assert set(documented) == public | {"depthmup.testing.assert_transfers"}
+
+
+def test_every_public_function_has_an_example():
+    """In the Python of its page, which `test_pages` runs. Classes are what functions return, or are models."""
+    for page in sorted((DOCS / "api").glob("*.md")):
+        text = page.read_text()
+        code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+        names = [name.rsplit(".", 1) for name in re.findall(r"^::: (\S+)$", text, re.M)]
+        functions = [
+            name for module, name in names if inspect.isfunction(getattr(importlib.import_module(module), name))
+        ]
+        assert [name for name in functions if not re.search(rf"\b{name}\(", code)] == [], page.name
 
 
 def test_all_python_of_the_pages_is_known():
