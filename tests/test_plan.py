@@ -13,8 +13,8 @@ from depthmup import data, verbs
 from depthmup.data.images import TFDS
 from depthmup.plan import plan
 from depthmup.plan.plan import largest
-from depthmup.plan.program import DoesNotFit, Program, collectives, padding, parts, repeated
-from depthmup.settings import SettingsError, from_config
+from depthmup.plan.program import DoesNotFit, Program, collectives, padding, parts, repeated, written
+from depthmup.settings import SettingsError, from_config, put
 from depthmup.train.chips import SLICES, check_slice, chip_of
 from depthmup.train.run import loop_of
 from tests import tiny
@@ -28,7 +28,7 @@ TEXT = """HloModule jit_step, is_scheduled=true
 
 %body (state: (s32[], bf16[6,20])) -> (s32[], bf16[6,20]) {
   %state = (s32[], bf16[6,1,20]{2,1,0:T(8,128)(2,1)}) parameter(0)
-  %h = bf16[6,1,20]{2,1,0:T(8,128)(2,1)} fusion(%state), calls=%fused
+  %h.remat.2 = bf16[6,1,20]{2,1,0:T(8,128)(2,1)} fusion(%state), calls=%fused
   %sum = (f32[16]{0:T(128)}, f32[2,3]{0,1:T(2,128)}) all-reduce(%h, %h), to_apply=%fused
   ROOT %next = (s32[], bf16[4,20]{1,0:T(8,128)(2,1)}) tuple(%h)
 }
@@ -67,6 +67,9 @@ def test_a_program_is_read():
     assert body.sizes == (4 * (16 + 6) + 2 * 20, 4 * (128 + 4 * 128) + 2 * 8 * 128)
     total = [entry.sizes[i] + 6 * body.sizes[i] for i in (0, 1)]
     assert padding(program) == 1 - total[0] / total[1]
+    half = 6 * 2 * 20  # of bfloat16; all else is float32
+    assert written(program) == {"f32": 1 - half / total[0], "bf16": half / total[0]}
+    assert sum(part.times * part.recomputed for part in program) == 6
     assert repeated(program) == total[1] / (entry.sizes[1] + body.sizes[1])
 
 
@@ -90,6 +93,23 @@ def test_a_plan_of_this_machine():
     assert "on this machine: 2 x cpu, 32 examples a device" in str(found)
 
 
+def test_precision_and_recomputation():
+    """A ViT in bfloat16 has float32 in its norms, and with `model.remat` it has some of its products twice."""
+    vit = put(
+        from_config(default.get_config("vit")),
+        {"data.name": "digits", "model.dtype": "bfloat16", "model.width": 32, "model.patch": 4, "parallel.devices": 1},
+    )
+    plain, lean = module.operations_of(vit, 1)
+    found = plan(put(vit, {"model.remat": True}))
+    assert sum(plain.values()) == lean
+    assert set(found.operations) == set(plain) == {"bfloat16"}
+    assert found.recomputed == pytest.approx(1 - lean / sum(found.operations.values()))
+    assert 0.1 < found.recomputed < 0.25  # below a quarter: a forward pass is a third, its last layers are not needed
+    assert 0 < found.program.written["f32"] < 1
+    assert "precision    products in bfloat16 100%; arrays in f32" in str(found)
+    assert f"recomputed   {found.recomputed:.0%} of the products (model.remat), 0 operations" in str(found)
+
+
 @pytest.mark.parametrize("share", [1, 4])
 def test_a_plan_of_a_sweep(share):
     """The dearest program, for the largest of its groups on all devices; the others' steps go by their operations.
@@ -100,11 +120,11 @@ def test_a_plan_of_a_sweep(share):
     dear = [t for t in trials if t.settings.model.depth == max(t.settings.model.depth for t in trials)]
     assert (found.unit, found.devices) == ("trials", len(jax.devices()))
     assert found.asked == -(-len([t for t in dear if t.program == dear[0].program]) // (found.devices // share))
-    assert found.operations == found.asked * module.flops.of_step(
+    assert sum(found.operations.values()) == found.asked * module.flops.of_step(
         module.task_of(dear[0].settings), module.hyper_of(dear[0].settings), 64 // share
     )
     operations = module.Estimator().total(module.grouped(trials, lambda program: 128)).flops
-    assert found.steps * found.operations * found.devices == pytest.approx(operations)
+    assert found.steps * sum(found.operations.values()) * found.devices == pytest.approx(operations)
     if share == 1:
         assert "exchanged    nothing" in str(found)
         return
@@ -122,7 +142,8 @@ def fake(memory, room=None):
         each = arguments[2][0].shape[-1]
         if room and memory(each) > room:
             raise DoesNotFit(f"needs {memory(each)} of {room}")
-        return Program(memory(each), 0, 0, 0, 0, 1e9, {"all-reduce": (1, 3_000_000)}, 0.0, False, False, 1.0)
+        sent = {"all-reduce": (1, 3_000_000)}
+        return Program(memory(each), 0, 0, 0, 0, 1e9, sent, 0.0, {"f32": 1.0}, 0, False, False, 1.0)
 
     return compiled
 
@@ -151,14 +172,14 @@ def test_bounds_of_a_known_chip(monkeypatch):
     found = plan(tiny.settings(parallel__devices=4))
     assert found.bounds["memory"] == 1e9 / 819e9
     assert found.bounds["links"] == pytest.approx(2 * 3 / 4 * 3e6 / 200e9)
-    assert found.bounds["compute"] == found.operations / 197e12
+    assert found.bounds["compute"] == sum(found.operations.values()) / 197e12
     assert found.seconds == found.bounds["memory"]
     assert found.chip_hours == pytest.approx(4 * found.steps * found.seconds / 3600)
 
 
 def test_memory():
     """What the results take over from the arguments counts once."""
-    assert Program(10, 8, 9, 5, 1, 0.0, {}, 0.0, False, False, 1.0).memory == 10 + (9 - 8) + 5 + 1
+    assert Program(10, 8, 9, 5, 1, 0.0, {}, 0.0, {}, 0, False, False, 1.0).memory == 10 + (9 - 8) + 5 + 1
 
 
 def test_how_many_fit():

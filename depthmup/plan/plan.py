@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +36,8 @@ class Plan:
     unit: "examples" of a training, "trials" of a sweep. asked: how many of them a device was to have; each: how many
     it has in `program`, fewer where those do not fit. refused: the compiler's words in that case, else "". largest: how
     many fit, about; None if memory does not tell.
-    memory: bytes of a device. operations: of the products and convolutions of a step on a device.
+    memory: bytes of a device. operations: {dtype: number} of the products and convolutions of a step on a device, by
+    what they multiply. recomputed: the share of them that is there since `model.remat` computes blocks twice.
     bounds: {"compute" | "memory" | "links": seconds of a step if nothing else took time}; {} for an unknown chip.
     steps: steps that the devices take for everything, one like another.
     """
@@ -52,7 +53,8 @@ class Plan:
     refused: str
     largest: int | None
     memory: float
-    operations: float
+    operations: dict[str, float]
+    recomputed: float
     program: Program
     bounds: dict[str, float]
     steps: float
@@ -99,9 +101,12 @@ class Plan:
             "memory": f"{size(p.memory)} of {size(self.memory)}: arguments {size(p.arguments)}, of them reused for "
             f"results {size(p.donated)}, temporaries {size(p.temporaries)}, program {size(p.code)}",
             "largest": self._largest(),
-            "a step": f"{self.operations:.2e} operations of products, {size(p.moved)} read and written",
+            "a step": f"{sum(self.operations.values()):.2e} operations of products, {size(p.moved)} read and written",
             "exchanged": f"{sent or 'nothing'}, a step",
             "padding": f"{p.padding:.0%} of the bytes of arrays",
+            "precision": f"products in {shares(self.operations)}; arrays in {shares(p.written)} of the bytes",
+            "recomputed": f"{self.recomputed:.0%} of the products (model.remat), "
+            f"{p.recomputed} operations by the compiler",
         }
         if self.seconds is not None and self.chip_hours is not None:
             parts = ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in self.bounds.items())
@@ -119,6 +124,13 @@ class Plan:
         return "\n".join(head + [f"  {name:13}{text}" for name, text in rows.items()])
 
 
+def shares(of: Mapping[str, float]) -> str:
+    """{name: part} in words, without what is below half a percent: "bfloat16 98%, float32 2%"."""
+    whole = sum(of.values())
+    large = sorted(((part / whole, name) for name, part in of.items() if part >= 0.005 * whole), reverse=True)
+    return ", ".join(f"{name} {part:.0%}" for part, name in large) or "none"
+
+
 def size(number: float) -> str:
     """Bytes in words: "512 KiB", "1.25 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -130,8 +142,8 @@ def size(number: float) -> str:
 
 class Case(NamedTuple):
     """What is to be compiled. of: number of examples or trials of a device -> its loop; or a ValueError if it is
-    impossible. share: as in `Plan`. operations: of a step, of one example, or of a device's part of one trial.
-    steps: as `Plan.steps`, with `asked` of them."""
+    impossible. share: as in `Plan`. operations: those of `Plan`, of one example, or of a device's part of one trial.
+    lean: their sum without `model.remat`. steps: as `Plan.steps`, with `asked` of them."""
 
     what: str
     unit: str
@@ -139,7 +151,8 @@ class Case(NamedTuple):
     share: int
     hyper: Hyper
     asked: int
-    operations: float
+    operations: dict[str, float]
+    lean: float
     steps: float
     of: Callable[[int], TrialLoop]
 
@@ -175,13 +188,13 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     points = {each: program.memory}
     with contextlib.suppress(DoesNotFit, ValueError):  # then memory over their number is not known
         points[each // 2 or 2] = program_of(each // 2 or 2).memory
-    operations = case.operations * each
+    one = sum(case.operations.values())
     bounds = {}
     if chip:
         # To sum arrays over n devices each one sends (n - 1)/n of their bytes twice, in a ring or any other way.
         sent = 2 * (case.share - 1) / case.share * program.sent
         bounds = {
-            "compute": operations / chip.peak,
+            "compute": one * each / chip.peak,
             "memory": program.moved / chip.bandwidth,
             "links": sent / chip.links,
         }
@@ -197,11 +210,24 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
         refused=refused,
         largest=largest(points, memory),
         memory=memory,
-        operations=operations,
+        operations={dtype: number * each for dtype, number in case.operations.items()},
+        recomputed=1 - case.lean / one,
         program=program,
         bounds=bounds,
         steps=case.steps * case.asked / each,
     )
+
+
+def operations_of(settings: Settings, parts: int) -> tuple[dict[str, float], float]:
+    """The operations of a step, divided by `parts`: by dtype, and in all without `model.remat`."""
+
+    def of(settings: Settings) -> dict[str, float]:
+        step = flops.of_step_by_dtype(task_of(settings), hyper_of(settings), settings.data.batch_size)
+        return {dtype: number / parts for dtype, number in step.items()}
+
+    operations = of(settings)
+    lean = of(put(settings, {"model.remat": False})) if settings.model.options.get("remat") else operations
+    return operations, sum(lean.values())
 
 
 def largest(points: dict[int, int], memory: float) -> int | None:
@@ -215,6 +241,7 @@ def largest(points: dict[int, int], memory: float) -> int | None:
 def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     loop = loop_of(settings, described)
     devices, model, batch, hyper = loop.placement.devices, settings.model, settings.data.batch_size, hyper_of(settings)
+    operations, lean = operations_of(settings, batch)
     return Case(
         what=f"train: {model.name}, width {model.width}, depth {model.depth}, {model.options['dtype']}, "
         f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}",
@@ -223,7 +250,8 @@ def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         share=len(devices),
         hyper=hyper,
         asked=batch // len(devices),
-        operations=flops.of_step(loop.task, hyper, batch) / batch,
+        operations=operations,
+        lean=lean,
         steps=steps_of(settings),
         of=lambda each: loop_of(put(settings, {"data.batch_size": each * len(devices)}), described),
     )
@@ -239,7 +267,8 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     own, model = dear.settings, dear.settings.model
     share, task, batches = own.parallel.devices_per_trial, task_of(own), batches_of(own)
     check_sets(len(devices), share)
-    sets, operations = len(devices) // share, estimator.work(dear)
+    sets, work = len(devices) // share, estimator.work(dear)
+    operations, lean = operations_of(own, share)
     asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
@@ -253,7 +282,8 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         share=share,
         hyper=hyper_of(own),
         asked=asked,
-        operations=operations / share,
-        steps=estimator.total(groups).flops / (operations * asked * sets),
+        operations=operations,
+        lean=lean,
+        steps=estimator.total(groups).flops / (work * asked * sets),
         of=loop,
     )

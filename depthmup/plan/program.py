@@ -1,4 +1,4 @@
-"""What the compiler says of a program: memory, bytes moved, what devices send each other, what is padding."""
+"""What the compiler says of a program: memory, bytes moved, what devices send each other, padding, precision."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "
 ALIASES = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")  # nothing is written
 ARRAY = r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?"
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(", re.M)
+REPEATED = re.compile(r"^\s*(?:ROOT )?%[\w.-]*\.remat\S* = ", re.M)
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\n((?:.*\n)*?)\}", re.M)
 LOOP = re.compile(r" while\(.*condition=%(?P<condition>[\w.-]+), body=%(?P<body>[\w.-]+)")
 LENGTH = re.compile(r"known_trip_count[^0-9]*(\d+)|s32\[\]\S* constant\((\d+)\)")
@@ -33,8 +35,10 @@ class Program:
     arguments: what it is given, with the padding of its layout; donated: the part of it that the results take over.
     results, temporaries, code: what else it takes. moved: bytes that the operations of a step read and write, about.
     collectives: {kind: (number, bytes)} of what devices exchange in a step. padding: the share of the bytes of the
-    program's arrays that only fills tiles. wide: whether it computes in float64. hosts: whether it calls the host.
-    seconds: the time it took to compile.
+    program's arrays that only fills tiles. written: {dtype, in the compiler's words: share of the bytes of the arrays
+    that a step writes}. recomputed: number of operations that the compiler repeats in a step to save memory, besides
+    `model.remat`. wide: whether it computes in float64. hosts: whether it calls the host. seconds: the time it took to
+    compile.
     """
 
     arguments: int
@@ -45,6 +49,8 @@ class Program:
     moved: float
     collectives: dict[str, tuple[int, int]]
     padding: float
+    written: dict[str, float]
+    recomputed: int
     wide: bool
     hosts: bool
     seconds: float
@@ -80,6 +86,8 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Progra
         moved=float(cost.get("bytes accessed", 0.0)) * repeated(program),  # the compiler counts a loop's body once
         collectives=collectives(program),
         padding=padding(program),
+        written=written(program),
+        recomputed=sum(part.times * part.recomputed for part in program),
         wide="f64[" in text,
         hosts=bool(re.search(r"callback| (infeed|outfeed|send|recv)\(", text)),
         seconds=seconds,
@@ -91,28 +99,34 @@ class Part:
     """One computation of an optimized program: the program itself or the body of a loop.
 
     times: how often it runs in a step. length: how often in a run of its own loop, 1 where that is a loop of steps.
-    instructions: (shape, operation) of each.
+    instructions: (shape, operation) of each. recomputed: number of those that the compiler repeats to save memory.
     """
 
     times: int
     length: int
     instructions: list[tuple[str, str]]
+    recomputed: int = 0
 
     @property
     def sizes(self) -> tuple[float, float]:
         """(bytes, bytes with padding) of the arrays that it writes."""
-        shapes = [shape for shape, operation in self.instructions if operation not in ALIASES]
-        return sum(self._size(s, 0) for s in shapes), sum(self._size(s, 1) for s in shapes)
+        return sum(plain for plain, _ in self.by_dtype.values()), sum(padded for _, padded in self.by_dtype.values())
 
-    def _size(self, shape: str, padded: int) -> float:
-        # What a loop carries with an axis of its length is a stack, of which each time writes one part in place.
-        whole = sum(sizes[padded] for _, sizes in _arrays(shape))
-        stacked = sum(sizes[padded] for dims, sizes in _arrays(shape) if self.length > 1 and dims in self.stacks)
-        return whole - stacked + stacked / self.length
+    @functools.cached_property
+    def by_dtype(self) -> dict[str, tuple[float, float]]:
+        """{dtype, in the compiler's words: `sizes`}"""
+        total: dict[str, tuple[float, float]] = {}
+        for shape in (shape for shape, operation in self.instructions if operation not in ALIASES):
+            for kind, dims, (plain, padded) in _arrays(shape):
+                # What a loop carries with an axis of its length is a stack: each time writes one part of it in place.
+                of = self.length if dims in self.stacks else 1
+                before = total.get(kind, (0.0, 0.0))
+                total[kind] = before[0] + plain / of, before[1] + padded / of
+        return total
 
     @functools.cached_property
     def stacks(self) -> set[tuple[int, ...]]:
-        carried = [dims for shape, kind in self.instructions if kind == "parameter" for dims, _ in _arrays(shape)]
+        carried = [dims for shape, kind in self.instructions if kind == "parameter" for _, dims, _ in _arrays(shape)]
         return {dims for dims in carried if self.length in dims}
 
 
@@ -123,7 +137,7 @@ def parts(text: str) -> list[Part]:
     result, following = [], [(entry, 1, 1)]
     while following:
         name, times, length = following.pop()
-        result.append(Part(times, length, INSTRUCTION.findall(bodies[name])))
+        result.append(Part(times, length, INSTRUCTION.findall(bodies[name]), len(REPEATED.findall(bodies[name]))))
         for line in bodies[name].splitlines():
             if found := LOOP.search(line):
                 # A scan compares its counter with a number; a loop of steps has no such number, and counts once.
@@ -140,7 +154,7 @@ def collectives(program: Iterable[Part]) -> dict[str, tuple[int, int]]:
         for shape, operation in part.instructions:
             kind = operation.removesuffix("-start")
             if kind in COLLECTIVES:
-                arrays = [plain for _, (plain, _) in _arrays(shape)]
+                arrays = [plain for *_, (plain, _) in _arrays(shape)]
                 if operation != kind and kind != "all-reduce":  # the start of others also names its operands
                     arrays = arrays[len(arrays) // 2 :]
                 number, size = found.get(kind, (0, 0))
@@ -161,8 +175,16 @@ def repeated(program: Iterable[Part]) -> float:
     return sum(times * own for times, own in sizes) / max(1, sum(own for _, own in sizes))
 
 
-def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-    """(sizes of the axes, (bytes, bytes with padding)) of each array of "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
+def written(program: Iterable[Part]) -> dict[str, float]:
+    """{dtype: share of the bytes, without padding, of the arrays that a program writes}, the largest first."""
+    total = Counter[str]()
+    for part in program:
+        total.update({dtype: part.times * plain for dtype, (plain, _) in part.by_dtype.items()})
+    return {dtype: size / max(1, total.total()) for dtype, size in total.most_common()}
+
+
+def _arrays(shape: str) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int]]]:
+    """(dtype, sizes of the axes, (bytes, bytes with padding)) of each of "(f32[256]{0:T(256)}, bf16[8,16]{1,0})"."""
     for kind, numbers, order, layout in re.findall(ARRAY, shape):
         sizes = [int(number) for number in numbers.split(",") if number]
         each = BYTES.get(kind, 4)
@@ -171,4 +193,4 @@ def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
         for i, tile in enumerate(reversed(tiles[1].split(",")) if tiles and padded else ()):
             if i < len(padded):
                 padded[-1 - i] = -(-padded[-1 - i] // int(tile)) * int(tile)
-        yield tuple(sizes), (each * math.prod(sizes), each * math.prod(padded))
+        yield kind, tuple(sizes), (each * math.prod(sizes), each * math.prod(padded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,31 +22,45 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
 
     arguments: arrays or shapes.
     """
-    return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return sum(by_dtype(function, *arguments).values())
+
+
+def by_dtype(function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
+    """The operations of `count` by what they multiply: {"bfloat16": operations, "float32": operations}."""
+    return dict(_count(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
 def of_step(task: Task, hyper: Hyper, batch_size: int) -> float:
     """Operations of a training step, forwards and backwards."""
+    return sum(of_step_by_dtype(task, hyper, batch_size).values())
+
+
+def of_step_by_dtype(task: Task, hyper: Hyper, batch_size: int) -> dict[str, float]:
+    """`by_dtype` of a training step, forwards and backwards."""
     inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
     labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
     arrays = hyper.arrays()
-    return count(task.step, jax.eval_shape(task.init, arrays), (inputs, labels), arrays)
+    return by_dtype(task.step, jax.eval_shape(task.init, arrays), (inputs, labels), arrays)
 
 
-def _count(jaxpr: Any) -> float:
-    total = 0.0
+def _count(jaxpr: Any) -> Counter[str]:
+    total = Counter[str]()
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
+            operand = equation.invars[0].aval
+            total[operand.dtype.name] += 2.0 * equation.outvars[0].aval.size * _size(operand.shape, contracted)
         elif name in ("conv_general_dilated", conv_p.name):
             numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
-            total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
+            total[kernel.dtype.name] += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
         else:
             inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
-            total += (max(inner, default=0.0) if name == "cond" else sum(inner)) * parameters.get("length", 1)
+            if name == "cond":
+                inner = [max(inner, key=Counter.total)]
+            for counted in inner:
+                total.update({dtype: parameters.get("length", 1) * number for dtype, number in counted.items()})
     return total
 
 
