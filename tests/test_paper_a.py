@@ -330,15 +330,34 @@ def test_figure_b2_on_planted_optima():
 
 
 def test_figure_m1_on_planted_losses():
-    def early(row):
-        return 2 + 0.05 * np.log2(row["depth"]) * (1 if row["parameterization"] == "depth_mup" else -1)
+    whole = planted("zero_init", lambda row: -1.5)
 
-    assert figm1.outcome({"zero_init": planted("zero_init", lambda row: -3, early=early)}).verdict == AGREES
-    assert (
-        figm1.outcome({"zero_init": planted("zero_init", lambda row: -3, early=lambda row: 2.0)}).verdict == DISAGREES
+    def sweeps(size):
+        """Early losses that grow by `size` a doubling of depth under depth_mup and fall so under depth_ode."""
+
+        def early(row):
+            return 2 * (1 + size * np.log2(row["depth"]) * (1 if row["parameterization"] == "depth_mup" else -1))
+
+        return {"zero_init": whole, "zero_init_early": planted("zero_init_early", lambda row: -1.5, early=early)}
+
+    assert figm1.outcome(sweeps(0.02)).verdict == AGREES
+    assert figm1.outcome(sweeps(-0.02)).verdict == DISAGREES
+    assert figm1.outcome(sweeps(0.0)).verdict == UNDECIDED
+    assert set(figm1.pictures(sweeps(0.02))) == {"figm1", "figm1_dynamics"}
+
+
+def test_growth_of_the_early_loss():
+    """By hand: seeds whose losses are 1, 2^k and 2^2k with k .1, .2 and .3; nothing is said where one diverges."""
+    rows = pandas.DataFrame(
+        [
+            {"depth": depth, "seed": seed, "curve": [9.0] * 10 + [depth ** (0.1 + 0.1 * seed)] * 30, "diverged": False}
+            for depth in (1, 2, 4)
+            for seed in range(3)
+        ]
     )
-    found = planted("zero_init", lambda row: -3, early=early)
-    assert set(figm1.pictures({"zero_init": found})) == {"figm1", "figm1_dynamics"}
+    half = 4.3027 * 0.1 / 3**0.5  # t with 2 degrees of freedom
+    assert np.allclose(np.array(figm1.growth(rows)) / np.log(2), [0.2, 0.2 - half, 0.2 + half], atol=1e-4)
+    assert np.isnan(figm1.growth(rows.assign(diverged=True))).all()
 
 
 def test_every_page_section_is_drawn(tmp_path, monkeypatch):
