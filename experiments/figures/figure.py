@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
+from depthmup.report.page import verdict_table
 from experiments.published import RESULTS, ROOT, Sweep
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided at this scale"
@@ -122,6 +123,11 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
     """The loss against the hyperparameter, a line for each size: {name of a picture: its curves} -> {name: picture}."""
     drawn = {name: figures.loss_curves(own) for name, own in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def verdicts(sweep: Sweep) -> str:
+    """The drifts and verdicts of a sweep's curves, as a block of Markdown."""
+    return "\n".join(f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines())
 
 
 def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from depthmup.models.stack import natural
-from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
-from experiments.figures.figure import Experiment, Paper, Sweeps, markdown
+from experiments.figures.figure import Experiment, Paper, Sweeps, markdown, verdicts
 from experiments.published import ROOT, Sweep
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
@@ -93,6 +92,7 @@ def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
     lines += [figure.remarks.strip(), ""] if figure.remarks else []
     if figure.table:
         return "\n".join([*lines, figure.table(sweeps), ""])
-    for sweep in sweeps.values():
-        lines += [f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines()] + [""]
+    for name, sweep in sweeps.items():
+        lines += [f"`{name}`:", ""] if len(sweeps) > 1 else []
+        lines += [verdicts(sweep), ""]
     return "\n".join(lines)

@@ -31,7 +31,6 @@ from matplotlib.figure import Figure
 from configs import tiny_imagenet_vit
 from depthmup.fit import Drift, transfer
 from depthmup.report.curves import TransferCurve
-from depthmup.report.page import verdict_table
 from experiments.figures.figure import (
     Experiment,
     Outcome,
@@ -40,6 +39,7 @@ from experiments.figures.figure import (
     combined,
     loss_pictures,
     markdown,
+    verdicts,
     words,
 )
 from experiments.paper_a.figb3 import TIMES, over_time
@@ -100,7 +100,6 @@ def table(sweeps: Sweeps) -> str:
     """The verdicts, and the drift of the learning rate that is best by the loss early and late in the training."""
     parts = []
     for sweep in sweeps.values():
-        parts += [f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines()]
         rows = []
         for c in sweep.curves:
             drifts = [drift_in(c, tenth) for tenth in (1, TIMES - 1)]
@@ -110,7 +109,7 @@ def table(sweeps: Sweeps) -> str:
             "the second tenth of the training",
             "the last tenth",
         )
-        parts += ["", markdown(columns, rows), ""]
+        parts += [verdicts(sweep), "", markdown(columns, rows), ""]
     return "\n".join(parts)
 
 

@@ -40,6 +40,7 @@ from experiments.figures.figure import (
     combined,
     curve_of,
     judged,
+    verdicts,
 )
 from experiments.paper_a import fig2
 from experiments.paper_a.fig4 import losses_over_time
@@ -98,6 +99,11 @@ def outcome(sweeps: Sweeps) -> Outcome:
     return Outcome(ours, combined(agreed))
 
 
+def table(sweeps: Sweeps) -> str:
+    """Of the whole trainings alone: five learning rates of a tenth of an epoch say nothing of the best one."""
+    return verdicts(sweeps["zero_init"])
+
+
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     curves = sweeps["zero_init"].curves
     over_rate = figures.loss_curves(curves)
@@ -121,4 +127,5 @@ EXPERIMENT = Experiment(
     sweeps={"zero_init": zero_init, "zero_init_early": early},
     outcome=outcome,
     pictures=pictures,
+    table=table,
 )
