@@ -80,6 +80,7 @@ def audit_init(
     init_fn: Callable[[int, int], PyTree],
     *,
     anchor: tuple[int, int] | None = None,
+    jit: bool = True,
 ) -> InitAudit:
     """Measure the standard deviation of each parameter at the specs' shape (w, d), at (2w, d) and at (w, 2d).
 
@@ -94,6 +95,9 @@ def audit_init(
       init_fn: (width, depth) -> parameters, as for `infer_specs`, but computed; what `rescale` is given.
       anchor: (width, depth) at which the init is right as it is; by default the base shape where hyperparameters were
         tuned, or the specs' shape if the base width is 1 (the absolute form).
+      jit: whether to compile init_fn. That pays where it runs a forward pass, which compilation drops, as Linen's and
+        Haiku's do. Compiling the initializers of a long list of blocks takes minutes: computed one by one, which False
+        asks for, those of the first block are compiled for all.
 
     The factor of a parameter that is off is what it needs at the specs' shape, relative to the init at the anchor. A
     parameter of n numbers has slopes with the error 1 / (sqrt(n) ln 2), so that small ones pass with large errors.
@@ -103,8 +107,8 @@ def audit_init(
     w, d = leaves[0].width, leaves[0].depth
     start = anchor or ((p.base_width, p.base_depth) if p.base_width > 1 else (w, d))
     check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(w, d))))
-    here, wide, deep = (_measured(init_fn, *shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
-    there = here if start == (w, d) else _measured(init_fn, *start)
+    here, wide, deep = (_measured(init_fn, *shape, jit) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
+    there = here if start == (w, d) else _measured(init_fn, *start, jit)
     alike = {starred(path): at for path, at in there.items()}  # a shallower anchor lacks the last blocks
     rows = []
     for spec in leaves:
@@ -121,7 +125,7 @@ def audit_init(
     return InitAudit(tuple(rows), start)
 
 
-def _measured(init_fn: Callable[[int, int], PyTree], width: int, depth: int) -> dict[str, tuple[float, int]]:
+def _measured(init_fn: Callable[[int, int], PyTree], width: int, depth: int, jit: bool) -> dict[str, tuple[float, int]]:
     """{path: (standard deviation, number of elements)}"""
     treedef = []
 
@@ -131,7 +135,7 @@ def _measured(init_fn: Callable[[int, int], PyTree], width: int, depth: int) -> 
         return leaves
 
     options = QUICK if jax.default_backend() == "cpu" else None
-    leaves = jax.jit(init, compiler_options=options)()
+    leaves = jax.jit(init, compiler_options=options)() if jit else init()
     params = jax.tree.unflatten(treedef[0], leaves)
     result = {}
     for path, leaf in zip(flatten_shapes(params)[0], jax.tree.leaves(params), strict=True):

@@ -41,6 +41,7 @@ class Model:
     factors: ForwardFactors | None = None
 
     layout: ClassVar[str | None] = None  # of infer_specs, where the framework has one
+    init_calls: ClassVar[bool] = False  # whether the framework's init runs the forward pass
 
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
         """(params, state) by the model's own initializers."""
@@ -87,6 +88,8 @@ class Model:
 class LinenModel(Model):
     """Users hold variables: {"params": ..., "batch_stats": ..., ...}."""
 
+    init_calls = True
+
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
         rngs = key if isinstance(key, Mapping) else {"params": key, "dropout": key}
         factors = {} if self.factors is None else {"factors": self.factors}
@@ -114,6 +117,8 @@ class LinenModel(Model):
 
 class HaikuModel(Model):
     """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] rng, ...)."""
+
+    init_calls = True
 
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
         return self.split(self.made.init(key, *self.inputs, **self.options))

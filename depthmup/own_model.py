@@ -108,7 +108,7 @@ def setup(
 
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
-        correction = audit_init(p, specs, init) if fan_in_init else None
+        correction = audit_init(p, specs, init, jit=model.init_calls) if fan_in_init else None
         if model.factors is not None:
             head_dim = getattr(model.made, "head_dim", None)
             model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
@@ -136,7 +136,7 @@ def setup(
     found = at(width, depth)
     if fan_in_init is None:
         small = specs_at(p.base_width, p.base_depth) if p.base_width > 1 else found.specs
-        _warn_of_init(audit_init(p, small, init))
+        _warn_of_init(audit_init(p, small, init, jit=found.model.init_calls))
     return found
 
 
