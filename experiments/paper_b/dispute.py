@@ -90,15 +90,14 @@ def settings_of(sweep: str) -> Settings:
 
 def table(sweeps: Sweeps) -> str:
     """The answer: the exponents of every ingredient, and what is known of it before any training."""
-    columns = ["", *MEASURES.values(), "edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
+    screened = all(sweep.startswith("screen_") for sweep in sweeps)
+    measures = [m for m in MEASURES if not (screened and m == "first_steps")]  # a screen is no longer than these
+    columns = ["", *(MEASURES[m] for m in measures), "edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
     own = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
     rows = []
     for sweep in sweeps:
-        name, judged = name_of(sweep), {measure: along_depth(sweeps[sweep], measure) for measure in MEASURES}
-        measures = [m for m in MEASURES if not (sweep.startswith("screen_") and m == "first_steps")]
-        cells = [
-            _cell(judged[measure], of_optima(judged[measure])) if measure in measures else "" for measure in MEASURES
-        ]
+        name, judged = name_of(sweep), {measure: along_depth(sweeps[sweep], measure) for measure in measures}
+        cells = [_cell(found, of_optima(found)) for found in judged.values()]
         depths = judged["loss"].values
         start = at_start.read(name)
         moved = "" if own is None or name == "baseline" else equal(own, judged["validation_accuracy"])[0]
