@@ -74,6 +74,27 @@ def test_depth_in_the_init_is_found():
     assert report.factors["blocks/7/w"] == pytest.approx(2, rel=0.05)
 
 
+def test_an_init_need_not_be_compiled_whole():
+    """jit=False computes the initializers one by one: those of a block are compiled once for all blocks."""
+    traced = []
+
+    def blocks(width, depth):
+        keys = jax.random.split(jax.random.key(0), depth + 1)
+        traced.append(isinstance(keys, jax.core.Tracer))
+        blocks = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys[1:]]
+        return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
+
+    p = dm.parameterization("depth_mup", **BASE)
+    specs = dm.infer_specs(blocks, width=64, depth=2)
+    compiled = dm.audit_init(p, specs, blocks)
+    assert all(traced)
+    traced.clear()
+    computed = dm.audit_init(p, specs, blocks, jit=False)
+    assert traced == [True, False, False, False]  # the shapes, and three inits
+    for one, other in zip(compiled.rows, computed.rows, strict=True):
+        assert one.std == pytest.approx(other.std, rel=1e-6)
+
+
 def test_rescaling_twice_is_found():
     p = dm.parameterization("mup", **BASE)
     once = lambda w, d: dm.rescale(p, dm.infer_specs(init, width=w, depth=d), jax.tree.map(jnp.float32, init(w, d)))  # noqa: E731
