@@ -45,9 +45,9 @@ EXPERIMENT = Experiment(
     outcome=outcome,
     pictures=pictures,
     remarks="""It is the scaled half that disagrees. With 1/sqrt(depth) the best learning rate of SP does transfer over
-depth here: keeping it costs at most .6% [.4, .8], and the edge stays within half an octave. This is to be expected: at a
-fixed width depth_sp and depth_mup differ by constants only. Over width the optima of depth_sp do not drift either, +.01
-[-.27, .29] octaves a doubling from 32 to 256. Its edge does fall, by an octave in all, but the optima are still .75 to
-1.7 octaves below it. Without the factor SP transfers over neither: at width 256 and at depths 12 and 24 the edge has
-come down to the optimum and takes it along.""",
+depth here: keeping it costs at most .6% [.4, .8], and the edge stays within half an octave. This is to be expected:
+at a fixed width depth_sp and depth_mup differ by constants only. Over width the optima of depth_sp do not drift
+either, +.01 [-.27, .29] octaves a doubling from 32 to 256. Its edge does fall, by an octave in all, but the optima
+are still .75 to 1.7 octaves below it. Without the factor SP transfers over neither: at width 256 and at depths 12 and
+24 the edge has come down to the optimum and takes it along.""",
 )

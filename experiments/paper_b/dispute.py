@@ -92,7 +92,8 @@ def table(sweeps: Sweeps) -> str:
     """The answer: the exponents of every ingredient, and what is known of it before any training."""
     screened = all(sweep.startswith("screen_") for sweep in sweeps)
     measures = [m for m in MEASURES if not (screened and m == "first_steps")]  # a screen is no longer than these
-    columns = ["", *(MEASURES[m] for m in measures), "edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
+    predictors = ["edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
+    columns = ["", *(MEASURES[m] for m in measures), *predictors]
     own = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
     rows = []
     for sweep in sweeps:
