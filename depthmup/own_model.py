@@ -326,7 +326,8 @@ class Setup:
             trains = jax.tree.map(lambda spec: np.float32(name in (ALL, group(spec))), specs, is_leaf=is_spec)
             return {"seed": np.uint32(seed), "trains": trains}
 
-        return Probe(init, step, look, hyper, groups_of(specs), batch)
+        start = jax.jit(init) if model.init_calls else init  # as `audit_init`'s jit
+        return Probe(start, step, look, hyper, groups_of(specs), batch)
 
     def _unboxed(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """`tx` of the parameters, which for Linen takes {"params": parameters} as well: what `init` returns."""

@@ -114,7 +114,12 @@ def probe_at(case: Case, width: int, depth: int) -> Probe:
         return {"seed": np.uint32(seed), "lr": {k: np.float32(lr * (group in ("all", k))) for k, lr in rates.items()}}
 
     return Probe(
-        start, step, lambda state, batch, hyper: features(state[0], batch[0], forward), hyper, tuple(specs), (x, y)
+        jax.jit(start),
+        step,
+        lambda state, batch, hyper: features(state[0], batch[0], forward),
+        hyper,
+        tuple(specs),
+        (x, y),
     )
 
 

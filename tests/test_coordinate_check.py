@@ -290,6 +290,18 @@ def test_seeds_are_added_only_where_undecided():
     assert "undecided: 1 slopes; take more seeds" in str(report)
 
 
+def test_groups_and_axes_share_their_starts():
+    """One init for each shape and seed: that of a long list of blocks takes longer than its training."""
+    starts = []
+
+    def probe_at(width, depth):
+        plain = planted([])(width, depth)
+        return plain._replace(init=lambda hyper: starts.append((width, depth, int(hyper["seed"]))) or jnp.float32(0))
+
+    dm.coordinate_check(probe_at, widths=(4, 8), depths=(2, 4), width=8, depth=4, steps=(1,), seeds=2, max_seeds=2)
+    assert sorted(starts) == [(w, d, seed) for w, d in ((4, 4), (8, 2), (8, 4)) for seed in (0, 1)]
+
+
 def test_no_seeds_are_added_along_an_axis_that_is_not_ok():
     def probe_at(width, depth):
         plain = planted([])(width, depth)

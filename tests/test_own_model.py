@@ -430,12 +430,12 @@ def test_features_are_what_the_readout_is_applied_to():
         features=features, optimizer="adam", learning_rate=1e-3, batch=(X, Y),
     )  # fmt: skip
     assert ours.groups == theirs.groups
-    for group in ("all", "branch/hidden", "input"):
-        changes = feature_changes(ours, group, 2, range(3))
-        expected = feature_changes(theirs, group, 2, range(3))
+    groups = ("all", "branch/hidden", "input", "readout")
+    changes, expected = (feature_changes(probe, groups, 2, range(3)) for probe in (ours, theirs))
+    for group in groups[:3]:
         for quantity in ("hidden", "logits"):
-            np.testing.assert_allclose(changes[quantity], expected[quantity], rtol=1e-3)
-    still = feature_changes(ours, "readout", 2, range(3))
+            np.testing.assert_allclose(changes[group][quantity], expected[group][quantity], rtol=1e-3)
+    still = changes["readout"]
     assert not still["hidden"].any()
     assert still["logits"].all()
 

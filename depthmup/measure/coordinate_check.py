@@ -130,6 +130,7 @@ def coordinate_check(
     counts: dict[tuple[str, str], int] = {}
     for count in looks:
         counts |= dict.fromkeys(asked, count)
+        trainings.train(axes, asked, count)
         slopes = _slopes(trainings, axes, counts, steps, tolerance, len(looks))
         report = CoordinateReport(title, slopes, tolerance)
         asked = [(s.axis, s.group) for s in report.undecided]
@@ -159,19 +160,28 @@ class _Trainings:
                 )
         return list(groups[0])
 
-    def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> dict[str, np.ndarray]:
-        """{quantity: RMS changes, (shapes, seeds, steps)}"""
-        found = [self._at(shape, group, seeds) for shape in shapes]
-        return {quantity: np.stack([own[quantity] for own in found]) for quantity in found[0]}
+    def train(self, axes: Mapping[str, Sequence[Shape]], asked: Sequence[tuple[str, str]], seeds: int) -> None:
+        """Train what is not there yet of these (axis, group), `seeds` times. All groups of a shape share its starts."""
+        wanted: dict[Shape, list[str]] = {}
+        for axis, group in asked:
+            for shape in axes[axis]:
+                wanted.setdefault(shape, []).append(group)
+        for shape, groups in wanted.items():
+            there = {group: self._blocks.setdefault((shape, group), []) for group in groups}
+            for block in range(seeds // self._block):
+                missing = [group for group, blocks in there.items() if len(blocks) == block]
+                if missing:
+                    first = block * self._block
+                    self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first}")
+                    more = range(first, first + self._block)
+                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more)
+                    for group in missing:
+                        there[group].append(found[group])
 
-    def _at(self, shape: Shape, group: str, seeds: int) -> dict[str, np.ndarray]:
-        blocks = self._blocks.setdefault((shape, group), [])
-        while len(blocks) * self._block < seeds:
-            first = len(blocks) * self._block
-            self._progress(f"width {shape[0]} depth {shape[1]}: {group}, seed {first}")
-            more = range(first, first + self._block)
-            blocks.append(feature_changes(self._probe_at(*shape), group, self._steps, more))
-        return {quantity: np.concatenate([b[quantity] for b in blocks])[:seeds] for quantity in blocks[0]}
+    def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> dict[str, np.ndarray]:
+        """{quantity: RMS changes, (shapes, seeds, steps)} of what `train` has trained."""
+        found = [self._blocks[shape, group][: seeds // self._block] for shape in shapes]
+        return {q: np.stack([np.concatenate([b[q] for b in blocks]) for blocks in found]) for q in found[0][0]}
 
 
 def _slopes(

@@ -24,14 +24,15 @@ ALL = "all"
 class Probe(NamedTuple):
     """A model at one shape, ready to be trained for a few steps.
 
-    init: hyper -> state.
+    init: hyper -> state, the same for all groups. The compiled program does not contain it: give it jitted, or as it
+      is where compiling takes longer than it runs.
     step: (state, batch, hyper) -> (state, anything).
     features: (state, batch, hyper) -> {quantity: array}; verdicts use "hidden" (..., width) and "logits".
     hyper: (group, seed) -> hyper, a pytree of arrays with which `step` trains only this group of parameters.
     groups: names of the groups of parameters to train one at a time; the group "all" is added.
     batch: the batch that each step trains on and that the features are computed from.
 
-    Checks share one compiled program if they give the same function objects `init`, `step` and `features`.
+    Checks share one compiled program if they give the same function objects `step` and `features`.
     """
 
     init: Callable[..., Any]
@@ -85,7 +86,7 @@ def probe(
         return (optax.apply_updates(params, updates), opt_state), None
 
     return Probe(
-        start,
+        jax.jit(start),
         step,
         lambda state, batch, hyper: features(weights(state[0]), batch, forward),
         lambda group, seed: {"seed": np.uint32(seed), "factors": train_only(factors, specs, group)},
@@ -105,24 +106,32 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
     return jax.tree.map(np.float32, factors._replace(lr=masked))
 
 
-def feature_changes(probe: Probe, group: str, steps: int, seeds: Sequence[int]) -> dict[str, np.ndarray]:
-    """{quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}, with this group trained.
+def feature_changes(
+    probe: Probe, groups: Sequence[str], steps: int, seeds: Sequence[int]
+) -> dict[str, dict[str, np.ndarray]]:
+    """{group: {quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}}, each group trained
+    alone from the same initial states.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    Calls with equally many seeds share a program. Raises ValueError if "hidden" or "logits" is missing.
+    Raises ValueError if "hidden" or "logits" is missing.
     """
-    hypers = [probe.hyper(group, seed) for seed in seeds]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *hypers)
-    rms = _compiled(probe.init, probe.step, probe.features, steps)(stacked, probe.batch)
-    return {quantity: np.asarray(values) for quantity, values in rms.items()}
+    run = _compiled(probe.step, probe.features, steps)
+    found: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
+    for seed in seeds:
+        start = probe.init(probe.hyper(groups[0], seed))
+        for group in groups:
+            found[group].append(jax.device_get(run(start, probe.batch, probe.hyper(group, seed))))
+    return {group: {q: np.stack([rms[q] for rms in own]) for q in own[0]} for group, own in found.items()}
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(init: Callable, step: Callable, features: Callable, steps: int) -> Callable:
-    """(stacked hypers, batch) -> {quantity: RMS changes, (trainings, steps)}: all trainings in one program."""
+def _compiled(step: Callable, features: Callable, steps: int) -> Callable:
+    """(initial state, batch, hyper) -> {quantity: RMS changes, (steps,)}
 
-    def run(hyper: PyTree, batch: PyTree) -> dict[str, jax.Array]:
-        start = init(hyper)
+    The init is no part of this program: for a list of blocks it would be the larger part of its compilation.
+    """
+
+    def run(start: Any, batch: PyTree, hyper: PyTree) -> dict[str, jax.Array]:
         shapes = jax.eval_shape(features, start, batch, hyper)
         _check_features(shapes)
 
@@ -137,7 +146,7 @@ def _compiled(init: Callable, step: Callable, features: Callable, steps: int) ->
         changes = jax.lax.scan(advance, (start, nothing), jnp.arange(steps + 1))[1]
         return {k: values[1:] for k, values in changes.items()}
 
-    return jax.jit(lambda hypers, batch: jax.lax.map(lambda hyper: run(hyper, batch), hypers))
+    return jax.jit(run)
 
 
 def _check_features(features: Mapping[str, Any]) -> None:

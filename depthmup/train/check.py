@@ -52,7 +52,7 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
         return full._replace(seed=seed, factors=train_only(full.factors, task.specs, group)).arrays()
 
     batch = examples(batches_of(own), settings.check.batch_size)
-    return Probe(task.init, task.step, _features(task), hyper, groups_of(task.specs), batch)
+    return Probe(jax.jit(task.init), task.step, _features(task), hyper, groups_of(task.specs), batch)
 
 
 @functools.lru_cache
