@@ -119,9 +119,10 @@ def table(sweeps: Sweeps) -> str:
 
 NOTE = """
 Exponents of the best learning rate over depth with their 95% intervals; (n of m at the edge): so many of m optima are
-within a grid step of the learning rate above which training is not possible. *edge*: the exponent of that one. *moves
-it by*: the exponent by accuracy minus the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's
-criterion and the Hessian's largest eigenvalue allow at initialization (`python -m experiments.paper_b.initial`).
+within a grid step of the learning rate above which training is not possible. *edge*: the exponent of that one; "-"
+where fewer than five depths have it among the learning rates trained. *moves it by*: the exponent by accuracy minus
+the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's criterion and the Hessian's largest
+eigenvalue allow at initialization (`python -m experiments.paper_b.initial`). *theory*: docs/theory.md, section 6.
 """
 
 
@@ -133,7 +134,8 @@ def _cell(found: Any, exponent: Exponent | None) -> str:
     if exponent is None:
         there = sum(rate is not None for rate in found.optimal_lr)
         return f"{there} of {len(found.values)} depths have an optimum"
-    return f"{exponent} ({len(exponent.at_edge)} of {len(exponent.used)} at the edge)"
+    at_edge = f" ({len(exponent.at_edge)} of {len(exponent.used)} at the edge)" if exponent.at_edge else ""
+    return f"{exponent}{at_edge}"
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
