@@ -185,7 +185,7 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
             capsize=3,
             label=MEASURES[measure],
         )
-    for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar, one scaled layer"), (0.0, "Sbar, two")):
+    for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar,\none scaled layer"), (0.0, "Sbar,\ntwo")):
         panel.axvline(at, color="gray", lw=0.8, ls=":")
         panel.text(at, 1.02, label, fontsize=7, ha="center", color="gray", transform=panel.get_xaxis_transform())
     panel.set_yticks(range(len(sweeps)), [name_of(name).replace("_", " ") for name in sweeps])
