@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from depthmup.models.convolution import conv_general_dilated
+from depthmup.models import convolution
+from depthmup.models.convolution import circular_conv, conv_general_dilated
 
 
 def drawn(rng, space):
@@ -195,6 +196,36 @@ def test_inside_shard_map(check, x64):
     ours, theirs = pair(options)
     assert_same(jax.jit(gradient(ours)), jax.jit(gradient(theirs)), x, w)
     assert_same(jax.jit(gradient(ours)), jax.grad(scalar(theirs), (0, 1)), x, w)
+
+
+@pytest.mark.parametrize("small", [0, 2**17])
+@pytest.mark.parametrize(("size", "kernel"), [((5, 7), (3, 3)), ((4, 4), (2, 5)), ((5, 3), (5, 1)), ((6,), (3,))])
+def test_circular(size, kernel, small, x64, monkeypatch):
+    """Values and derivatives, by either way to compute them, are those of a convolution without padding of the image
+    that `numpy.pad` wraps."""
+    monkeypatch.setattr(convolution, "SMALL", small)
+    rng = np.random.default_rng(3)
+    x, w = jnp.asarray(rng.normal(size=(2, *size, 2))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
+    numbers = [("NHC", "HIO", "NHC"), ("NHWC", "HWIO", "NHWC")][len(size) - 1]
+    padding, ones = [((k - 1) // 2, k // 2) for k in kernel], (1,) * len(size)
+
+    def ours(x, w):
+        return circular_conv(x, w, ones, padding, dimension_numbers=numbers)
+
+    def theirs(x, w):
+        wrapped = jnp.pad(x, [(0, 0), *padding, (0, 0)], mode="wrap")
+        return lax.conv_general_dilated(wrapped, w, ones, "VALID", dimension_numbers=numbers)
+
+    assert ("dot_general" in str(jax.make_jaxpr(ours)(x, w))) == (small > 0 and len(size) == 2)
+    assert_same(ours, theirs, x, w)
+    assert_same(hessian_product(scalar(ours)), hessian_product(scalar(theirs)), x, w, rtol=1e-11)
+    many = jnp.stack([w, 2 * w])
+    assert_same(jax.vmap(ours, (None, 0)), lambda x, many: jnp.stack([theirs(x, w) for w in many]), x, many)
+
+
+def test_circular_convolutions_have_stride_1():
+    with pytest.raises(ValueError, match=r"a circular convolution has stride 1, got \(2, 2\)"):
+        circular_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (2, 2), [(1, 1)] * 2)
 
 
 def test_groups_and_mistakes():

@@ -14,7 +14,7 @@ import numpy as np
 
 from depthmup.activations import ACTIVATIONS
 from depthmup.keys import declared, key
-from depthmup.models.convolution import conv_general_dilated
+from depthmup.models.convolution import circular_conv, conv_general_dilated
 from depthmup.parameterization import ForwardFactors, unknown
 
 Initializer = Callable[..., jax.Array]
@@ -109,32 +109,19 @@ def conv(
     image are 0 (padding "zero") or wrap around (padding "circular", a torus).
     Source: docs/theory.md section 6; strided convolutions are padded as in PyTorch.
     """
-    axes = range(1, x.ndim - 1)
     low, high = (kernel - 1) // 2, kernel // 2
-    space = x.shape[1:-1]
-    if padding == "circular" and kernel > 1:
-        for axis in axes:
-            size = x.shape[axis]
-            before = jax.lax.slice_in_dim(x, size - low, size, axis=axis)
-            after = jax.lax.slice_in_dim(x, 0, high, axis=axis)
-            x = jnp.concatenate([before, x, after], axis=axis)
-    # With circular padding the wrapped image is padded with zeros all the same, and the outer pixels of the result are
-    # cut off below: on a CPU this is four times faster than a convolution without padding (docs/design.md).
-    x = nn.Conv(
+    space = x.ndim - 2
+    return nn.Conv(
         features,
-        (kernel,) * len(axes),
+        (kernel,) * space,
         strides=stride,
-        padding=[(low, high)] * len(axes),
+        padding=[(low, high)] * space,
         use_bias=False,
         kernel_init=init or fan_in_init(),
         dtype=dtype,
-        conv_general_dilated=conv_general_dilated,
+        conv_general_dilated=circular_conv if padding == "circular" and kernel > 1 else conv_general_dilated,
         name=name,
     )(x)
-    if padding == "circular" and kernel > 1:
-        for axis, size in zip(axes, space, strict=True):
-            x = jax.lax.slice_in_dim(x, low, low + size, axis=axis)
-    return x
 
 
 def matrix_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
