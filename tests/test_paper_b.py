@@ -344,6 +344,21 @@ def test_the_full_table_has_plain_networks_and_early_losses():
     assert "loss of the first 100 steps" in table
 
 
+def test_exponents_by_theory():
+    """-1 where one layer of a branch carries 1/K and no norm undoes it, 0 where two or three do, -3/2 without skips."""
+    found = {dispute.name_of(name): dispute.by_theory(dispute.settings_of(name)) for name in dispute.SCREEN}
+    assert {name for name, exponent in found.items() if exponent} == {
+        "last", "one_layer", "batch_norm", "batch_norm_dropout"}  # fmt: skip
+    assert set(found.values()) == {0.0, -1.0}
+    assert dispute.by_theory(dispute.settings_of("plain")) == -1.5
+
+
+def test_figure_2b_needs_only_the_baseline():
+    found = dispute.EXPERIMENT.outcome({"full_baseline": planted("full_baseline", 0.0)})
+    assert found.verdict == DISAGREES
+    assert [words for words in found.ours if words.startswith(("last", "one layer"))] == []
+
+
 def test_segments_of_figure_2a():
     """An exact power law is predicted by its anchors to within the errors of two optima."""
     said = fig2a.segments({"plain": planted("plain", -1.5)})

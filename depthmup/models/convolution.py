@@ -54,8 +54,8 @@ def conv_general_dilated(
     return _bind(lhs, rhs, Window(strides, pads, lhs_dilation, rhs_dilation, numbers, precision))
 
 
-# Up to this many inputs and outputs, half a megabyte, `_by_rows` is the faster way; its columns are three times as large
-# and must stay in the processor's cache (`python -m benchmarks.circular_convolution`).
+# Up to this many inputs and outputs, half a megabyte, `_by_rows` is the faster way; its columns, three times as large,
+# must stay in the processor's cache (`python -m benchmarks.circular_convolution`).
 SMALL = 2**17
 
 
