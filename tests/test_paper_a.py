@@ -122,6 +122,21 @@ def small(tmp_path_factory):
     return settings, rows
 
 
+def test_what_the_adaptive_search_saved(small):
+    """The share of the whole grid, rates that any size trained at all sizes, that was not trained."""
+    settings, rows = small
+    sweep = published.read(rows / "simple_resnet", settings)
+    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=True))
+    one = sweep.rows["learning_rate"].iloc[0]
+    kept = sweep.rows[(sweep.rows["depth"] != 4) | (sweep.rows["learning_rate"] == one)]
+    saved = 1 - len(kept) / len(sweep.rows)
+    assert 0.2 < saved < 0.8
+    text = page._cost({"simple_resnet": sweep._replace(rows=kept, settings=settings)})
+    assert f"| {len(kept)} |" in text
+    assert f"| {100 * saved:.0f}% |" in text
+    assert page._cost({"simple_resnet": sweep}).endswith("| - |")
+
+
 def test_figures_from_rows(small):
     """Every number and picture comes from the published rows alone."""
     settings, rows = small

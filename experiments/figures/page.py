@@ -77,6 +77,24 @@ def missing(figure: Experiment, sweeps: Sweeps) -> str:
     return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
 
+def _cost(sweeps: Sweeps) -> str:
+    """A table of trials and minutes, and of what the adaptive search saved."""
+    rows = []
+    for name, sweep in sweeps.items():
+        saved = f"{100 * (1 - len(sweep.rows) / _whole_grid(sweep)):.0f}%" if sweep.settings.sweep.adaptive else "-"
+        rows.append([f"`{name}`", f"{len(sweep.rows):,}", f"{sweep.about['minutes']:.0f}", saved])
+    return markdown(["sweep", "trials", "minutes", "saved by the adaptive search"], rows)
+
+
+def _whole_grid(sweep: Sweep) -> int:
+    """The trials of every size at every learning rate that was trained at one of them."""
+    columns = list(sweep.rows)  # hyperparameters, then results, of which the loss is the first
+    sizes = [name for name in columns[: columns.index("loss")] if name != "learning_rate"]
+    curve = [name for name in sizes if name not in ("width", "depth", "seed")]
+    grids = (own for _, own in sweep.rows.groupby(curve, dropna=False))
+    return sum(len(own[sizes].drop_duplicates()) * own["learning_rate"].nunique() for own in grids)
+
+
 def title(figure: Experiment) -> str:
     """The heading of a figure's section."""
     name = figure.figure
@@ -87,8 +105,7 @@ def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
     """Pictures, cost, remarks and numbers of a figure."""
     lines = [f"### {title(figure)}", "", f"{figure.claim[0].upper()}{figure.claim[1:]}.", ""]
     lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
-    for name, sweep in sweeps.items():
-        lines += [f"`{name}`: {len(sweep.rows):,} trials, {sweep.about['minutes']:.0f} minutes.", ""]
+    lines += [_cost(sweeps), ""]
     lines += [figure.remarks.strip(), ""] if figure.remarks else []
     if figure.table:
         return "\n".join([*lines, figure.table(sweeps), ""])
