@@ -92,4 +92,5 @@ EXPERIMENT = Experiment(
     sweeps=SWEEPS,
     outcome=outcome,
     pictures=pictures,
+    needs=("plain_base", "plain_kernel"),
 )
