@@ -48,6 +48,40 @@ def test_trainings_are_kept_and_go_on(name, folder, monkeypatch):
     assert means[2**-4] < means[2**-6]  # it learns
 
 
+def test_twins_train_the_same():
+    """At the base width mup is sp, at the base depth depth_mup and completep are mup, and nowhere else."""
+    scale, shapes = study.SCALES["demo"], study.SCALES["demo"].shapes
+    twins = {
+        name: {study.twin(name, "demo", *shape) for shape in shapes if shape != scale.base} for name in study.CASES
+    }
+    assert twins.pop("mup") == {"mup", "sp"}
+    assert twins.pop("depth_mup") == {"depth_mup", "mup"}
+    assert twins.pop("completep") == {"completep", "mup"}
+    assert all(own == {name} for name, own in twins.items())
+    loss = {}
+    for name, shape in (
+        ("sp", (8, 2)),
+        ("mup", (8, 2)),
+        ("mup", (16, 1)),
+        ("depth_mup", (16, 1)),
+        ("completep", (16, 1)),
+    ):
+        loss[name, shape] = [row["loss"] for row in study.trials(study.CASES[name], TINY, *shape)]
+    np.testing.assert_allclose(loss["mup", (8, 2)], loss["sp", (8, 2)], rtol=1e-4)
+    for name in ("depth_mup", "completep"):
+        np.testing.assert_allclose(loss[name, (16, 1)], loss["mup", (16, 1)], rtol=1e-4)
+
+
+def test_rows_of_a_twin_are_copied(folder, monkeypatch):
+    monkeypatch.setitem(study.SCALES, "demo", TINY)
+    monkeypatch.setattr(study.Scale, "shapes", [(8, 1), (8, 2)])
+    said = []
+    for name in ("sp", "mup"):
+        study.train(name, "demo", said.append)
+    assert said[2:] == ["mup: width 8, depth 1, as sp", "mup: width 8, depth 2, as sp"]
+    pandas.testing.assert_frame_equal(study.read("mup", "demo"), study.read("sp", "demo"))
+
+
 def test_rows_of_other_settings_are_refused(folder, monkeypatch):
     plant(folder, lambda name, size: -6)
     monkeypatch.setitem(study.SCALES, "demo", study.SCALES["demo"]._replace(steps=151))

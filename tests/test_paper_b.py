@@ -102,18 +102,21 @@ def nothing_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(initial, "FILE", tmp_path / "initial.json")
 
 
-def measure(names, depths, exponent, edge=-1.0):
-    """Plants s_l = depth^(-2 exponent) l and 2 / sharpness = depth^edge of these networks."""
+def measure(names, depths, exponent=None, edge=-1.0):
+    """Plants s_l = depth^(-2 exponent) l and 2 / sharpness = depth^edge of these networks.
+
+    names: or {name: exponent of both}.
+    """
     found = {}
-    for name in names:
+    for name, power in (names if exponent is None else dict.fromkeys(names, exponent)).items():
         found[name] = {}
         for depth in depths:
             layers = 2 * np.arange(1, depth + 2) / (depth + 2)  # their mean is 1
-            changes = np.tile(depth ** (-2.0 * exponent) * layers, (4, 1))
+            changes = np.tile(depth ** (-2.0 * power) * layers, (4, 1))
             found[name][depth] = {
                 "changes": changes.tolist(),
                 "squares": np.ones_like(changes).tolist(),
-                "log2_edges": [edge * math.log2(depth)] * 4,
+                "log2_edges": [(edge if exponent is not None else power) * math.log2(depth)] * 4,
             }
     at_start.FILE.write_text(json.dumps(found))
 
@@ -333,6 +336,22 @@ def test_the_answer_is_a_table():
     assert shown["baseline"]["2 / sharpness"] == pytest.approx(-1.0)
     assert "Sbar" not in shown["one layer"]  # not measured
     assert shown["last"]["theory"] == -1.0
+
+
+def test_which_criterion_the_optima_follow():
+    """Both have the exponents of the optima but in one network of six."""
+    trained = {"last": -1.0, "one_layer": -1.0, "mse": 0.5, "dropout": -1.5, "dense": -0.5, "bottleneck": -2.0}
+    measure({**trained, "dense": 1.0}, networks.SCREEN_DEPTHS)
+    sweeps = {f"screen_{name}": planted(f"screen_{name}", exponent) for name, exponent in trained.items()}
+    lines = [line for line in dispute.followed(sweeps).splitlines() if line.startswith("- ")]
+    of = {line[2:].split(":")[0]: line for line in lines}
+    assert set(of) == {f"{name}, by {by}" for name in ("Sbar", "2 / sharpness") for by in ("accuracy", "loss")}
+    for criterion in ("Sbar", "2 / sharpness"):
+        words = of[f"{criterion}, by accuracy"]
+        off, wrong = re.search(r"difference ([\d.]+); the difference excludes 0 in (\d) of 6$", words).groups()
+        assert float(off) == pytest.approx(1.5 / math.sqrt(6), abs=0.02)
+        assert wrong == "1"
+    assert dispute.followed({name: sweeps[name] for name in list(sweeps)[:4]}) == ""  # fewer than five networks
 
 
 def test_the_full_table_has_plain_networks_and_early_losses():

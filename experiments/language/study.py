@@ -41,7 +41,7 @@ class Scale(NamedTuple):
 
 SCALES = {
     "demo": Scale((32, 2), (32, 64, 128), (2, 4, 8, 16), tuple(range(-11, -2)), 2, 150, 16, 32),
-    "study": Scale((64, 2), (64, 128, 256), (2, 4, 8, 16, 32), tuple(np.arange(-11, -2.9, 0.5)), 3, 500, 16, 64),
+    "study": Scale((32, 2), (32, 64, 128, 256), (2, 4, 8, 16, 32), tuple(np.arange(-10, -2.9, 0.5)), 3, 300, 16, 32),
 }
 
 
@@ -61,6 +61,16 @@ CASES = {
     "depth_mup_muon": Case(gpt_linen.GPT, "depth_mup", "muon"),
     "depth_mup_nnx": Case(gpt_nnx.GPT, "depth_mup"),
 }
+
+
+def twin(name: str, scale: str, width: int, depth: int) -> str:
+    """The case whose trainings are the same ones: at the base depth depth_mup and completep are mup, which at the base
+    width is sp.
+    """
+    base_width, base_depth = SCALES[scale].base
+    if name in ("depth_mup", "completep") and depth == base_depth:
+        name = "mup"
+    return "sp" if name == "mup" and width == base_width else name
 
 
 def identity(name: str, scale: str) -> dict[str, Any]:
@@ -83,19 +93,25 @@ def read(name: str, scale: str) -> pandas.DataFrame:
 
 
 def train(name: str, scale: str, say: Callable[[str], None] = print) -> None:
-    """Train what is missing of a case, shape by shape; rows are written after each."""
+    """Train what is missing of a case, shape by shape; rows are written after each. Rows of a twin are copied."""
     own, rows = SCALES[scale], read(name, scale)
-    there = set(zip(rows["width"], rows["depth"], strict=True))
     for width, depth in own.shapes:
-        if (width, depth) in there:
+        if len(of_shape(rows, width, depth)):
             continue
-        say(f"{name}: width {width}, depth {depth}")
-        rows = pandas.concat([rows, pandas.DataFrame(trials(CASES[name], own, width, depth))], ignore_index=True)
+        same = twin(name, scale, width, depth)
+        found = of_shape(read(same, scale), width, depth)
+        say(f"{name}: width {width}, depth {depth}" + (f", as {same}" if len(found) else ""))
+        found = found if len(found) else pandas.DataFrame(trials(CASES[name], own, width, depth))
+        rows = pandas.concat([rows, found], ignore_index=True)
         ROWS.mkdir(parents=True, exist_ok=True)
         file = ROWS / f"{scale}_{name}.parquet"
         about = {**identity(name, scale), "complete": len(rows) == len(own.shapes) * len(own.octaves) * own.seeds}
         write_atomically(file, rows.to_parquet(index=False))
         write_atomically(file.with_suffix(".json"), (json.dumps(about, indent=1) + "\n").encode())
+
+
+def of_shape(rows: pandas.DataFrame, width: int, depth: int) -> pandas.DataFrame:
+    return rows[(rows["width"] == width) & (rows["depth"] == depth)]
 
 
 def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, Any]]:

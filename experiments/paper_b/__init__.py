@@ -46,9 +46,8 @@ PAPER = Paper(
 *ours* has the exponent of the best learning rate over depth with its 95% interval, once by validation accuracy as in
 the paper and once by the training loss, never from fewer than five depths; the interval comes from the scatter about
 the line. "At the edge": the best learning rate is within a grid step of the *edge*, above which training is not
-possible. A claim about an
-exponent *agrees* if the interval holds it and nothing as far as .5 from it, *disagrees* if the interval excludes it,
-and is *undecided* otherwise.
+possible. A claim about an exponent *agrees* if the interval holds it and nothing as far as .5 from it, *disagrees* if
+the interval excludes it, and is *undecided* otherwise.
 """,
     figures=FIGURES,
     elsewhere=ELSEWHERE,

@@ -126,15 +126,16 @@ def against(found: Transfer, claimed: float = CLAIMED) -> str:
     return AGREES if max(exponent.high - claimed, claimed - exponent.low) < CLOSE else UNDECIDED
 
 
-def difference(first: Transfer, second: Transfer) -> tuple[float, float] | None:
+def apart(first: Exponent | None, second: Exponent | None) -> tuple[float, float] | None:
     """(the second exponent minus the first, half its 95% interval); None where one of them is not known."""
-    a, b = of_optima(first), of_optima(second)
-    return (b.value - a.value, math.hypot(a.high - a.low, b.high - b.low) / 2) if a and b else None
+    if first is None or second is None:
+        return None
+    return second.value - first.value, math.hypot(first.high - first.low, second.high - second.low) / 2
 
 
 def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
     """(in words, verdict) on the claim that two exponents are equal: as `against`, of their difference and 0."""
-    found = difference(first, second)
+    found = apart(of_optima(first), of_optima(second))
     if found is None:
         return UNKNOWN, UNDECIDED
     value, half = found
@@ -144,7 +145,7 @@ def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
 
 def steeper(first: Transfer, second: Transfer) -> tuple[str, str]:
     """(in words, verdict) on the claim that the second exponent is the more negative one."""
-    found = difference(first, second)
+    found = apart(of_optima(first), of_optima(second))
     if found is None:
         return UNKNOWN, UNDECIDED
     value, half = found
@@ -168,25 +169,30 @@ def by_path_sum(settings: Settings, depths: Sequence[float]) -> float:
 
 
 def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
-    """The paper's axes: the best learning rate over depth, with its law, and L^-3/2 from the smallest depth."""
+    """The paper's axes: the best learning rate over depth, with its law, and L^-3/2 from the smallest depth.
+
+    Error bars end at the learning rates that were trained.
+    """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()
     for place, (name, found) in enumerate(of.items()):
         color, law = f"C{place}", of_optima(found)
-        kept = [(d, o) for d, o in zip(found.values, found.optima, strict=True) if o.learning_rate]
+        sizes = zip(found.values, found.optima, found.learning_rates, strict=True)
+        kept = [(d, o, trained) for d, o, trained in sizes if o.learning_rate]
         if not kept:
             continue
-        depths, rates = np.array([(d, o.learning_rate) for d, o in kept]).T
-        bars = np.nan_to_num([(o.learning_rate - o.low, o.high - o.learning_rate) for _, o in kept]).T  # type: ignore[operator]
+        depths, rates = np.array([(d, o.learning_rate) for d, o, _ in kept]).T
+        ends = np.array([np.clip([o.low, o.high], min(trained), max(trained)) for _, o, trained in kept]).T
+        bars = np.maximum(np.nan_to_num([rates - ends[0], ends[1] - rates]), 0)
         label = f"{name}: {law}" if law else name
-        panel.errorbar(depths, rates, np.maximum(bars, 0), fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
+        panel.errorbar(depths, rates, bars, fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
         if law:
             panel.plot(depths, law.law(depths), "--", color=color, lw=1)
             panel.fill_between(depths, *law.law.band(depths), color=color, alpha=0.12, lw=0)
         if place == 0:
             reference = rates[0] * (depths / depths[0]) ** CLAIMED
             panel.plot(depths, reference, color="gray", lw=1, ls="-.", label="depth^-3/2")
-        edges = [(d, o.edge.learning_rate) for d, o in kept if o.edge and o.edge.learning_rate]
+        edges = [(d, o.edge.learning_rate) for d, o, _ in kept if o.edge and o.edge.learning_rate]
         if edges:
             panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
     panel.set_xscale("log", base=2)
