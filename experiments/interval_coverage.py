@@ -3,10 +3,10 @@
     python -m experiments.interval_coverage
 
 The first table has 2,000 made-up sweeps for each line: parabolas of log loss over log2 learning rate with noise between
-seeds, at seven depths and 19 rates. "cliff": trials diverge above the optimum; the two numbers are the octaves from the
-optimum to the cliff and their scatter between seeds. "scatter": the octaves by which the optima themselves scatter
-about the law. The band is compared with the law where an estimate beside the cliff is on average (it is biased there;
-experiments/planted_curves.py has the biases, and the coverage of the intervals of optima).
+seeds, at seven depths (five where it says so) and 19 rates. "cliff": trials diverge above the optimum; the two numbers
+are the octaves from the optimum to the cliff and their scatter between seeds. "scatter": octaves by which the optima
+themselves scatter about the law. The band is compared with the law where an estimate beside the cliff is on average (it
+is biased there; experiments/planted_curves.py has the biases, and the coverage of the intervals of optima).
 
 The second table has 1,000 made-up sets of ensembles for each line, with four widths N and three depths L. The outputs
 of a network differ from their limit by m/N + d/L and Gaussian noise of variance .45/N. Its columns: all terms fitted to
@@ -17,6 +17,7 @@ variances in N.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,16 +28,29 @@ SHIFTS = 400  # curves from which the bias beside a cliff is taken
 DEPTHS = np.array([3, 4, 6, 8, 12, 16, 24])
 RATES = 2.0 ** np.arange(-8, 1.01, 0.5)
 LAW = -3.0  # log2 of the optimum at depth 3
-# name: (exponent, seeds, octaves of the optimum's scatter, (distance of the cliff, its scatter))
+SCREEN_DEPTHS = np.array([2, 4, 8, 16, 24])  # with two seeds: the screens of experiments/paper_b
+
+
+class Case(NamedTuple):
+    exponent: float = 0.0
+    seeds: int = 6
+    scatter: float = 0.0  # octaves of the optima about the law
+    cliff: tuple[float, float] = (9.0, 0.0)  # octaves above the optimum, and their scatter between seeds
+    depths: np.ndarray = DEPTHS
+
+
 CASES = {
-    "exponent -1.5, 6 seeds": (-1.5, 6, 0.0, (9.0, 0.0)),
-    "exponent 0, 6 seeds": (0.0, 6, 0.0, (9.0, 0.0)),
-    "exponent 0, 6 seeds, cliff at 1.5 +- .2": (0.0, 6, 0.0, (1.5, 0.2)),
-    "exponent 0, 6 seeds, cliff at .5 +- .5": (0.0, 6, 0.0, (0.5, 0.5)),
-    "exponent 0, 3 seeds": (0.0, 3, 0.0, (9.0, 0.0)),
-    "exponent 0, 3 seeds, cliff at .5 +- .5": (0.0, 3, 0.0, (0.5, 0.5)),
-    "exponent 0, 6 seeds, scatter .1": (0.0, 6, 0.1, (9.0, 0.0)),
-    "exponent 0, 6 seeds, scatter .3": (0.0, 6, 0.3, (9.0, 0.0)),
+    "exponent -1.5, 6 seeds": Case(exponent=-1.5),
+    "exponent 0, 6 seeds": Case(),
+    "exponent 0, 6 seeds, cliff at 1.5 +- .2": Case(cliff=(1.5, 0.2)),
+    "exponent 0, 6 seeds, cliff at .5 +- .5": Case(cliff=(0.5, 0.5)),
+    "exponent 0, 3 seeds": Case(seeds=3),
+    "exponent 0, 3 seeds, cliff at .5 +- .5": Case(seeds=3, cliff=(0.5, 0.5)),
+    "exponent 0, 6 seeds, scatter .1": Case(scatter=0.1),
+    "exponent 0, 6 seeds, scatter .3": Case(scatter=0.3),
+    "exponent 0, 2 seeds, 5 depths": Case(seeds=2, depths=SCREEN_DEPTHS),
+    "exponent 0, 2 seeds, 5 depths, scatter .3": Case(seeds=2, scatter=0.3, depths=SCREEN_DEPTHS),
+    "exponent 0, 2 seeds, 5 depths, cliff at .5 +- .5": Case(seeds=2, cliff=(0.5, 0.5), depths=SCREEN_DEPTHS),
 }
 ENSEMBLES = 1000
 WIDTHS, LAYERS = (grid.ravel() for grid in np.meshgrid([64, 128, 256, 512], [4, 8, 16]))
@@ -59,32 +73,30 @@ def curve(rng: np.random.Generator, centre: float, seeds: int, cliff: tuple[floa
     return np.where(x > cliff[0] + cliff[1] * rng.normal(size=seeds), np.nan, losses)
 
 
-def planted(
-    rng: np.random.Generator, exponent: float, seeds: int, scatter: float, cliff: tuple[float, float], shift: float
-) -> dict[str, bool]:
+def planted(rng: np.random.Generator, case: Case, shift: float) -> dict[str, bool]:
     """{name of an interval: whether it holds the truth} for one made-up sweep."""
     rows, optima, hold = [], [], dict[str, bool]()
-    for depth in DEPTHS.tolist():
-        centre = LAW + exponent * math.log2(depth / DEPTHS[0]) + scatter * rng.normal()
-        losses = curve(rng, centre, seeds, cliff)
+    for depth in case.depths.tolist():
+        centre = LAW + case.exponent * math.log2(depth / case.depths[0]) + case.scatter * rng.normal()
+        losses = curve(rng, centre, case.seeds, case.cliff)
         found = fit.optimum(RATES, losses, math.log(10))
         optima.append(found)
         rows += [
             {"depth": depth, "learning_rate": rate, "seed": seed, "loss": losses[i, seed]}
             for i, rate in enumerate(RATES.tolist())
-            for seed in range(seeds)
+            for seed in range(case.seeds)
         ]
     lrs, stderr = [o.learning_rate for o in optima], [o.stderr for o in optima]
-    truth = 2 ** (LAW + shift + exponent * math.log2(10 / DEPTHS[0]))
+    truth = 2 ** (LAW + shift + case.exponent * math.log2(10 / case.depths[0]))
     for name, errors in (("weighted", stderr), ("ordinary", None)):
-        law = fit.power_law(DEPTHS, lrs, errors)
+        law = fit.power_law(case.depths, lrs, errors)
         low, high = law.band(10)
-        hold[f"{name} exponent"] = law.low <= exponent <= law.high
+        hold[f"{name} exponent"] = law.low <= case.exponent <= law.high
         hold[f"{name} band"] = bool(low <= truth <= high)
     judged = fit.transfer(rows, cap=math.log(10))
     for name, drift in (("drift", judged.drift), ("edge's drift", judged.edge.drift)):
         if drift is not None:
-            hold[name] = drift.low <= exponent <= drift.high
+            hold[name] = drift.low <= case.exponent <= drift.high
     return hold
 
 
@@ -113,9 +125,9 @@ def main() -> None:
     print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in names))
     for label, case in CASES.items():
         rng = np.random.default_rng(0)
-        found = [fit.optimum(RATES, curve(rng, LAW, case[1], case[-1]), math.log(10)) for _ in range(SHIFTS)]
+        found = [fit.optimum(RATES, curve(rng, LAW, case.seeds, case.cliff), math.log(10)) for _ in range(SHIFTS)]
         shift = float(np.mean([math.log2(o.learning_rate) for o in found if o.learning_rate])) - LAW
-        results = [planted(rng, *case, shift) for _ in range(SWEEPS)]
+        results = [planted(rng, case, shift) for _ in range(SWEEPS)]
         shares = [[result[name] for result in results if name in result] for name in names]
         cells = [f"{100 * np.mean(share):.1f}" if share else "" for share in shares]
         print(f"{label:46}" + "".join(f"{cell:>19}" for cell in cells), flush=True)

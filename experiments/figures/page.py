@@ -57,7 +57,22 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
         rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
     rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
     head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]
-    return "\n".join([*head, markdown(COLUMNS, rows), "", *sections])
+    return "\n".join([*head, markdown(COLUMNS, rows), "", *_totals(sweeps), *sections])
+
+
+def _totals(sweeps: Sweeps) -> list[str]:
+    """How many trainings the rows of a paper are, how long they took, and what the adaptive search saved."""
+    if not sweeps:
+        return []
+    trials, hours = (
+        sum(of) for of in zip(*((len(s.rows), s.about["minutes"] / 60) for s in sweeps.values()), strict=True)
+    )
+    line = f"In all {trials:,} trainings of {len(sweeps)} sweeps, {hours:.0f} hours on one or two cores."
+    searched = [sweep for sweep in sweeps.values() if sweep.settings.sweep.adaptive]
+    if searched:
+        share = 1 - sum(len(sweep.rows) for sweep in searched) / sum(map(_whole_grid, searched))
+        line += f" The adaptive search saved {100 * share:.0f}% of the trainings of whole grids."
+    return [line, ""]
 
 
 def finished(figure: Experiment, sweeps: Sweeps) -> Sweeps:

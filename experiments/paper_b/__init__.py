@@ -47,7 +47,13 @@ PAPER = Paper(
 the paper and once by the training loss, never from fewer than five depths; the interval comes from the scatter about
 the line. "At the edge": the best learning rate is within a grid step of the *edge*, above which training is not
 possible. A claim about an exponent *agrees* if the interval holds it and nothing as far as .5 from it, *disagrees* if
-the interval excludes it, and is *undecided* otherwise.
+the interval excludes it, and is *undecided* otherwise. A row of several claims disagrees if one of them does: of 14
+true ones at least one is excluded by chance in every second case. The drifts below a figure are of the same optima,
+but fitted without weights (docs/laws.md), and differ a little from the exponents.
+
+Images are those of CIFAR-10 (as JPEGs) unless the row says otherwise; residual networks have 8 channels on 16x16
+pixels, plain ones 16 channels on 8x8. Sweeps named `screen_` train for 100 steps with two seeds, others for an epoch
+with three unless their module in experiments/paper_b/ says otherwise.
 """,
     figures=FIGURES,
     elsewhere=ELSEWHERE,

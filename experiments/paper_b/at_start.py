@@ -26,15 +26,14 @@ def update(found: Found, depth: float) -> MaximalUpdate:
     return MaximalUpdate(np.array(found[depth]["changes"]), np.array(found[depth]["squares"]))
 
 
-def of_update(found: Found, depths: Sequence[float], relative: bool = False) -> Exponent | None:
+def of_update(found: Found, depths: Sequence[float], average: str = "arithmetic") -> Exponent | None:
     """The exponent of the maximal-update learning rate over those of these depths that were measured.
 
-    relative: of changes relative to each layer's size.
+    average: over layers, a name in `measure.AVERAGES`.
     """
-    updates = [update(found, depth) for depth in depths if depth in found]
-    chosen = [own.relative if relative else own for own in updates]
     there = [depth for depth in depths if depth in found]
-    return fitted(there, [own.learning_rate for own in chosen], [own.stderr for own in chosen])
+    updates = [update(found, depth)._replace(average=average) for depth in there]
+    return fitted(there, [own.learning_rate for own in updates], [own.stderr for own in updates])
 
 
 def of_sharpness(found: Found, depths: Sequence[float]) -> Exponent | None:

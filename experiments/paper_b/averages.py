@@ -2,101 +2,84 @@
 
     python -m experiments.paper_b averages --data=DIR           (after `python -m experiments.paper_b.initial`)
 
-Claim (A1 to A7): of the means of S_l over layers the arithmetic one is right: splitting the layers of a block so that
-the block's energy, their sum, stays, leaves the mean over blocks as it is (A6), and geometric and harmonic means do
-not; so the arithmetic mean = 1 gives the law of the best learning rate.
+Claim (A1 to A7): of the means of S_l over layers the arithmetic one is right. If the layers of a block are split so
+that the block's energy, the sum of its S_l, stays, then the mean over blocks stays (A6); and the arithmetic mean = 1
+gives the law of the best learning rate.
 
             paper                          here
 networks    any; no experiment             plain and residual networks of figures 2a and 2b
-measured    -                              the trained optima over depth, against what each mean = 1 at initialization
-                                           allows: the exponents; and by how many octaves the prediction moves where
-                                           the earlier half of the blocks is split into two layers each
+measured    -                              the exponent of the trained optima against those of each mean = 1 at
+                                           initialization; each mean at the trained optima; by how many octaves the
+                                           prediction moves where the earlier half of the layers is split in two
+
+A mean over blocks of the blocks' sums stays whatever the mean: that part of the claim is true by definition, and says
+nothing for the arithmetic mean. So the split is shown of means over layers, and the law of the trained optima decides.
 
 Cost: none besides figures 2a and 2b and the measurement at initialization.
-Expect: all means have about the same exponent, since S_l is a power of l; the split moves all but the arithmetic one
-over blocks.
+Expect: all means have about the same exponent, since S_l is a power of l.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from matplotlib.figure import Figure
 
+from depthmup.fit import Transfer
 from depthmup.measure import MaximalUpdate
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import at_start, dispute, fig2a
-from experiments.paper_b.exponents import Exponent, along_depth, fitted, of_optima
+from experiments.figures.figure import UNDECIDED, Experiment, Outcome, Sweeps, combined
+from experiments.paper_b import at_start, fig2a, ingredients
+from experiments.paper_b.exponents import along_depth, of_optima, same
 
 MEANS = ("arithmetic", "geometric", "harmonic")
-SWEEPS = {**fig2a.SWEEPS, "full_baseline": dispute.FULL["full_baseline"]}
-SAME = 0.01  # octaves
-
-
-def parts_of(layers: int) -> list[int]:
-    """The earlier half of the layers is split into two each."""
-    return [2 if layer < layers // 2 else 1 for layer in range(layers)]
+SWEEPS = {**fig2a.SWEEPS, "full_baseline": ingredients.FULL["full_baseline"]}
 
 
 def shift(own: MaximalUpdate, mean: str) -> float:
-    """By how many octaves the split moves the learning rate of mean = 1.
-
-    The arithmetic mean is one over blocks, whose energy is the sum over their layers (A6); the others are over layers.
-    """
+    """By how many octaves the learning rate of mean = 1 over layers moves if the earlier half are split in two."""
     own = own._replace(average=mean)
-    parts = parts_of(own.per_seed.shape[1])
-    split = own.split(parts)
-    split = split.merged(parts) if mean == "arithmetic" else split
+    layers = own.per_seed.shape[1]
+    split = own.split([2 if layer < layers // 2 else 1 for layer in range(layers)])
     return float(np.log2(split.learning_rate / own.learning_rate))
 
 
-def of_mean(found: at_start.Found, mean: str) -> Exponent | None:
-    rates = {depth: at_start.update(found, depth)._replace(average=mean).learning_rate for depth in sorted(found)}
-    return fitted(list(rates), list(rates.values()))
+def at_optimum(start: at_start.Found, found: Transfer, mean: str) -> dict[float, float]:
+    """{depth: log2 of the mean of S_l, linearised, at the best learning rate}; where both are known."""
+    return {
+        depth: 2 * float(np.log2(rate / at_start.update(start, depth)._replace(average=mean).learning_rate))
+        for depth, rate in zip(found.values, found.optimal_lr, strict=True)
+        if rate and depth in start
+    }
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    """The split must leave the arithmetic mean alone, and its exponent must be the one of the trained optima."""
+    """The exponent that the arithmetic mean predicts must be the one of the trained optima."""
     ours, said = [], []
     for sweep, rows in sweeps.items():
-        name = dispute.name_of(sweep)
-        found, trained = at_start.read(name), of_optima(along_depth(rows))
-        if not found:
+        name, found = ingredients.name_of(sweep), along_depth(rows)
+        start, trained = at_start.read(name), of_optima(found)
+        if not start:
             ours.append(f"{name}: not measured at initialization")
             said.append(UNDECIDED)
             continue
-        deepest = at_start.update(found, max(found))
-        predicted = {mean: of_mean(found, mean) for mean in MEANS}
+        predicted = {mean: at_start.of_update(start, found.values, mean) for mean in MEANS}
         ours.append(f"{name}, exponents: trained {trained or 'none'}, "
                     + ", ".join(f"{mean} {exponent or 'none'}" for mean, exponent in predicted.items()))  # fmt: skip
-        moved = {mean: shift(deepest, mean) for mean in MEANS}
-        ours.append(f"{name}, the split moves the prediction by " + _octaves(moved))
-        ours.append(f"{name}, over layers instead of blocks the arithmetic one by {_layers(deepest):+.2f}")
-        said.append(AGREES if abs(moved["arithmetic"]) < SAME < min(map(abs, list(moved.values())[1:])) else DISAGREES)
-        own = predicted["arithmetic"]
-        apart = own is None or trained is None
-        said.append(UNDECIDED if apart or not own or not trained else _meet(own, trained))
+        logs = at_optimum(start, found, "arithmetic")
+        if logs:
+            shallow, deep = min(logs), max(logs)
+            ours.append(f"{name}, Sbar at the best learning rate: 2^{logs[shallow]:+.1f} at depth {shallow:g}, "
+                        f"2^{logs[deep]:+.1f} at depth {deep:g}")  # fmt: skip
+        moved = ", ".join(f"{shift(at_start.update(start, max(start)), mean):+.2f} ({mean})" for mean in MEANS)
+        ours.append(f"{name}, octaves by which the split moves the prediction: {moved}")
+        difference, verdict = same(predicted["arithmetic"], trained)
+        ours.append(f"{name}, trained minus arithmetic: {difference}")
+        said.append(verdict)
     return Outcome(ours, combined(said))
-
-
-def _layers(own: MaximalUpdate) -> float:
-    """The same shift for the arithmetic mean over layers, which counts the parts of a block as layers."""
-    split = own.split(parts_of(own.per_seed.shape[1]))
-    return float(np.log2(split.learning_rate / own.learning_rate))
-
-
-def _octaves(moved: Mapping[str, float]) -> str:
-    return ", ".join(f"{octaves:+.2f} octaves ({mean})" for mean, octaves in moved.items())
-
-
-def _meet(first: Exponent, second: Exponent) -> str:
-    return AGREES if first.low <= second.high and second.low <= first.high else DISAGREES
 
 
 EXPERIMENT = Experiment(
     figure="Appendix A",
-    claim="the arithmetic mean of S_l over blocks does not change where layers are split, and gives the law",
+    claim="the arithmetic mean of S_l = 1 at initialization gives the law of the best learning rate",
     paper="argued",
     sweeps=SWEEPS,
     outcome=outcome,

@@ -6,12 +6,12 @@ Claim (C.1.1, C.1.2): branches of m layers, m = o(L), dense or convolutional, le
 
             paper                       here
 branches    any; no experiment          3x3, 3x3, 3x3; 1x3x1 with a bottleneck of 4; two dense layers; 3x3 and dense
-trained     -                           100 steps, with the trials of dispute.py
+trained     -                           100 steps, with the trials of ingredients.py
 
 A dense layer acts on the channels of each position (a kernel of 1). Out of reach: dense layers over all positions,
 groups and dilation, which `ResidualCNN` does not have.
 
-Cost: none besides the ingredients of dispute.py.
+Cost: none besides those of ingredients.py.
 Expect: by Sbar at initialization a branch of m layers that all carry 1/sqrt(K) has a change that vanishes with K, and
 the best learning rate rises with depth.
 """
@@ -23,16 +23,16 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import dispute, exponents
-from experiments.paper_b.exponents import against, along_depth, words
+from experiments.paper_b import exponents, ingredients
+from experiments.paper_b.exponents import against, along_depth, by_both
 
 BRANCHES = ("three_layers", "bottleneck", "dense", "conv_dense")
-SWEEPS = {f"screen_{name}": dispute.SCREEN[f"screen_{name}"] for name in BRANCHES}
+SWEEPS = {f"screen_{name}": ingredients.SCREEN[f"screen_{name}"] for name in BRANCHES}
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     found = {name: along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
-    ours = [f"{name.replace('_', ' ')}, {words(own)}" for name, own in found.items()]
+    ours = [f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}" for name in found]
     return Outcome(ours, combined([against(own) for own in found.values()]))
 
 

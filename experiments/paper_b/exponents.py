@@ -29,6 +29,7 @@ MEASURES = {
     "last_loss": "loss of the last tenth",
     "first_steps": f"loss of the first {EARLY} steps",
 }
+BOTH = ("validation_accuracy", "loss")
 UNKNOWN = "the difference of exponents is not known"
 
 
@@ -112,6 +113,11 @@ def words(found: Transfer, measure: str = "validation_accuracy") -> str:
     return text + (f", at the edge at depth {_list(exponent.at_edge)}" if exponent.at_edge else "")
 
 
+def by_both(sweep: Sweep, depths: Sequence[int] = ()) -> str:
+    """The exponents by accuracy and by loss in words."""
+    return "; ".join(words(along_depth(sweep, measure, depths), measure) for measure in BOTH)
+
+
 def against(found: Transfer, claimed: float = CLAIMED) -> str:
     """The verdict on the claim that the best learning rate goes as depth to the power of `claimed`.
 
@@ -126,16 +132,25 @@ def against(found: Transfer, claimed: float = CLAIMED) -> str:
     return AGREES if max(exponent.high - claimed, claimed - exponent.low) < CLOSE else UNDECIDED
 
 
-def apart(first: Exponent | None, second: Exponent | None) -> tuple[float, float] | None:
-    """(the second exponent minus the first, half its 95% interval); None where one of them is not known."""
+def apart(first: Exponent | float | None, second: Exponent | None) -> tuple[float, float] | None:
+    """(the second exponent minus the first, half its 95% interval); None where one of them is not known.
+
+    first: or a number that has no error.
+    """
     if first is None or second is None:
         return None
-    return second.value - first.value, math.hypot(first.high - first.low, second.high - second.low) / 2
+    value, width = (first.value, first.high - first.low) if isinstance(first, Exponent) else (first, 0.0)
+    return second.value - value, math.hypot(width, second.high - second.low) / 2
 
 
 def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
     """(in words, verdict) on the claim that two exponents are equal: as `against`, of their difference and 0."""
-    found = apart(of_optima(first), of_optima(second))
+    return same(of_optima(first), of_optima(second))
+
+
+def same(first: Exponent | None, second: Exponent | None) -> tuple[str, str]:
+    """As `equal`, of exponents."""
+    found = apart(first, second)
     if found is None:
         return UNKNOWN, UNDECIDED
     value, half = found

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
+from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.paper_b import exponents, fig2a, networks
-from experiments.paper_b.exponents import against, along_depth, steeper, words
+from experiments.paper_b.exponents import against, along_depth, by_both, steeper
 
 VARIANCES = ("paper", "stationary")
 GELU = {
@@ -33,20 +33,17 @@ GELU = {
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """The paper's network decides; the stationary variance stands beside it."""
-    ours = [
-        f"{variance} variance, {words(along_depth(sweeps[f'gelu_{variance}'], measure), measure)}"
-        for variance in VARIANCES
-        for measure in ("validation_accuracy", "loss")
-    ]
+    ours = [f"{variance} variance, {by_both(sweeps[f'gelu_{variance}'])}" for variance in VARIANCES]
     return Outcome(ours, against(along_depth(sweeps["gelu_paper"])))
 
 
 def than_relu(sweeps: Sweeps) -> Outcome:
-    """Against ReLU at the same depths; both variances must have the steeper law."""
+    """Against ReLU at the same depths. The paper's variance decides, the stationary one stands beside it."""
     relu = along_depth(sweeps["plain"], depths=networks.SHORT)
-    found = [steeper(relu, along_depth(sweeps[name])) for name in GELU]
-    ours = [f"{name.replace('_', ', ')}: {said}" for name, (said, _) in zip(GELU, found, strict=True)]
-    return Outcome(ours, combined([verdict for _, verdict in found]))
+    found = {variance: steeper(relu, along_depth(sweeps[f"gelu_{variance}"])) for variance in VARIANCES}
+    ours = [f"ReLU, {by_both(sweeps['plain'], networks.SHORT)}"]
+    ours += [f"{variance} variance: {said}" for variance, (said, _) in found.items()]
+    return Outcome(ours, found["paper"][1])
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from depthmup.fit import Transfer
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.paper_b import exponents, fig2a, networks
-from experiments.paper_b.exponents import along_depth, equal, words
+from experiments.paper_b.exponents import along_depth, by_both, equal
 
 ZERO = {"zero_padding": networks.full(networks.plain, networks.SHORT, {"model.padding": "zero"})}
 
@@ -32,9 +32,12 @@ def both(sweeps: Sweeps) -> dict[str, Transfer]:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    found = both(sweeps)
-    said, verdict = equal(*found.values())
-    return Outcome([*(f"{name}, {words(own)}" for name, own in found.items()), said], verdict)
+    said, verdict = equal(*both(sweeps).values())
+    ours = [
+        f"circular padding, {by_both(sweeps['plain'], networks.SHORT)}",
+        f"zero padding, {by_both(sweeps['zero_padding'])}",
+    ]
+    return Outcome([*ours, said], verdict)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:

@@ -25,15 +25,15 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import dispute, exponents, networks
-from experiments.paper_b.exponents import against, along_depth, words
+from experiments.paper_b import exponents, ingredients, networks
+from experiments.paper_b.exponents import against, along_depth, by_both
 
 CLASSES = 100
 DEMO = {"epochs": 5.0, "model__width": 8}
 PLAIN = {"hundred_plain": networks.full(networks.plain, networks.SHORT, {}, **DEMO, data__image_size=32)}
 VARIANTS = {"none": "baseline", "dropout": "dropout", "batch_norm": "batch_norm", "both": "batch_norm_dropout"}
 RESIDUAL = {
-    f"hundred_{name}": networks.full(dispute.base(ingredient), (2, 4, 6, 8, 12), {}, **DEMO)
+    f"hundred_{name}": networks.full(ingredients.base(ingredient), (2, 4, 6, 8, 12), {}, **DEMO)
     for name, ingredient in VARIANTS.items()
 }
 PAPER = {"none": "-1.793", "dropout": "-1.543", "batch_norm": "-1.399", "both": "-1.320"}
@@ -53,9 +53,8 @@ def of_hundred(config: networks.Config) -> networks.Config:
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """Each law on its own."""
-    found = {name.removeprefix("hundred_"): along_depth(sweep) for name, sweep in sweeps.items()}
-    return Outcome([f"{name.replace('_', ' ')}, {words(own)}" for name, own in found.items()],
-                   combined([against(own) for own in found.values()]))  # fmt: skip
+    ours = [f"{name.removeprefix('hundred_').replace('_', ' ')}, {by_both(sweep)}" for name, sweep in sweeps.items()]
+    return Outcome(ours, combined([against(along_depth(sweep)) for sweep in sweeps.values()]))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:

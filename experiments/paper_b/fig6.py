@@ -5,10 +5,10 @@
 Claim (D.2): the exponent stays: -1.568 with dropout, -1.869 with batch norm, -1.803 with both; "the depth-learning-rate
 rule is robust to these regularizers".
 
-The paper's settings and ours: experiments/paper_b/networks.py, after 100 steps, with the trials of dispute.py. The rate
-of dropout, .1, is ours: the paper does not give it.
+The paper's settings and ours: experiments/paper_b/networks.py, after 100 steps, with the trials of ingredients.py. The
+rate of dropout, .1, is ours: the paper does not give it.
 
-Cost: none besides the ingredients of dispute.py.
+Cost: none besides those of ingredients.py.
 Expect: by Sbar at initialization dropout changes nothing; batch norm makes branches independent of the initial variance
 c / (K fan_in), so that the exponent moves.
 """
@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import dispute, exponents
-from experiments.paper_b.exponents import against, along_depth, equal, words
+from experiments.paper_b import exponents, ingredients
+from experiments.paper_b.exponents import against, along_depth, by_both, equal
 
 VARIANTS = ("baseline", "dropout", "batch_norm", "batch_norm_dropout")
 
@@ -37,7 +37,9 @@ def outcome(sweeps: Sweeps) -> Outcome:
     ours, said = [], []
     for name, own in found.items():
         difference, same = equal(found["baseline"], own) if name != "baseline" else ("", against(own))
-        ours.append("; ".join(filter(None, (f"{name.replace('_', ' ')}, {words(own)}", difference))))
+        ours.append(
+            "; ".join(filter(None, (f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}", difference)))
+        )
         said += [against(own), same]
     return Outcome(ours, combined(said))
 
@@ -51,7 +53,7 @@ EXPERIMENT = Experiment(
     figure="6a, 6c, 7a",
     claim="ResNet: dropout, batch norm and both leave the exponent at about -3/2",
     paper="-1.568 (dropout), -1.869 (batch norm), -1.803 (both)",
-    sweeps={f"screen_{name}": dispute.SCREEN[f"screen_{name}"] for name in VARIANTS},
+    sweeps={f"screen_{name}": ingredients.SCREEN[f"screen_{name}"] for name in VARIANTS},
     outcome=outcome,
     pictures=pictures,
 )

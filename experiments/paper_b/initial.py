@@ -1,16 +1,18 @@
-"""What is known before any training: the maximal update (Sbar) and the sharpness of dispute.py's networks, over depth.
+"""What is known before any training: the maximal update (Sbar) and the sharpness of networks over their depth.
 
     python -m experiments.paper_b.initial --data=DIR [NETWORK ...]
 
-writes docs/results/paper_b/initial.json, after every network; it goes on from what is there. DIR as in
-experiments/figures/command.py. Of each network at each depth, from the first batch of 128 images and SEEDS seeds:
+measures the residual networks of ingredients.py and the plain ones of figure 2a, writes
+docs/results/paper_b/initial.json after every network, goes on from what is there, and prints the exponents over depth.
+DIR as in experiments/figures/command.py. Of each network at each depth, from the first batch of 128 images and SEEDS
+seeds:
 
 - s_l, the mean square change of each layer in a step of learning rate 1, and the layers' own mean squares
   (`measure.maximal_update`), to four digits;
 - log2 of 2 / the sharpness, the largest eigenvalue of the loss's Hessian: above this learning rate gradient descent is
   not stable at the start (`measure.sharpness`).
 
-Cost: 15 networks of 8 to 12 depths, 50 minutes on two cores. Expect: docs/theory.md, section 6.
+Cost: 19 networks of 8 to 12 depths, an hour on two cores. Expect: docs/theory.md, section 6.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import dataclasses
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,8 +35,10 @@ from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import measurement
 from depthmup.train.workdir import write_atomically
 from experiments.figures.command import settings_of
-from experiments.paper_b import dispute, fig2a, networks
-from experiments.paper_b.at_start import FILE
+from experiments.figures.figure import markdown
+from experiments.paper_b import fig2a, ingredients, networks
+from experiments.paper_b.at_start import FILE, of_sharpness, of_update, read
+from experiments.paper_b.averages import MEANS
 
 SEEDS = 4
 
@@ -63,10 +68,10 @@ def _rounded(values: np.ndarray) -> list[list[float]]:
 def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
     """{network: {depth: settings}} of all that is measured."""
     result = {}
-    for sweep, config in {**dispute.SCREEN, **fig2a.SWEEPS}.items():
+    for sweep, config in {**ingredients.SCREEN, **fig2a.SWEEPS}.items():
         settings = settings_of(config("demo"), data)
         depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
-        result[dispute.name_of(sweep)] = {
+        result[ingredients.name_of(sweep)] = {
             depth: dataclasses.replace(settings, model=dataclasses.replace(settings.model, depth=depth))
             for depth in sorted(depths)
         }
@@ -86,8 +91,9 @@ def main() -> None:
     if unknown := set(options.networks) - known.keys():
         parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    chosen = options.networks or list(known)
     try:
-        for name in options.networks or known:
+        for name in chosen:
             own = found.setdefault(name, {})
             for depth, settings in known[name].items():
                 if str(depth) not in own:
@@ -97,6 +103,20 @@ def main() -> None:
                     write_atomically(FILE, json.dumps(found) + "\n")
     except ValueError as error:
         sys.exit(f"error: {error}")
+    print(exponents(chosen))
+
+
+def exponents(names: Sequence[str]) -> str:
+    """The exponents as a table: over all depths that were measured, over those of the screens, and over figure 2a's
+    halves.
+    """
+    rows = []
+    for name in names:
+        found = read(name)
+        for depths in (sorted(found), *((fig2a.SHALLOW, fig2a.DEEP) if name == "plain" else (networks.SCREEN_DEPTHS,))):
+            own = [of_update(found, depths, mean) for mean in MEANS] + [of_sharpness(found, depths)]
+            rows.append([name, ", ".join(f"{depth:g}" for depth in depths), *(str(found or "-") for found in own)])
+    return markdown(["network", "depths", *(f"Sbar, {mean}" for mean in MEANS), "2 / sharpness"], rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Claim: with cross-entropy, which the experiments have, and with the squared erro
 learning rate has the same exponent; the two fits are shifted against each other.
 
 The paper's settings and ours: experiments/paper_b/networks.py; plain networks for an epoch, residual ones for 100 steps
-with the trials of dispute.py.
+with the trials of ingredients.py.
 
 Cost: about 130 trainings of 351 steps besides figure 2a's and the ingredients, 17 minutes on two cores.
 Expect: equal exponents, as at initialization (docs/theory.md, section 6).
@@ -20,24 +20,33 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import dispute, exponents, fig2a, networks
-from experiments.paper_b.exponents import along_depth, equal, words
+from experiments.paper_b import exponents, fig2a, ingredients, networks
+from experiments.paper_b.exponents import along_depth, by_both, equal
 
 PLAIN = {"plain_mse": networks.full(networks.plain, networks.SHORT, {"loss": "mse"})}
-RESIDUAL = {name: dispute.SCREEN[name] for name in ("screen_baseline", "screen_mse")}
+RESIDUAL = {name: ingredients.SCREEN[name] for name in ("screen_baseline", "screen_mse")}
+# {networks: (sweep with cross-entropy, sweep with the squared error, the depths of both)}
+NAMES = {
+    "plain": ("plain", "plain_mse", networks.SHORT),
+    "residual": ("screen_baseline", "screen_mse", networks.SCREEN_DEPTHS),
+}
 
 
 def pairs(sweeps: Sweeps) -> dict[str, tuple[Transfer, Transfer]]:
     """{networks: (cross-entropy, squared error)} at the same depths."""
-    plain = along_depth(sweeps["plain"], depths=networks.SHORT), along_depth(sweeps["plain_mse"])
-    return {"plain": plain, "residual": (along_depth(sweeps["screen_baseline"]), along_depth(sweeps["screen_mse"]))}
+    return {
+        name: (along_depth(sweeps[first], depths=depths), along_depth(sweeps[second]))
+        for name, (first, second, depths) in NAMES.items()
+    }
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     ours, said = [], []
     for name, (cross_entropy, squared) in pairs(sweeps).items():
         difference, verdict = equal(cross_entropy, squared)
-        ours += [f"{name}, cross-entropy, {words(cross_entropy)}", f"{name}, squared error, {words(squared)}"]
+        first, second, depths = NAMES[name]
+        ours.append(f"{name}, cross-entropy, {by_both(sweeps[first], depths)}")
+        ours.append(f"{name}, squared error, {by_both(sweeps[second])}")
         ours.append(f"{name}: {difference}")
         said.append(verdict)
     return Outcome(ours, combined(said))

@@ -54,8 +54,8 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
 
 EXPERIMENT = Experiment(
     figure="Theorem 1",
-    claim="plain CNN: the best learning rate does not depend on the width, with either readout",
-    paper="proved",
+    claim="plain CNN: the best learning rate does not depend on the width",
+    paper="proved, with as many outputs as units",
     sweeps={"plain_width": plain_width},
     outcome=outcome,
     pictures=pictures,

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from depthmup.fit import Transfer
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import along_depth, equal, words
+from experiments.paper_b.exponents import along_depth, by_both, equal
 
 BATCH = 32
 CHANGES: dict[str, Mapping[str, Any]] = {
@@ -70,7 +70,7 @@ def factor(base: Transfer, other: Transfer) -> float | None:
 def outcome(sweeps: Sweeps) -> Outcome:
     found = laws(sweeps)
     base = found["base"]
-    ours, said = [f"base, {words(base)}"], []
+    ours, said = [f"base, {by_both(sweeps['plain_base'])}"], []
     for name, own in found.items():
         if name != "base":
             difference, verdict = equal(base, own)

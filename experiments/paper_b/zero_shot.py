@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.transfer import COST
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import at_start, dispute, exponents, fig2a, networks
+from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth
 
 OURS = "L^-3/2"  # the paper's rule
@@ -45,7 +45,7 @@ def depth_mup(scale: str) -> Any:
     return config
 
 
-SWEEPS = {"full_baseline": dispute.FULL["full_baseline"], "full_depth_mup": depth_mup, **fig2a.SWEEPS}
+SWEEPS = {"full_baseline": ingredients.FULL["full_baseline"], "full_depth_mup": depth_mup, **fig2a.SWEEPS}
 
 
 def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
@@ -53,7 +53,7 @@ def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
     found = along_depth(sweeps[name])
     if name == "full_depth_mup":
         return found, [rule for rule in learning_rate_rules(found) if rule.name == "constant"]
-    start = at_start.read(dispute.name_of(name))
+    start = at_start.read(ingredients.name_of(name))
     calibrated = {}
     if set(found.values) <= set(start):
         updates = {depth: at_start.update(start, depth) for depth in found.values}
@@ -61,7 +61,7 @@ def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
             "Sbar": {depth: own.learning_rate for depth, own in updates.items()},
             "Sbar, relative": {depth: own.relative.learning_rate for depth, own in updates.items()},
         }
-    sums = exponents.path_sums(dispute.settings_of(name), found.values)
+    sums = exponents.path_sums(ingredients.settings_of(name), found.values)
     return found, learning_rate_rules(found, path_sums=sums, calibrated=calibrated)
 
 
@@ -90,7 +90,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     ours, said = [], []
     for name in SWEEPS:
         found, own = rules(sweeps, name)
-        title = f"{dispute.name_of(name).replace('_', ' ')}, depth {found.values[-1]:g}"
+        title = f"{ingredients.name_of(name).replace('_', ' ')}, depth {found.values[-1]:g}"
         ours.append(f"{title}: " + "; ".join(f"{rule.name} {deepest(found, rule)[0]}" for rule in own))
         for rule in own:
             if rule.name == OURS:
@@ -121,7 +121,7 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
         panel.axhline(0, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
         panel.set_xlabel("depth")
-        panel.set_title(dispute.name_of(name))
+        panel.set_title(ingredients.name_of(name))
         if own:
             panel.legend(fontsize=7)
     figure.axes[0].set_ylabel("octaves off the best learning rate")
