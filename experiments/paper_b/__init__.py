@@ -15,6 +15,7 @@ from experiments.paper_b import (
     fig4,
     fig5,
     fig6,
+    imagenet,
     losses,
     theorem1,
     theorem2,
@@ -38,6 +39,7 @@ FIGURES: dict[str, Experiment] = {
     "width": theorem1.EXPERIMENT,
     "5": fig5.EXPERIMENT,
     "hundred": fig5.HUNDRED,
+    **imagenet.EXPERIMENTS,
 }
 PAPER = Paper(
     name="paper_b",

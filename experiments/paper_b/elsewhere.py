@@ -1,9 +1,8 @@
-"""The rows of paper B in docs/results.md that no module of this package has: shown by other experiments, or by nothing.
+"""The rows of paper B in docs/results.md that no module of this package has: other experiments show them."""
 
-Costs are operations by the arithmetic of `main.py sweep --dry_run`, at 1e11 a second.
-"""
+from __future__ import annotations
 
-AGREES, DISAGREES, NOT_RUN = "**agrees**", "**disagrees**", "not run"
+AGREES, DISAGREES = "**agrees**", "**disagrees**"
 CHECKS = "`python -m experiments.theory_checks"
 # (figure, claim, paper, ours, verdict, command)
 ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
@@ -14,30 +13,6 @@ ELSEWHERE: tuple[tuple[str, str, str, str, str, str], ...] = (
         "`model.depth` of `residual_cnn` counts so",
         "-",
         "`main.py explain --config=configs/cifar10_residual_cnn.py`",
-    ),
-    (
-        "8",
-        "plain CNN on ImageNet",
-        "-1.329",
-        "-; out of reach of a CPU: 5 years",
-        NOT_RUN,
-        "`main.py sweep --config=configs/imagenet_cnn.py`",
-    ),
-    (
-        "9",
-        "ResNet with dropout on ImageNet",
-        "-1.663",
-        "-; out of reach of a CPU: 12 years",
-        NOT_RUN,
-        "`main.py sweep --config=configs/imagenet_residual_cnn.py`",
-    ),
-    (
-        "10",
-        "ResNet without batch norm and dropout on ImageNet",
-        "-1.567",
-        "-; out of reach of a CPU: 12 years",
-        NOT_RUN,
-        "`main.py sweep --config=configs/imagenet_residual_cnn.py --config.model.dropout=0`",
     ),
     (
         "Theorem 1, at initialization",
