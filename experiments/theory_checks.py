@@ -330,7 +330,8 @@ VARIANTS = (
     Variant("CE", 0.5, ALL),
 )
 AM = dict(name="am_mup", lr_depth=0.0)  # variance c / (K fan_in) and one learning rate
-KINDS: dict[str, tuple[Callable[[int, int], Model], dict[str, Any], float]] = {  # {kind: (model, rule, exponent)}
+# {kind: (model, rule, exponent)}; the exponent is min(0, .) of this one where read-in and readout are trained, too
+KINDS: dict[str, tuple[Callable[[int, int], Model], dict[str, Any], float]] = {
     "plain": (lambda n, depth: MLP(n, depth), dict(name="sp"), -1.5),
     "branches of one layer": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), AM, -1.0),
     "branches of two, both scaled": (lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)), AM, 0.0),
@@ -338,6 +339,12 @@ KINDS: dict[str, tuple[Callable[[int, int], Model], dict[str, Any], float]] = { 
         lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)),
         AM | dict(branch_init="*/last/*"),
         -1.0,
+    ),
+    "branches of three, all scaled": (lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1, 1)), AM, 1.0),
+    "branches of two, both with 1/K": (
+        lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)),
+        AM | dict(alpha=1.0),
+        1.0,
     ),
     "depth-muP": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), dict(name="depth_mup"), 0.0),
 }
@@ -419,6 +426,12 @@ def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray
     return np.stack([np.asarray(one(np.uint32(seed)), float) for seed in range(seeds)], axis=1)
 
 
+def exponent(kind: str, variant: Variant) -> float:
+    """Of eta* in depth, by section 6b. The changes of read-in and readout are of one size at every depth."""
+    alone = KINDS[kind][2]
+    return alone if variant.trained == ("hidden",) else min(0.0, alone)
+
+
 def mean_change_over_depth(
     depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int = 32, kinds: Sequence[str] = tuple(KINDS)
 ) -> list[Row]:
@@ -427,10 +440,9 @@ def mean_change_over_depth(
     for kind in kinds:
         variants = VARIANTS[:3] if kind == "depth-muP" else VARIANTS  # its readout is 1/N
         s = np.stack([mean_changes(net(kind, width, depth), variants, seeds) for depth in depths], axis=2)
-        exponent = KINDS[kind][2]
         for variant, of in zip(variants, s, strict=True):
             found = slope(depths, of**-0.5)
-            rows.append(Row("6", f"{kind}: eta* in L, {variant}", about(exponent, 0.25), *found))
+            rows.append(Row("6", f"{kind}: eta* in L, {variant}", about(exponent(kind, variant), 0.25), *found))
     return rows
 
 
@@ -604,11 +616,8 @@ def training(
         edges = np.isin(best, [log2_rates[0], log2_rates[-1]]).mean()
         inside = f"; {100 * edges:.0f}% at the edge of the grid" if edges else ""
         found = slope(depths, np.exp2(best.T))
-        rows.append(
-            Row(
-                "6", f"{kind}: best learning rate of short trainings, in L{inside}", about(KINDS[kind][2], 0.25), *found
-            )
-        )
+        band = about(exponent(kind, Variant("CE", 0.5, ALL)), 0.25)
+        rows.append(Row("6", f"{kind}: best learning rate of short trainings, in L{inside}", band, *found))
     return rows
 
 
