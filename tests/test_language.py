@@ -106,7 +106,7 @@ def plant(folder, centre):
 def test_the_page(folder):
     """mup falls by half an octave a doubling, the others stay; the pictures that the page names are there."""
     plant(folder, lambda name, depth: -6 - 0.5 * math.log2(depth) * (name == "mup"))
-    assert page.write("demo") == str(folder / "language.md")
+    assert page.write() == str(folder / "language.md")
     text = (folder / "language.md").read_text()
     rows = {tuple(line.split(" | ")[:2]): line for line in text.splitlines() if line.startswith("| ")}
     assert re.search(r"depth \| -0\.(4[6-9]|5[0-4]) \[", rows["| mup, adamw", "depth"])

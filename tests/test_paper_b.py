@@ -35,7 +35,6 @@ from experiments.paper_b import (
     fig4,
     fig5,
     fig6,
-    imagenet,
     ingredients,
     initial,
     losses,
@@ -143,8 +142,8 @@ def test_headers():
     """Claim, command, cost and what to expect at the head of every module."""
     for name, one in FIGURES.items():
         text = importlib.import_module(one.outcome.__module__).__doc__
-        groups = {"E": "3", "5": "5 hundred", "hundred": "5 hundred"} | dict.fromkeys(("8", "9", "10"), "8 9 10")
-        shared = groups.get(name, name)
+        hundred = dict.fromkeys(("5", "hundred", "8", "9", "10"), "5 hundred 8 9 10")
+        shared = ({"E": "3"} | hundred).get(name, name)
         assert f"python -m experiments.paper_b {shared} --data=DIR" in text, name
         for word in ("Claim", "\nCost: ", "\nExpect: "):
             assert word in text, (name, word)
@@ -159,7 +158,7 @@ def test_demo_settings(name):
     assert sweep.optimizers == ("sgd",)
     assert sweep.per_octave == 2
     assert (settings.schedule, settings.optimizer.weight_decay) == ("constant", 0.0)
-    assert sweep.seeds == (2 if name.startswith(("screen_", "imagenet_")) or name in theorem2.SWEEPS else 3)
+    assert sweep.seeds == (2 if name.startswith(("screen_", "hundred_")) or name in theorem2.SWEEPS else 3)
     assert grid_points(settings, "sgd") >= POINTS
     if name == "plain_width":
         assert len(sweep.widths) >= 4
@@ -175,18 +174,18 @@ def test_lengths():
     """Screens take 100 steps, other sweeps an epoch of 351; 45,000 images, as in a folder of CIFAR-10."""
     for name, config in SWEEPS.items():
         settings = from_config(config("demo"))
-        if name.startswith("imagenet_"):
-            assert round(settings.epochs * imagenet.EPOCH) == 100
+        if name.startswith("hundred_"):
+            assert round(settings.epochs * fig5.EPOCH) == 100
             continue
         steps = settings.epochs * (45_000 // settings.data.batch_size)
         short = name.startswith("screen_") or name in theorem2.SWEEPS
-        assert round(steps) == (5 * networks.STEPS if name.startswith("hundred") else 100 if short else networks.STEPS)
+        assert round(steps) == (100 if short else networks.STEPS)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
     config = SWEEPS[name]("paper")
-    data = {"hundred": "cifar100", "imagenet": "imagenet2012"}.get(name.split("_")[0], "cifar10")
+    data = "cifar100" if name.startswith("hundred") else "cifar10"
     if name == "plain_size":
         assert (config.data.name, config.data.image_size) == ("folder", 16)
         config.data.update(name="cifar10", image_size=None)

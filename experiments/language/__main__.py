@@ -17,4 +17,4 @@ if __name__ == "__main__":
     prepare_cpu()
     for name in () if given.draw else given.cases or CASES:
         train(name, given.scale)
-    print(page.write(given.scale))
+    print(page.write())

@@ -6,7 +6,6 @@ import itertools
 import math
 
 import pandas
-from matplotlib.figure import Figure
 
 from depthmup.fit import transfer
 from depthmup.report import figures
@@ -26,7 +25,7 @@ HEADER = """# A language model
     python -m experiments.language                  # the demo; goes on where it stopped, draws this page
     python -m experiments.language --scale=study
 
-The demo takes 15 minutes on two cores. The study has not been run yet.
+The demo takes 15 minutes on two cores, the study three hours.
 
 GPTs in Linen and in NNX, written as their users write them (experiments/language/), on bytes of NumPy's docstrings, set
 up by `dm.setup(..., fan_in_init=True)`: nothing in the models knows of depthmup. AdamW with a linear warm-up over a
@@ -72,10 +71,6 @@ def curves(name: str, scale: str) -> list[TransferCurve]:
     return found
 
 
-def pictures(found: list[TransferCurve]) -> dict[str, Figure]:
-    return loss_pictures(along(found, "gpt"))
-
-
 def best(c: TransferCurve) -> list[float]:
     """The lowest mean loss over seeds at each size."""
     means: pandas.Series = c.trials.groupby([c.axis, "learning_rate"])["loss"].agg(
@@ -84,9 +79,19 @@ def best(c: TransferCurve) -> list[float]:
     return [float(means[size].min()) for size in c.result.values]
 
 
-def write(scale: str) -> str:
-    """Draw the pictures and the page from the rows of a scale; the page's path."""
+def write() -> str:
+    """Draw the page and its pictures from the rows that are there, a section for each scale; the page's path."""
+    sections = [section(scale) or f"The {scale} has not been run yet.\n" for scale in reversed(SCALES)]  # larger first
+    write_atomically(PAGE, "\n".join([HEADER, *sections]))
+    return str(PAGE)
+
+
+def section(scale: str) -> str:
+    """What the rows of a scale say, "" without a curve. Draws its pictures."""
     found = [c for name in CASES for c in curves(name, scale)]
+    if not found:
+        return ""
+    left = [name.replace("_", " ") for name in CASES if len(curves(name, scale)) < 2]
     rows = [
         (
             f"{c.name}, {c.optimizer}",
@@ -97,13 +102,14 @@ def write(scale: str) -> str:
         )
         for c in found
     ]
-    lines = [HEADER, f"Scale `{scale}`: {describe(scale)}", ""]
+    lines = [f"## The {scale}", "", describe(scale), ""]
+    lines += [f"Not finished: {', '.join(left)}.", ""] if left else []
     lines += [
         markdown(("model", "along", "drift of the best learning rate", "verdict", "best loss at each size"), rows),
         "",
     ]
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures(found).items():
+    for name, picture in loss_pictures(along(found, f"gpt_{scale}")).items():
         write_atomically(IMAGES / f"{name}.png", figures.png(picture))
         lines += [f"![{name}](images/language/{name}.png)", ""]
     depth = {c.name: best(c) for c in found if c.axis == "depth" and c.optimizer == "adamw"}
@@ -111,8 +117,7 @@ def write(scale: str) -> str:
         lines += [compared(depth["completep"], depth["depth_mup"], SCALES[scale].depths), ""]
     lines += [REMARKS[scale].strip(), ""] if scale in REMARKS else []
     lines += [f"    {line}".rstrip() for line in verdict_table(found).splitlines()]
-    write_atomically(PAGE, "\n".join(lines) + "\n")
-    return str(PAGE)
+    return "\n".join(lines) + "\n"
 
 
 def compared(completep: list[float], depth_mup: list[float], depths: tuple[int, ...]) -> str:
@@ -131,6 +136,6 @@ def compared(completep: list[float], depth_mup: list[float], depths: tuple[int, 
 def describe(scale: str) -> str:
     own = SCALES[scale]
     return (
-        f"base width {own.base[0]} and depth {own.base[1]}; depths {own.depths}, widths {own.widths}; {own.steps} "
+        f"Base width {own.base[0]} and depth {own.base[1]}; depths {own.depths}, widths {own.widths}; {own.steps} "
         f"steps of {own.batch} sequences of {own.context} bytes; {own.seeds} seeds, {len(own.octaves)} learning rates."
     )

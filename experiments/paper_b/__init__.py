@@ -15,7 +15,6 @@ from experiments.paper_b import (
     fig4,
     fig5,
     fig6,
-    imagenet,
     losses,
     theorem1,
     theorem2,
@@ -39,7 +38,7 @@ FIGURES: dict[str, Experiment] = {
     "width": theorem1.EXPERIMENT,
     "5": fig5.EXPERIMENT,
     "hundred": fig5.HUNDRED,
-    **imagenet.EXPERIMENTS,
+    **fig5.IMAGENET,
 }
 PAPER = Paper(
     name="paper_b",

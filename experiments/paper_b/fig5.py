@@ -1,20 +1,24 @@
-"""Figures 5, 6b, 6d, 7b and 7c: 100 classes.
+"""Figures 5, 6b, 6d, 7b, 7c and 8 to 10: CIFAR-100 and ImageNet, for both of which 100 classes stand in.
 
     python -m experiments.tiny_imagenet_folder SOURCE DIR100
-    python -m experiments.paper_b 5 hundred --data=DIR100
+    python -m experiments.paper_b 5 hundred 8 9 10 --data=DIR100
+    python main.py sweep --config=configs/imagenet_cnn.py               (figure 8 at the paper's scale; 9 and 10:
+                                                                         imagenet_residual_cnn.py)
 
 Claim (D.1, D.2): on CIFAR-100 the slopes are -1.392 (plain networks), -1.543 (residual ones with dropout), -1.399
-(batch norm), -1.320 (both) and -1.793 (neither).
+(batch norm), -1.320 (both) and -1.793 (neither). Claim (D.3): on ImageNet -1.329 (plain), -1.663 (with dropout) and
+-1.567 (neither).
 
             paper                                 here
-images      CIFAR-100, 32x32, 45,000              100 classes of Tiny ImageNet, 50 images of each: 4,000 at 32x32
+images      CIFAR-100, 32x32; ImageNet, 64x64     100 classes of Tiny ImageNet, 50 images of each: 4,000 at 32x32
                                                   (plain) or 16x16 (residual networks)
-training    one epoch, 351 steps                  5 epochs, 155 steps
-networks    experiments/paper_b/networks.py       the same, 8 channels
+training    one epoch, 351 or 4,504 steps         100 steps, two seeds
+networks    experiments/paper_b/networks.py       the same, 8 channels; 3 to 13 layers, 2 to 12 blocks
 
-Any folder of 100 classes will do: python -m experiments.paper_b takes what DIR100/train/ has.
+Any folder of 100 classes will do: python -m experiments.paper_b takes what DIR100/train/ has. At 1e11 operations a
+second ImageNet would take 5 years for figure 8 and 12 for each of 9 and 10 (`--dry_run` of the configs).
 
-Cost: about 650 trainings of 155 steps, 70 minutes on two cores.
+Cost: 5 sweeps of about 100 trainings of 100 steps, an hour on two cores.
 Expect: as with 10 classes; a network of 8 channels learns little of 100 classes, so the bowls are flat.
 """
 
@@ -29,7 +33,8 @@ from experiments.paper_b import exponents, ingredients, networks
 from experiments.paper_b.exponents import against, along_depth, by_both
 
 CLASSES = 100
-DEMO = {"epochs": 5.0, "model__width": 8}
+EPOCH = 4000 // 128  # steps
+DEMO = {"epochs": 100 / EPOCH, "model__width": 8, "sweep__seeds": 2}
 PLAIN = {"hundred_plain": networks.full(networks.plain, networks.SHORT, {}, **DEMO, data__image_size=32)}
 VARIANTS = {"none": "baseline", "dropout": "dropout", "batch_norm": "batch_norm", "both": "batch_norm_dropout"}
 RESIDUAL = {
@@ -81,3 +86,19 @@ HUNDRED = Experiment(
     pictures=pictures,
     classes=CLASSES,
 )
+IMAGENET = {
+    figure: Experiment(
+        figure=figure,
+        claim=f"{words} on ImageNet: the best learning rate falls as depth^-3/2 (the rows of 100 classes stand in)",
+        paper=slope,
+        sweeps={name: HUNDRED.sweeps[name] if name in HUNDRED.sweeps else EXPERIMENT.sweeps[name]},
+        outcome=outcome,
+        pictures=lambda sweeps: {},
+        classes=CLASSES,
+    )
+    for figure, words, slope, name in (
+        ("8", "plain CNN", "-1.329", "hundred_plain"),
+        ("9", "ResNet with dropout", "-1.663", "hundred_dropout"),
+        ("10", "ResNet without batch norm and dropout", "-1.567", "hundred_none"),
+    )
+}
