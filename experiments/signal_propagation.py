@@ -7,7 +7,7 @@
    multiplies both by 1 + c / 2K (Lemma 3). A block of two convolutions, both with variance c / (K fan_in), multiplies
    them by 1 + c^2 / 4K^2.
 2. GELU: with the paper's init the variance grows from layer to layer (16 at layer 10). With the init `stationary` the
-   variance 1 is a fixed point, but a repelling one.
+   variance 1 is a fixed point, but a repelling one. A layer multiplies the mean square of gradients by gain <phi'^2>.
 3. Zero padding: the variance follows a random walk that dies at the boundary, so the lost part grows with depth; the
    paper's correction O(kernel / side) does not grow.
 """
@@ -62,6 +62,13 @@ def variance_map(activation: str, gain: float, layers: int, start: float = 1.0) 
         phi = np.asarray(ACTIVATIONS[activation](jnp.asarray(np.sqrt(q[-1]) * z)), np.float64)
         q.append(gain * float(weights @ phi**2))
     return np.array(q)
+
+
+def slope_moment(activation: str, variance: float = 1.0) -> float:
+    """<phi'(sqrt(variance) z)^2>, z ~ N(0, 1). Times the gain: the factor of a gradient's mean square in each layer."""
+    z, weights = np.polynomial.hermite_e.hermegauss(128)
+    slopes = jax.vmap(jax.grad(ACTIVATIONS[activation]))(jnp.asarray(np.sqrt(variance) * z, jnp.float32))
+    return float(weights @ np.asarray(slopes, np.float64) ** 2 / weights.sum())
 
 
 def zero_padded_variance(side: int, layers: int, kernel: int = 3) -> np.ndarray:
@@ -141,6 +148,11 @@ def draw(path: str) -> None:
             middle.plot(range(1, layers + 1), measured, "o", ms=3, color=color)
             pairs = "  ".join(f"{theory[i - 1]:6.2f} {measured[i - 1]:6.2f}" for i in (1, 5, 10, 16))
             print(f"  {rule:10} from {start:4}: {pairs}")
+    print("GELU: <phi'^2>, and times the gain, the factor of a gradient's mean square in each layer (ReLU: .5, 1)")
+    for rule, gain, layer in (("He", 2.0, 1), ("paper", 2 * 2**0.5, 1), ("paper", 2 * 2**0.5, 10),
+                              ("stationary", stationary_gain("gelu"), 1)):  # fmt: skip
+        moment = slope_moment("gelu", 1.0 if layer == 1 else float(variance_map("gelu", gain, layer)[-1]))
+        print(f"  {rule:10} at layer {layer:2}: {moment:.3f} {gain * moment:.3f}")
     middle.set(title="2. GELU: variance map and CNN", xlabel="layer", ylabel="variance of z^l", yscale="log")
     middle.legend(fontsize=8)
 

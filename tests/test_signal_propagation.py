@@ -8,6 +8,7 @@ from experiments.signal_propagation import (
     mean_ratio,
     padding_loss,
     second_moments,
+    slope_moment,
     variance_map,
     white,
     zero_padded_variance,
@@ -66,3 +67,11 @@ def test_zero_padding_loses_more_with_depth_and_less_with_side():
     mean, error = padding_loss(8, 12, SEEDS, width=64)
     for layer in (3, 7, 11):
         assert agrees((mean[layer], error[layer]), zero_padded_variance(8, 12)[layer], 0.03)
+
+
+def test_gradients_through_gelu():
+    """<phi'^2> = .456 at variance 1, as appendix E says; times the paper's own gain, not He's, gradients grow."""
+    assert slope_moment("relu") == pytest.approx(0.5, abs=1e-3)
+    assert slope_moment("gelu") == pytest.approx(0.456, abs=1e-3)
+    assert 2 * 2**0.5 * slope_moment("gelu") == pytest.approx(1.29, abs=0.005)
+    assert slope_moment("gelu", 1e4) == pytest.approx(0.5, abs=0.01)
