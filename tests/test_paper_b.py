@@ -467,7 +467,11 @@ def test_rules_at_the_deepest_network():
     assert share == pytest.approx(0.1 * (0.5 * math.log2(12)) ** 2, rel=0.3)
     assert zero_shot.deepest(judged, own["constant"])[1] == math.inf  # 3.6 octaves above: it diverges
     assert "beyond the edge" in zero_shot.deepest(judged, own["constant"])[0]
-    assert zero_shot.deepest(judged, own["PathSum"])[1] is None  # far below what was trained
+    words, share = zero_shot.deepest(judged, own["PathSum"])  # far below what was trained
+    assert re.search(r"not trained \(the lowest that was loses \d+\.\d points\)$", words)
+    assert share is None
+    del right["full_depth_mup"]
+    assert zero_shot.outcome(right).verdict == AGREES
 
 
 def test_rules_from_initialization():
