@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from depthmup.models.stack import natural
@@ -44,7 +45,7 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
 
 def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
     """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
-    rows, sections = list(paper.elsewhere), []
+    rows, sections, shown = list(paper.elsewhere), [], dict[str, str]()  # shown: {sweep: the section of its numbers}
     for name, figure in paper.figures.items():
         own, left = finished(figure, sweeps), missing(figure, sweeps)
         ours, verdict = left, "not finished"
@@ -52,7 +53,8 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
             found = figure.outcome(own)
             ours = "<br>".join([*found.ours, left] if left else found.ours)
             verdict = f"**{found.verdict}**{', so far' if left else ''}"
-            sections.append(_section(paper, figure, own))
+            sections.append(_section(paper, figure, own, shown))
+            shown |= {} if figure.table else dict.fromkeys(own.keys() - shown.keys(), title(figure))
         command = f"`python -m experiments.{paper.name} {name} --data=DIR`"
         rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
     rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
@@ -116,8 +118,8 @@ def title(figure: Experiment) -> str:
     return name[0].upper() + name[1:] if name.startswith(OTHERS) else f"Figure {name}"
 
 
-def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
-    """Pictures, cost, remarks and numbers of a figure."""
+def _section(paper: Paper, figure: Experiment, sweeps: Sweeps, shown: Mapping[str, str]) -> str:
+    """Pictures, cost, remarks and numbers of a figure, without those that another section has shown."""
     lines = [f"### {title(figure)}", "", f"{figure.claim[0].upper()}{figure.claim[1:]}.", ""]
     lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
     lines += [_cost(sweeps), ""]
@@ -125,6 +127,10 @@ def _section(paper: Paper, figure: Experiment, sweeps: Sweeps) -> str:
     if figure.table:
         return "\n".join([*lines, figure.table(sweeps), ""])
     for name, sweep in sweeps.items():
+        if name in shown:
+            anchor = re.sub(r"[^\w -]", "", shown[name].lower()).replace(" ", "-")
+            lines += [f"`{name}`: its numbers are at [{shown[name]}](#{anchor}).", ""]
+            continue
         lines += [f"`{name}`:", ""] if len(sweeps) > 1 else []
         lines += [verdicts(sweep), ""]
     return "\n".join(lines)
