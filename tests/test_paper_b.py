@@ -535,7 +535,7 @@ def smallest(name, folder):
     rates = (-6.0, -4.0)
     config.sweep.update(adaptive=False, seeds=2, log2_learning_rates={"sgd": rates})
     if config.sweep.depths:
-        config.sweep.depths = (1, 2) if config.model.name == "residual_cnn" else (3, 4)
+        config.sweep.depths = tuple(config.sweep.depths)[:2]
     else:
         config.model.depth, config.sweep.widths = 2, (4, 8)
     return command.settings_of(config, str(folder))

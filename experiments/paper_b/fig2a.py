@@ -24,7 +24,7 @@ from depthmup.fit import segmented
 from depthmup.fit.optimum import half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import MEASURES, against, along_depth, by_both, words
+from experiments.paper_b.exponents import FEWEST, MEASURES, against, along_depth, by_both, words
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}
@@ -51,8 +51,9 @@ def outcome(sweeps: Sweeps) -> Outcome:
     """The law by accuracy over all depths decides; beside it other measures, halves of the depths, and anchors."""
     judged = {measure: along_depth(sweeps["plain"], measure) for measure in MEASURES}
     ours = [words(found, measure) for measure, found in judged.items()]
-    ours += [f"depths {part[0]} to {part[-1]}, {by_both(sweeps['plain'], part)}" for part in (SHALLOW, DEEP)]
     own = judged["validation_accuracy"]
+    halves = [half for half in (SHALLOW, DEEP) if len(set(half) & set(own.values)) >= FEWEST]
+    ours += [f"depths {half[0]} to {half[-1]}, {by_both(sweeps['plain'], half)}" for half in halves]
     best = {depth: f"{1 - o.loss:.0%} (depth {depth:g})" for depth, o in zip(own.values, own.optima, strict=True)
             if o.learning_rate}  # fmt: skip
     ours.append("best accuracy: " + ", ".join(best.values()))
