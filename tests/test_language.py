@@ -72,6 +72,16 @@ def test_twins_train_the_same():
         np.testing.assert_allclose(loss[name, (16, 1)], loss["mup", (16, 1)], rtol=1e-4)
 
 
+def test_all_seeds_train_around_the_best_of_the_first():
+    """Of seven rates the best is the third: the rows are those of its neighbours, the same as on the whole grid."""
+    scale = TINY._replace(octaves=(-14, -11, -8, -6, 2, 5, 8))
+    case, whole = study.CASES["sp"], study.trials(study.CASES["sp"], scale, 8, 1)
+    near = study.trials(case, scale._replace(reach=1), 8, 1)
+    means = pandas.DataFrame(whole).query("seed == 0").set_index("learning_rate")["loss"]
+    assert means[[2.0**x for x in scale.octaves[::2]]].idxmin() == 2.0**-8
+    assert near == [row for row in whole if row["learning_rate"] in (2.0**-11, 2.0**-8, 2.0**-6)]
+
+
 def test_rows_of_a_twin_are_copied(folder, monkeypatch):
     monkeypatch.setitem(study.SCALES, "demo", TINY)
     monkeypatch.setattr(study.Scale, "shapes", [(8, 1), (8, 2)])

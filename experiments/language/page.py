@@ -25,7 +25,7 @@ HEADER = """# A language model
     python -m experiments.language                  # the demo; goes on where it stopped, draws this page
     python -m experiments.language --scale=study
 
-The demo takes 15 minutes on two cores, the study three hours.
+The demo takes 15 minutes on two cores, the study an hour and a half.
 
 GPTs in Linen and in NNX, written as their users write them (experiments/language/), on bytes of NumPy's docstrings, set
 up by `dm.setup(..., fan_in_init=True)`: nothing in the models knows of depthmup. AdamW with a linear warm-up over a
@@ -137,5 +137,7 @@ def describe(scale: str) -> str:
     own = SCALES[scale]
     return (
         f"Base width {own.base[0]} and depth {own.base[1]}; depths {own.depths}, widths {own.widths}; {own.steps} "
-        f"steps of {own.batch} sequences of {own.context} bytes; {own.seeds} seeds, {len(own.octaves)} learning rates."
-    )
+        f"steps of {own.batch} sequences of {own.context} bytes; {own.seeds} seeds, "
+        + (f"{len(own.octaves)} learning rates." if own.reach is None else
+           f"{2 * own.reach + 1} learning rates around the best of one seed on a grid twice as coarse.")
+    )  # fmt: skip

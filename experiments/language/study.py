@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +25,11 @@ ROWS = RESULTS / "language"
 
 
 class Scale(NamedTuple):
-    """Sizes of the trainings; depths are compared at the base width, widths at the base depth."""
+    """Sizes of the trainings; depths are compared at the base width, widths at the base depth.
+
+    reach: a shape trains every second learning rate with the first seed, and has rows for all seeds at the learning
+    rates that are at most `reach` grid steps from the best of those. None: the whole grid.
+    """
 
     base: tuple[int, int]
     widths: tuple[int, ...]
@@ -32,6 +39,7 @@ class Scale(NamedTuple):
     steps: int
     batch: int
     context: int
+    reach: int | None = None
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -41,7 +49,7 @@ class Scale(NamedTuple):
 
 SCALES = {
     "demo": Scale((32, 2), (32, 64, 128), (2, 4, 8, 16), tuple(range(-11, -2)), 2, 150, 16, 32),
-    "study": Scale((32, 2), (32, 64, 128, 256), (2, 4, 8, 16, 32), tuple(np.arange(-10, -2.9, 0.5)), 3, 300, 16, 32),
+    "study": Scale((32, 2), (32, 64, 128, 256), (2, 4, 8, 16, 32), tuple(np.arange(-10, -2.9, 0.5)), 3, 300, 16, 32, 3),
 }
 
 
@@ -105,7 +113,8 @@ def train(name: str, scale: str, say: Callable[[str], None] = print) -> None:
         rows = pandas.concat([rows, found], ignore_index=True)
         ROWS.mkdir(parents=True, exist_ok=True)
         file = ROWS / f"{scale}_{name}.parquet"
-        about = {**identity(name, scale), "complete": len(rows) == len(own.shapes) * len(own.octaves) * own.seeds}
+        there = set(zip(rows["width"], rows["depth"], strict=True))
+        about = {**identity(name, scale), "complete": there == set(own.shapes)}
         write_atomically(file, rows.to_parquet(index=False))
         write_atomically(file.with_suffix(".json"), (json.dumps(about, indent=1) + "\n").encode())
 
@@ -115,7 +124,10 @@ def of_shape(rows: pandas.DataFrame, width: int, depth: int) -> pandas.DataFrame
 
 
 def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, Any]]:
-    """A row for each learning rate and seed; loss: mean over the last tenth of the steps, NaN if it diverged."""
+    """A row for each learning rate near the best and each seed.
+
+    loss: the mean training loss over the last tenth of the steps, NaN if the training diverged.
+    """
     tokens = jnp.zeros((1, scale.context), jnp.int32)
     m = dm.setup(
         case.parameterization, case.factory, tokens, width=width, depth=depth, base=scale.base, fan_in_init=True
@@ -141,14 +153,19 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), seed), scale.steps)
         return jax.lax.scan(step, (params, tx.init(params)), keys)[1]
 
-    rates = 2.0 ** np.array(scale.octaves, np.float32)
-    grid = [(rate, seed) for rate in rates for seed in range(scale.seeds)]
-    run = jax.jit(lambda pairs: jax.lax.map(lambda pair: trained(*pair), pairs))
-    curves = np.asarray(run(tuple(np.array(column) for column in zip(*grid, strict=True))), np.float64)
-    start, last = curves[:, 0], curves[:, -max(1, scale.steps // 10) :].mean(axis=1)
-    diverged = ~np.isfinite(curves).all(axis=1) | (last > start + 1)
-    shape = {"width": width, "depth": depth}
-    return [
-        {**shape, "learning_rate": rate, "seed": seed, "loss": np.nan if gone else loss, "diverged": gone}
-        for (rate, seed), loss, gone in zip(grid, last, diverged.tolist(), strict=True)
-    ]
+    program = jax.jit(trained)  # one for all trainings of a shape
+
+    @functools.cache
+    def loss(rate: float, seed: int) -> float:
+        curve = np.asarray(program(jnp.float32(rate), seed), np.float64)
+        last = curve[-max(1, scale.steps // 10) :].mean()
+        return math.nan if not np.isfinite(curve).all() or last > curve[0] + 1 else float(last)
+
+    rates = [2.0**x for x in scale.octaves]
+    if scale.reach is not None:
+        first = [loss(rate, 0) for rate in rates[::2]]
+        best = 2 * int(np.nanargmin(first)) if np.isfinite(first).any() else 0
+        rates = rates[max(0, best - scale.reach) : best + scale.reach + 1]
+    grid = itertools.product(rates, range(scale.seeds))
+    rows = [{"width": width, "depth": depth, "learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
+    return [{**row, "diverged": math.isnan(row["loss"])} for row in rows]
