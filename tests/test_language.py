@@ -82,6 +82,11 @@ def test_all_seeds_train_around_the_best_of_the_first():
     assert near == [row for row in whole if row["learning_rate"] in (2.0**-11, 2.0**-8, 2.0**-6)]
 
 
+def test_as_many_rates_where_the_best_is_at_the_edge_of_the_grid():
+    rows = study.trials(study.CASES["sp"], TINY._replace(octaves=(-8, -6, 2, 5, 8), reach=1), 8, 1)
+    assert [row["learning_rate"] for row in rows[:: TINY.seeds]] == [2.0**-8, 2.0**-6, 2.0**2]
+
+
 def test_rows_of_a_twin_are_copied(folder, monkeypatch):
     monkeypatch.setitem(study.SCALES, "demo", TINY)
     monkeypatch.setattr(study.Scale, "shapes", [(8, 1), (8, 2)])

@@ -27,8 +27,9 @@ ROWS = RESULTS / "language"
 class Scale(NamedTuple):
     """Sizes of the trainings; depths are compared at the base width, widths at the base depth.
 
-    reach: a shape trains every second learning rate with the first seed, and has rows for all seeds at the learning
-    rates that are at most `reach` grid steps from the best of those. None: the whole grid.
+    reach: a shape trains every second learning rate with the first seed, and has rows for all seeds at the
+    2 * reach + 1 learning rates around the best of those (at the edge of the grid, the 2 * reach + 1 nearest to it).
+    None: the whole grid.
     """
 
     base: tuple[int, int]
@@ -165,7 +166,9 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
     if scale.reach is not None:
         first = [loss(rate, 0) for rate in rates[::2]]
         best = 2 * int(np.nanargmin(first)) if np.isfinite(first).any() else 0
-        rates = rates[max(0, best - scale.reach) : best + scale.reach + 1]
+        window = 2 * scale.reach + 1
+        start = min(max(0, best - scale.reach), len(rates) - window)
+        rates = rates[start : start + window]
     grid = itertools.product(rates, range(scale.seeds))
     rows = [{"width": width, "depth": depth, "learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
     return [{**row, "diverged": math.isnan(row["loss"])} for row in rows]
