@@ -234,6 +234,16 @@ def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys)
     assert f"it needs a folder of 100 classes, and {tmp_path / 'data' / 'train'} has 3" in capsys.readouterr().out
 
 
+def test_the_same_trainings_are_named_once(monkeypatch, capsys):
+    """At the paper's scale sweeps with another name may be the same one."""
+    config = next(iter(FIGURES["1"].sweeps.values()))
+    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(sweeps={"one": config, "other": config})})
+    monkeypatch.setattr(command, "cost", lambda settings: "much")
+    monkeypatch.setattr("sys.argv", ["paper_a", "--scale=paper", "--dry_run"])
+    command.main(paper)
+    assert capsys.readouterr().out.splitlines() == ["one: much", "other: the same trainings as one"]
+
+
 def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
     """A figure's sweep with bowls whose optima and minima are known: log2 best rate, loss there, loss on the way."""
     settings = from_config(SWEEPS[name]("demo"))

@@ -156,12 +156,14 @@ def test_demo_settings(name):
     assert settings.data.name == "folder"
     assert sweep.judge_by == "validation_accuracy"
     assert sweep.optimizers == ("sgd",)
-    assert sweep.per_octave == 2
+    assert sweep.per_octave == (1 if name == "low_baseline" else 2)
     assert (settings.schedule, settings.optimizer.weight_decay) == ("constant", 0.0)
     assert sweep.seeds == (2 if name.startswith(("screen_", "hundred_")) or name in theorem2.SWEEPS else 3)
     assert grid_points(settings, "sgd") >= POINTS
     if name == "plain_width":
         assert len(sweep.widths) >= 4
+    elif name == "low_baseline":  # for the deepest network alone, of which no exponent is made
+        assert sweep.depths == (2, 24)
     else:
         assert len(sweep.depths) >= exponents.FEWEST
         assert settings.data.batch_size == (32 if name == "plain_batch" else 128)
@@ -474,6 +476,21 @@ def test_rules_at_the_deepest_network():
     assert zero_shot.outcome(right).verdict == AGREES
 
 
+def test_learning_rates_far_below_the_best():
+    """They leave the optimum where it was; what was not trained without them is."""
+    found = planted("full_baseline", 0.0)
+    low = planted("low_baseline", 0.0, start=-8.0, floor=1.5)  # every loss is above those of the baseline
+    alone, both = exponents.along_depth(found, "loss"), exponents.along_depth(found, "loss", more=low)
+    assert both.optimal_lr == pytest.approx(alone.optimal_lr)
+    assert (min(alone.learning_rates[-1]), min(both.learning_rates[-1])) == (2.0**-6, 2.0**-11)
+    assert len(exponents.along_depth(found, more=found).learning_rates[-1]) == len(STEPS)
+    sweeps = {"full_baseline": found, "plain": planted("plain", -1.5), "low_baseline": planted("low_baseline", -1.5)}
+    words = next(line for line in zero_shot.outcome(sweeps).ours if line.startswith("baseline"))
+    assert re.search(r"L\^-3/2 -5.\d octaves off, loses \d+.\d points of accuracy", words)
+    del sweeps["low_baseline"]
+    assert "L^-3/2 -5.4 octaves off, not trained" in zero_shot.outcome(sweeps).ours[0]
+
+
 def test_rules_from_initialization():
     measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.5)
     sweeps = {"full_baseline": planted("full_baseline", -1.5)}
@@ -533,7 +550,7 @@ def smallest(name, folder):
     config.data.update(batch_size=8, image_size=4)
     config.epochs = 1.0
     rates = (-6.0, -4.0)
-    config.sweep.update(adaptive=False, seeds=2, log2_learning_rates={"sgd": rates})
+    config.sweep.update(adaptive=False, seeds=2, per_octave=2, log2_learning_rates={"sgd": rates})
     if config.sweep.depths:
         config.sweep.depths = tuple(config.sweep.depths)[:2]
     else:

@@ -120,9 +120,15 @@ def main(paper: Paper) -> None:
         parser.error(f"no figure {', '.join(sorted(unknown))}; there are {names}")
     chosen = {name: figure for name, figure in paper.figures.items() if not options.figures or name in options.figures}
     sweeps = {name: (config, one.classes) for one in chosen.values() for name, config in one.sweeps.items()}
+    seen: dict[str, tuple[Settings, int]] = {}
     try:
         for name, (config, classes) in sweeps.items():
             settings = settings_of(config(options.scale), options.data)
+            same = [earlier for earlier, own in seen.items() if own == (settings, classes)]
+            if same:  # as a screen at the paper's scale
+                print(f"{name}: the same trainings as {same[0]}")
+                continue
+            seen[name] = settings, classes
             if options.scale == "demo" and finished(paper.rows, name, settings):
                 continue
             if why := missing_data(settings, classes):

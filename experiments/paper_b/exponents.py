@@ -50,10 +50,21 @@ class Exponent(NamedTuple):
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
-def along_depth(sweep: Sweep, measure: str = "validation_accuracy", depths: Sequence[int] = ()) -> Transfer:
-    """The optima over depth of a sweep of one curve, judged by one of MEASURES. depths: those that count; none: all."""
+def along_depth(
+    sweep: Sweep,
+    measure: str = "validation_accuracy",
+    depths: Sequence[int] = (),
+    more: Sweep | None = None,
+) -> Transfer:
+    """The optima over depth of a sweep of one curve, judged by one of MEASURES.
+
+    depths: those that count; none: all. more: a sweep of the same networks at other learning rates; what both have
+    counts once.
+    """
     (c,) = (c for c in sweep.curves if c.axis == "depth")
-    trials = c.trials[c.trials["depth"].isin(depths)] if depths else c.trials
+    trials = pandas.concat([c.trials, *(own.trials for own in (more.curves if more else ()))])
+    trials = trials.drop_duplicates(["depth", "learning_rate", "seed"])
+    trials = trials[trials["depth"].isin(depths)] if depths else trials
     rows = trials.assign(first_steps=_first_steps(trials))
     columns = ["depth", "learning_rate", "seed", "diverged", measure]
     chance = {c.measure: c.chance, "validation_accuracy": _chance_error(c), "first_steps": None}
