@@ -55,7 +55,8 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
             verdict = f"**{found.verdict}**{', so far' if left else ''}"
             sections.append(_section(paper, figure, own, shown))
             shown |= {} if figure.table else dict.fromkeys(own.keys() - shown.keys(), title(figure))
-        command = f"`python -m experiments.{paper.name} {name} --data=DIR`"
+        folder = "DIR" if figure.classes == 10 else f"DIR{figure.classes}"
+        command = f"`python -m experiments.{paper.name} {name} --data={folder}`"
         rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
     rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
     head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]

@@ -15,7 +15,7 @@ from experiments.paper_b.ingredients import by_theory, name_of, settings_of
 
 def table(sweeps: Sweeps) -> str:
     """The answer: the exponents of every ingredient, and what is known of it before any training."""
-    predictors = ["edge", "moves it by", "Sbar", "2 / sharpness", "PathSum", "theory"]
+    predictors = ["edge", "minus baseline", "Sbar", "2 / sharpness", "PathSum", "theory"]
     columns = ["", *MEASURES.values(), *predictors]
     own = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
     rows = []
@@ -81,7 +81,7 @@ PREDICTIONS: dict[str, Callable[[str, Sequence[float]], Exponent | float | None]
 }
 PREDICTED = """
 The predictions against the exponents of the trained optima, over the networks of the table. *excluded in*: in so many
-networks the 95% interval of the difference does not hold 0; of 14 right predictions that happens to one by chance. The
+networks the 95% interval of the difference does not hold 0; of right predictions that happens to one in twenty. The
 correlation over the networks, and over those alone for which *theory* is 0.
 """
 
@@ -93,13 +93,18 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> str:
 
 
 NOTE = """
+The networks differ from *baseline*, the paper's own, in what their names say. *last*: the last layer of a branch alone
+carries the 1/K; *over depth*: weights with 1/K instead of 1/sqrt(K); *one layer, three layers*: in a branch; *mean
+field head*: a readout with 1/N; *mse*: the squared error; *dense, conv dense*: one or both of the layers act on each
+pixel alone; *bottleneck*: 1x1, 3x3 and 1x1 with a quarter of the channels.
+
 Exponents of the best learning rate over depth with their 95% intervals; (n of m at the edge): so many of m optima are
 within a grid step of the learning rate above which training is not possible. *edge*: the exponent of that one; "-"
-where fewer than five depths have it among the learning rates trained. *moves it by*: the exponent by accuracy minus
-the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's criterion and the Hessian's largest
+where fewer than five depths have it among the learning rates trained. *minus baseline*: the exponent by accuracy
+minus the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's criterion and the Hessian's largest
 eigenvalue allow at initialization (`python -m experiments.paper_b.initial`). PathSum: of the law 1 / sqrt(PathSum),
 which is no power of the depth, since the paths double with every block; the line through these depths. *theory*: for
-large depths (docs/theory.md, section 6).
+large depths ([theory.md](theory.md), section 6).
 """
 
 

@@ -12,8 +12,8 @@ A dense layer acts on the channels of each position (a kernel of 1). Out of reac
 groups and dilation, which `ResidualCNN` does not have.
 
 Cost: none besides those of ingredients.py.
-Expect: by Sbar at initialization a branch of m layers that all carry 1/sqrt(K) has a change that vanishes with K, and
-the best learning rate rises with depth.
+Expect: by theory the changes of a branch of m >= 2 layers that all carry 1/sqrt(K) do not grow with the number of
+branches, and the exponent is 0; Sbar of finite networks has small positive ones.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ two anchors, {3, 4}, {10, 11} and {18, 20}, predicts the best learning rate at t
 The paper's settings and ours: experiments/paper_b/networks.py. Ours: 16 channels on 8x8 pixels, and of each segment
 the depths {6, 9}, {13, 16} and {24, 30} to predict.
 
-Cost: 369 trainings of 351 steps, 50 minutes on two cores.
+Cost: 369 trainings of 351 steps, 96 minutes on one core.
 Expect: -1.3 to -1.5 by either criterion; large errors of the anchors, which lie so close together that a grid of half
 octaves hardly tells them apart.
 """
@@ -43,7 +43,7 @@ def segments(sweeps: Sweeps) -> list[str]:
             parts = ((1 - along) * stderr[first], along * stderr[second], stderr[depth])
             half, off = half_width(2 * len(parts)) * math.hypot(*parts), math.log2(1 + error)  # 3 seeds each
             errors.append(f"{off:+.1f} [{off - half:+.1f}, {off + half:+.1f}] at depth {depth:g}")
-        said.append(f"anchors {first}, {second} miss by octaves: {', '.join(errors)}")
+        said.append(f"anchors {first}, {second} are off, in octaves: {', '.join(errors)}")
     return said or ["no segment has optima at both of its anchors"]
 
 
@@ -69,7 +69,7 @@ REMARKS = """
 These optima are on no single power law. Up to 13 layers the best learning rate falls as depth^-3/2 or faster (-1.83
 [-2.31, -1.35] by accuracy, -1.73 [-1.96, -1.51] by loss), from 9 to 30 layers more slowly (-.93 [-1.92, +.06], -1.07
 [-1.47, -.68]); -1.35 is a mean of the two. The deep networks hardly train in an epoch: the best accuracy falls from
-31% at depth 3 to 12% at depth 30, where guessing has 10%.
+30% at depth 3 to 12% at depth 30, where guessing has 10%.
 
 Sbar = 1 at initialization does not predict it: up to 13 layers it has -.25 [-.86, +.36], over all depths +.52 [-.03,
 +1.06]; nor does 2 / sharpness, -.59 [-1.09, -.09] and -.02 [-.42, +.38] (`python -m experiments.paper_b.initial`).

@@ -8,7 +8,7 @@ Claim (D.1): with GELU and He's variance times sqrt(2), which is meant to keep t
 The paper's settings and ours: experiments/paper_b/networks.py; both initial variances, 2 sqrt(2) / fan_in as in the
 paper ("paper"), under which the variance grows (docs/theory.md, section 6a), and 2.352 / fan_in ("stationary").
 
-Cost: two sweeps of about 130 trainings of 351 steps, 35 minutes on two cores, besides figure 2a's.
+Cost: two sweeps of about 150 trainings of 351 steps, 27 minutes on one core, besides figure 2a's.
 Expect: with the paper's variance a steeper exponent, since features and gradients grow with depth.
 """
 
@@ -67,8 +67,8 @@ STEEPER = Experiment(
     outcome=than_relu,
     pictures=lambda sweeps: {},
     remarks="""
-Neither of the two reasons that appendix E gives holds for its own initial variance. Pre-activations do not stay at
-variance 1, which grows to 16 in ten layers. And gradients do not shrink: <phi'^2> is .456 as it says, but times its own
-gain 2 sqrt(2), not He's 2, that is 1.29 a layer, and 1.45 at the tenth ([theory.md](theory.md), section 6a). ReLU is
-compared over the depths of GELU, 3 to 13; figure 2a has more.""",
+Appendix E gives two reasons, and neither holds for its own initial variance. The first is that GELU shrinks gradients,
+by chi = .912 a layer: <phi'^2> is .456 as it says, but times its own gain 2 sqrt(2), not He's 2, that is 1.29 a layer,
+and 1.45 at the tenth. The second is small drifts of the variance around 1: it grows to 16 in ten layers
+([theory.md](theory.md), section 6a). ReLU is compared over the depths of GELU, 3 to 13; figure 2a has more.""",
 )

@@ -6,7 +6,7 @@ Claim (D.1): both paddings follow the same law; they differ by a factor, not by 
 
 The paper's settings and ours: experiments/paper_b/networks.py.
 
-Cost: about 130 trainings of 351 steps besides figure 2a's, 12 minutes on two cores.
+Cost: 150 trainings of 351 steps besides figure 2a's, 14 minutes on one core.
 Expect: on 8x8 pixels zero padding loses a part of the variance that grows with depth (docs/theory.md, section 6a), and
 with it a part of the slope.
 """

@@ -8,7 +8,7 @@ learning rate has the same exponent; the two fits are shifted against each other
 The paper's settings and ours: experiments/paper_b/networks.py; plain networks for an epoch, residual ones for 100 steps
 with the trials of ingredients.py.
 
-Cost: about 130 trainings of 351 steps besides figure 2a's and the ingredients, 17 minutes on two cores.
+Cost: 150 trainings of 351 steps besides figure 2a's and the ingredients, 11 minutes on one core.
 Expect: equal exponents, as at initialization (docs/theory.md, section 6).
 """
 

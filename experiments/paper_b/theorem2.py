@@ -11,12 +11,13 @@ changed     "when specified"; no figure          each alone: 32 channels; kernel
 
 Zero padding, the other boundary, is figure 4.
 
-Cost: 5 sweeps of about 80 trainings of 100 steps, an hour on two cores.
+Cost: 5 sweeps of about 100 trainings of 100 steps, an hour on one core.
 Expect: exponents that do not move by more than their intervals; a smaller batch allows smaller learning rates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
+from depthmup.fit.optimum import half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import exponents, networks
 from experiments.paper_b.exponents import along_depth, by_both, equal
@@ -61,10 +63,14 @@ def laws(sweeps: Sweeps) -> dict[str, Transfer]:
     return {name.removeprefix("plain_"): along_depth(sweep) for name, sweep in sweeps.items()}
 
 
-def factor(base: Transfer, other: Transfer) -> float | None:
-    """By how many octaves the best learning rate of `other` is higher, the mean over the depths of both."""
-    pairs = [(a, b) for a, b in zip(base.optimal_lr, other.optimal_lr, strict=True) if a and b]
-    return float(np.mean([np.log2(b / a) for a, b in pairs])) if pairs else None
+def factor(base: Transfer, other: Transfer) -> str:
+    """By how many octaves the best learning rates of `other` are higher: the mean over depths, its 95% interval."""
+    octaves = [math.log2(b / a) for a, b in zip(base.optimal_lr, other.optimal_lr, strict=True) if a and b]
+    if len(octaves) < 2:
+        return ""
+    mean = float(np.mean(octaves))
+    half = half_width(len(octaves) - 1) * float(np.std(octaves, ddof=1)) / math.sqrt(len(octaves))
+    return f"; best learning rates {mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}] octaves higher"
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
@@ -74,9 +80,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     for name, own in found.items():
         if name != "base":
             difference, verdict = equal(base, own)
-            octaves = factor(base, own)
-            moved = "" if octaves is None else f"; best learning rates {octaves:+.2f} octaves"
-            ours.append(f"{name}: {difference}{moved}")
+            ours.append(f"{name}: {difference}{factor(base, own)}")
             said.append(verdict)
     return Outcome(ours, combined(said))
 
@@ -93,4 +97,9 @@ EXPERIMENT = Experiment(
     outcome=outcome,
     pictures=pictures,
     needs=("plain_base", "plain_kernel"),
+    remarks="""
+No change moves the exponent by more than its interval, which is wide. At 16x16 pixels the optimum by accuracy of 13
+layers is at the lower end of the learning rates, so that this network has an exponent by loss alone. A kernel of 5
+lowers all best learning rates, by about 1.5 octaves. Theorem 1 has a factor kappa that does not depend on the kernel,
+up to a correction of order kernel / side: here that is 5/8, so this does not refute it.""",
 )
