@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from depthmup.measure import MaximalUpdate
-from depthmup.report import calibration, page
+from depthmup.report import calibration, figures, page
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
@@ -175,6 +175,21 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
     assert not any(c.laws.rules for c in of_gamma)
     assert "log2 of the best gamma0 at depth" in page.verdict_table(found)
+
+
+def test_the_line_of_chance():
+    """It is drawn where a curve comes near it; far above all curves it would leave them a strip."""
+    settings = tiny.settings(**GRID)
+    rows = planted(settings)
+    rows = rows.assign(loss=1 + 0.1 * np.abs(np.log2(rows["learning_rate"])), diverged=False)  # at most 2.2
+    curves = judge(rows, settings)
+
+    def lines(chance):
+        panel = figures.loss_curves([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
+        return [line for line in panel.lines if set(line.get_ydata()) == {chance}]
+
+    assert len(lines(2.5)) == 1
+    assert not lines(4.0)
 
 
 def test_the_page(judged, tmp_path):

@@ -36,18 +36,21 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
     def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
         found = c.result
         of_sizes = zip(found.values, found.learning_rates, found.losses, found.optima, colors, strict=True)
+        highest = 0.0
         for size, rates, losses, optimum, color in of_sizes:
             log = log_losses(losses, c.chance)
             mean, spread = log.mean(axis=1), log.std(axis=1)
             panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
             panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
+            highest = max(highest, np.exp(mean).max())
             if optimum.learning_rate is not None:
                 at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
                 panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
             if optimum.edge and optimum.edge.learning_rate:
                 foot = panel.get_xaxis_transform()
                 panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
-        panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
+        if highest > c.chance / 1.5:  # far above all curves the line would squeeze them
+            panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
         title = f"{_names(c, f': {found.verdict}')}\n(by regret: {found.by_regret.verdict})"
         panel.set_title(title, fontsize=10, color=VERDICT_COLORS[found.verdict])
