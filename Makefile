@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs docs parity pods torture mutants test test-slow lint dist lock clean
+.PHONY: transfer checks configs docs parity pods torture mutants test test-slow test-foreign lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -53,6 +53,15 @@ test: lint
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
+# The models of other packages, which `make test` passes over where these are not installed.
+test-foreign: .venv-foreign/ready
+	.venv-foreign/bin/python -m pytest -n 2 tests/foreign tests/test_own_model.py
+
+.venv-foreign/ready: pyproject.toml requirements.txt
+	$(PYTHON) -m venv .venv-foreign
+	.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[foreign,run,dev]" equinox
+	@touch $@
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,4 +85,4 @@ lock:
 	  --extra theory --upgrade pyproject.toml -o requirements.txt
 
 clean:
-	rm -rf .venv .venv-docs site .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-docs .venv-foreign site .pytest_cache .ruff_cache .mypy_cache
