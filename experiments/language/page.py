@@ -51,7 +51,7 @@ What these rows say, of small GPTs in the first 300 steps, up to 32 blocks:
 - **Linen and NNX** agree: the drifts of `depth_mup` are within each other's intervals along both axes.
 - **Muon** trains to a lower loss than AdamW at every size, but does not transfer over depth under `depth_mup`: its best
   learning rate rises by .43 [.39, .48] octaves a doubling, about as much as the factor 1/sqrt(depth) of its rule takes
-  away.
+  away. The learning rate of depth 2 costs up to 3.6% [3.4, 3.9] of the best loss.
 """,
     "demo": """
 What these rows say, of small GPTs in the first 150 steps:
