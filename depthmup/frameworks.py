@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -116,7 +117,8 @@ class LinenModel(Model):
 
 
 class HaikuModel(Model):
-    """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] rng, ...)."""
+    """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] [rng,] ...),
+    where `without_apply_rng` takes the rng away."""
 
     init_calls = True
 
@@ -125,7 +127,8 @@ class HaikuModel(Model):
 
     def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
         held = (params, state) if self._stateful else (params,)
-        outputs = self.made.apply(*held, jax.random.key(KEY), *inputs, **self.options)
+        rng = (jax.random.key(KEY),) if self._takes_rng else ()
+        outputs = self.made.apply(*held, *rng, *inputs, **self.options)
         outputs, after = outputs if self._stateful else (outputs, state)
         return self.output(outputs), after
 
@@ -145,6 +148,10 @@ class HaikuModel(Model):
     @property
     def _stateful(self) -> bool:
         return type(self.made).__name__ == "TransformedWithState"
+
+    @property
+    def _takes_rng(self) -> bool:
+        return list(inspect.signature(self.made.apply).parameters)[1 + self._stateful] == "rng"
 
 
 class NNXModel(Model):
@@ -235,6 +242,7 @@ def adapt(
 
     Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
     """
+    inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs)
     # A class' own signature may be that of its metaclass, which hides the names.
     named = inspect.signature(factory.__init__ if inspect.isclass(factory) else factory).parameters
     kind: type[Model] | None = None

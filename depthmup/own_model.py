@@ -61,7 +61,8 @@ def setup(
       name: a name of `parameterization`, or what it returns.
       factory: makes the model at a width and depth. Linen, Haiku: factory(width, depth). NNX: factory(width, depth,
         rngs). Equinox, or parameters in any pytree: factory(width, depth, key). The names rngs and key tell which.
-      inputs: arguments of one call, such as a batch of examples. Only shapes and dtypes of floating ones matter.
+      inputs: arguments of one call, such as a batch of examples; jax.ShapeDtypeStruct will do. Only shapes and dtypes
+        of floating ones matter.
       base: (width, depth) at which hyperparameters were tuned; None: (1, 1), the absolute form of the papers.
       options: keyword arguments of the call as in training, such as {"train": True}.
       call: (model, *inputs) -> outputs, for NNX, Equinox and pytrees that are not called themselves, such as
@@ -122,12 +123,14 @@ def setup(
             raise TypeError("the base and the settings are part of the parameterization that you give")
         p = name
     else:
+        if not (base is None or (isinstance(base, Sequence) and len(base) == 2)):
+            raise TypeError(f"base must be (width, depth), such as base=(64, 4), got {base!r}")
         base_width, base_depth = base or (1, 1)
         p = parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
         if base and "base_head_dim" not in settings and "attention" in p.kinds:
             small = make(*base)
             if small.factors is None:
-                sizes = {site.head_dim for site in sites_at(depth) if site.kind == "attention"}
+                sizes = {site.head_dim for site in sites_at(depth) if site.kind == "attention" and site.head_dim}
             else:
                 sizes = {getattr(small.made, "head_dim", 1)}
             if len(sizes) > 1:

@@ -200,7 +200,7 @@ def equinox():
     return Net
 
 
-def haiku(norm):
+def haiku(norm, rng=True):
     hk = pytest.importorskip("haiku")
 
     def factory(width, depth):
@@ -212,7 +212,8 @@ def haiku(norm):
                 h = h + hk.Linear(width, name=f"block_{i}_down")(jax.nn.relu(up))
             return hk.Linear(5, name="head")(h)
 
-        return (hk.transform_with_state if norm else hk.transform)(forward)
+        transformed = (hk.transform_with_state if norm else hk.transform)(forward)
+        return transformed if rng else hk.without_apply_rng(transformed)
 
     return factory
 
@@ -240,6 +241,8 @@ CASES = {
     "equinox": lambda: (equinox(), {"call": lambda model, x: jax.vmap(model)(x)}),
     "haiku": lambda: (haiku(False), {}),
     "haiku with state": lambda: (haiku(True), {}),
+    "haiku without rng": lambda: (haiku(False, rng=False), {}),
+    "haiku with state, without rng": lambda: (haiku(True, rng=False), {}),
     "pytree": lambda: (pytree, {"call": forward}),
 }
 
