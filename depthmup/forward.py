@@ -22,17 +22,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.specs import Absorbed, flatten_shapes, is_spec, parameters_only
+from depthmup.specs import Absorbed, flatten_shapes, globs, is_spec, parameters_only, starred
 
 PyTree = Any
 Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its entries, None for all}
 # Going back from a value, these operations are where homogeneity ends.
 NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
              "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
+ADDITIONS = ("add", "add_any")
 SUMS = ("add", "add_any", "sub", "concatenate", "select_n")  # homogeneous if all operands are that are not 0
-THROUGH = ("add", "sub", "mul", "div", "select_n", "max", "convert_element_type", "reshape", "transpose", "copy",
-           "broadcast_in_dim", "squeeze", "expand_dims")  # fmt: skip
-WEIGHTED = ("dot_general", "conv")  # names of the operations that apply a weight contain one of these
+SOFTMAX, SIGMOID = ("exp", "exp2"), "logistic"
+# Products of a weight and an activation, or of two activations.
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
+CONTRACTIONS = ("dot_general", "reduce_sum")  # what the product of queries and keys is written with
+CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
 KINDS = ("branch", "output", "attention")
 PROPOSALS = 8  # most sets of parameters that are proposed for one value
 
@@ -56,8 +59,9 @@ class Node:
     path: str = ""
     value: Any = None
     consumers: list[Node] = dataclasses.field(default_factory=list)
-    summed: int = 0  # of a dot_general, the number of terms that it sums over
-    number: int = 0  # of a dot_general, its number in `contractions`
+    summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
+    number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
+    operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +75,7 @@ class Site:
     kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
     None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end.
     head_dim, product: of an attention, the head size and the number of its product in `contractions`. where: the
-    operation that ends the value, for messages.
+    operation that ends the value, for messages; one of CLOSED if the value is inside, where it cannot be seen.
     """
 
     kind: str
@@ -115,11 +119,17 @@ def place(
     repeated = [site for site in found if site.kind == "branch" and any(leaves[path].in_branch for path in site.inside)]
     inside = frozenset[str]().union(*(site.inside for site in repeated))
     wrong = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside}
+    if wrong and not repeated:
+        raise ForwardError(
+            f"parameters such as {starred(min(wrong))} repeat with depth, but none of them is in a residual addition "
+            "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
+            "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
+        )
     wrong |= {path: "branch" for path in sorted(inside) if not leaves[path].in_branch}
     if wrong:
         raise ForwardError(
             "shapes and forward pass disagree on what is inside a residual branch; if the forward pass is right, pass "
-            f"overrides={wrong} to infer_specs"
+            f"overrides={globs(wrong, leaves)} to setup or infer_specs"
         )
     for site in found:
         if site.kind not in kinds or (site.kind == "branch" and site not in repeated):
@@ -137,6 +147,13 @@ def place(
 
 
 def _no_place(site: Site) -> str:
+    if site.where in CLOSED:
+        what = f"a block with {', '.join(sorted(site.inside)[:3])}" if site.kind == "branch" else "an attention"
+        return (
+            f"{what} lies in a jax.lax.{site.where.replace('while', 'while_loop')}, into which the forward pass is not "
+            "followed: repeat the blocks by a loop of Python or a scan (jax.lax.scan, nn.scan), or let the call of the "
+            "model take `factors` and multiply: h + factors.branch * branch(h), attention logits by factors.attention"
+        )
     if site.kind == "branch":
         some = ", ".join(sorted(site.inside)[:3])
         return (
@@ -147,7 +164,7 @@ def _no_place(site: Site) -> str:
         return "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits"
     return (
         "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "
-        "logits of the softmax in the model, by factors.attention instead of 1/sqrt(head_dim)"
+        "logits of the softmax or sigmoid in the model, by factors.attention instead of 1/sqrt(head_dim)"
     )
 
 
@@ -166,7 +183,7 @@ def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[i
 
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
-    """The number of terms that each product of the forward pass sums over, in the order of the program."""
+    """The number of terms of each of the forward pass's CONTRACTIONS, in the order of the program."""
     sizes = []
 
     def walk(jaxpr: Any) -> None:
@@ -174,7 +191,7 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
             inner = _inner(equation)
             if inner is not None:
                 walk(inner.jaxpr if hasattr(inner, "jaxpr") else inner)
-            elif equation.primitive.name == "dot_general":
+            elif equation.primitive.name in CONTRACTIONS:
                 sizes.append(_summed(equation))
 
     walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
@@ -183,7 +200,7 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
 
 def _inner(equation: Any) -> Any:
     """The jaxpr that an equation is a call of, or that a scan repeats; None for an operation."""
-    if equation.primitive.name in ("while", "cond"):
+    if equation.primitive.name in CLOSED:
         return None
     inner: Any = next(
         (equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None
@@ -193,8 +210,20 @@ def _inner(equation: Any) -> Any:
     return inner
 
 
+def _operations(equation: Any) -> frozenset[str]:
+    """The names of an equation's operation and of all operations in the jaxprs that it calls."""
+    names = {equation.primitive.name}
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            names.update(*map(_operations, getattr(getattr(inner, "jaxpr", inner), "eqns", ())))
+    return frozenset(names)
+
+
 def _summed(equation: Any) -> int:
-    (axes, _), _ = equation.params["dimension_numbers"]
+    if equation.primitive.name == "reduce_sum":
+        axes = equation.params["axes"]
+    else:
+        (axes, _), _ = equation.params["dimension_numbers"]
     return int(np.prod([equation.invars[0].aval.shape[axis] for axis in axes]))
 
 
@@ -209,10 +238,16 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     for branch, start in graph.branches():
         inside = graph.parameters_between(branch, start)
         found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op))
+    seen = frozenset[str]().union(*(site.inside for site in found))
+    closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
+    found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]
     for query, key, product in graph.attentions():
-        parts = graph.parts(query)
-        parts = graph.parts(key) if parts is None else parts
+        of_one = (graph.parts(value) for value in (query, key))
+        # (Where queries and keys are the same, their product grows by the square.)
+        parts = next((parts for parts in of_one if parts and graph.doubles(product, parts)), None)
         found.append(Site("attention", parts, head_dim=product.summed, product=product.number))
+    softmax = [node for node in closed if "dot_general" in node.operations and node.operations.intersection(SOFTMAX)]
+    found += [Site("attention", None, where=node.op) for node in softmax]
     output = graph.readout()
     found.append(Site("output", graph.parts(output), where=output.op))
     return found
@@ -267,11 +302,14 @@ class Graph:
         self.nodes: list[Node] = []
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("input", number(given)) for given in flat]
-        self._rng, self._open_scans, self._products = rng, open_scans, 0
+        self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
-            raise ForwardError(f"the model must return one array of logits, it returns {len(outputs)} arrays")
+            raise ForwardError(
+                f"the model must return one array of logits, it returns {len(outputs)} arrays: pass setup an output=, "
+                "such as output=lambda outputs: outputs[0]; absorb needs an apply that returns the logits alone"
+            )
         (self.output,) = floating
         alive = self.ancestors(self.output)
         self.nodes = [node for node in self.nodes if node in alive]
@@ -314,15 +352,16 @@ class Graph:
         def evaluate(*values: Any) -> Any:
             return equation.primitive.bind(*values, **parameters)
 
+        inside = _operations(equation) if name in CLOSED else frozenset()
         if not equation.primitive.multiple_results:
             node = self._add(Node(name, tuple(operands), evaluate))
-            if name == "dot_general":
-                node.summed, node.number = _summed(equation), self._products
-                self._products += 1
+            if name in CONTRACTIONS:
+                node.summed, node.number = _summed(equation), self._contractions
+                self._contractions += 1
             return [node]
         return [
-            self._add(Node(name, tuple(operands), lambda *values, place=place: evaluate(*values)[place]))
-            for place in range(len(equation.outvars))
+            self._add(Node(name, tuple(operands), lambda *values, i=i: evaluate(*values)[i], operations=inside))
+            for i in range(len(equation.outvars))
         ]
 
     def _scan(self, parameters: Mapping[str, Any], operands: list[Node]) -> list[Node]:
@@ -370,6 +409,11 @@ class Graph:
                 todo += node.consumers
         return found
 
+    def parameters_of(self, node: Node) -> frozenset[str]:
+        """The paths of the parameters that an operation applies to activations."""
+        weights = [operand for operand in node.operands if operand not in self.fed]
+        return frozenset(found.path for operand in weights for found in self.ancestors(operand) if found.path)
+
     def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on otherwise than through `stop`."""
         return frozenset(found.path for found in self.ancestors(node, stop) if found.path)
@@ -377,21 +421,34 @@ class Graph:
     # Finding the values that factors multiply
 
     def branches(self) -> Iterator[tuple[Node, Node]]:
-        """(branch, the value that it is computed from) of every residual addition. The skip is that value itself, or a
-        projection of it: one weight layer, where the branch has more of them and is not linear."""
+        """(branch, the value that it is computed from) of every residual addition. The skip is that value itself; the
+        sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where
+        the branch has more of them and is not linear."""
         for node in self.nodes:
-            if node.op not in ("add", "add_any") or any(o.shape != node.shape for o in node.operands):
+            if node.op not in ADDITIONS or any(o.shape != node.shape for o in node.operands):
                 continue
             one, other = node.operands
             if one not in self.fed or other not in self.fed or one is other:
                 continue
-            for branch, skip in ((one, other), (other, one)):
-                if skip in self.ancestors(branch):
-                    if self.parameters_between(branch, skip):
-                        yield branch, skip
-                    break
-            else:
+            pairs = [(a, start) for a, b in ((one, other), (other, one)) for start in self._summands(b, a)]
+            if not pairs:
                 yield from self._projected(one, other)
+                continue
+            # The skip itself rather than a summand of it, and what is between them rather than what is before both.
+            branch, start = min(pairs, key=lambda pair: (pair[1] not in (one, other), len(self.ancestors(*pair))))
+            if self.parameters_between(branch, start):
+                yield branch, start
+
+    def _summands(self, total: Node, value: Node) -> list[Node]:
+        """What a value is computed from: `total`, if it is, or else those of its summands that are, the outermost."""
+        found, todo, before = [], [total], self.ancestors(value)
+        while todo:
+            at = todo.pop()
+            if at in before:
+                found.append(at)
+            elif at.op in ADDITIONS:
+                todo += [operand for operand in at.operands if operand in self.fed]
+        return found
 
     def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node]]:
         """A residual addition whose skip is a projection."""
@@ -409,37 +466,54 @@ class Graph:
         counts = {start: 0}
         for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
             if between is not start:
-                before = [counts[operand] for operand in between.operands if operand in counts]
-                counts[between] = max(before) + (
-                    self.weighs(between) and any(o not in self.fed for o in between.operands)
-                )
+                counts[between] = max(counts[o] for o in between.operands if o in counts) + self.weighs(between)
         return counts[node]
 
     def weighs(self, node: Node) -> bool:
-        return any(word in node.op for word in WEIGHTED)
+        """Whether an operation applies weights to activations."""
+        return node.op in PRODUCTS and any(operand not in self.fed for operand in node.operands)
 
     def _is_linear(self, node: Node, start: Node) -> bool:
         values = self._changed({start: -start.value}, self.ancestors(node))
         return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))
 
     def attentions(self) -> Iterator[tuple[Node, Node, Node]]:
-        """(one operand, other operand, product) of every product of two activations that goes into an exponential."""
+        """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
+        that weighs other activations; through a tanh or a mask, but not through weights, which is what tells a gate."""
         seen = set[Node]()
         for node in self.nodes:
-            if node.op != "exp":
-                continue
-            todo, passed = list(node.operands), set[Node]()
-            while todo:
-                at = todo.pop()
-                if at in passed:
+            if node.op in SOFTMAX or (node.op == SIGMOID and self._products_next_to(node, "consumers")):
+                for product in self._products_next_to(node, "operands"):
+                    if product not in seen:
+                        seen.add(product)
+                        query, key = self._multiplied(product)
+                        yield query, key, product
+
+    def _products_next_to(self, node: Node, side: str) -> list[Node]:
+        """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
+        product in between."""
+        found, todo, passed = [], [node], {node}
+        while todo:
+            for at in getattr(todo.pop(), side):
+                if at in passed or at not in self.fed:
                     continue
                 passed.add(at)
-                if at.op == "dot_general" and all(operand in self.fed for operand in at.operands):
-                    if at not in seen:
-                        seen.add(at)
-                        yield at.operands[0], at.operands[1], at
-                elif at.op in THROUGH:
-                    todo += at.operands
+                if self._multiplied(at):
+                    found.append(at)
+                elif at.op not in PRODUCTS:
+                    todo.append(at)
+        return found
+
+    def _multiplied(self, node: Node) -> tuple[Node, ...]:
+        """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+        if node.op == "reduce_sum":  # (q * k).sum(-1), but not the x * x of a norm
+            (node,) = node.operands
+            while node.op == "convert_element_type":
+                (node,) = node.operands
+            contracts = node.op == "mul" and node.operands[0] is not node.operands[1]
+        else:
+            contracts = node.op == "dot_general"
+        return node.operands if contracts and all(operand in self.fed for operand in node.operands) else ()
 
     def readout(self) -> Node:
         """The logits without the bias that is added to them last: the output factor does not multiply it."""
@@ -461,10 +535,10 @@ class Graph:
         """
         for paths in self._proposals(node, stop):
             whole: Parts = dict.fromkeys(sorted(paths))
-            if self._doubles(node, whole):
+            if self._doubles_alone(node, whole):
                 return whole
             parts = self._entries(node, sorted(paths))
-            if any(mask is not None for mask in parts.values()) and self._doubles(node, parts):
+            if any(mask is not None for mask in parts.values()) and self._doubles_alone(node, parts):
                 return parts
         return None
 
@@ -488,16 +562,24 @@ class Graph:
             of[at] = {paths: cost + 1 for paths, cost in found.items() if paths}
         return list(of[node])
 
-    def _doubles(self, node: Node, parts: Parts) -> bool:
+    def _doubles_alone(self, node: Node, parts: Parts) -> bool:
         """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
-        changes = {}
-        for leaf in (n for n in self.nodes if n.path in parts):
-            mask = parts[leaf.path]
-            changes[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
-        values = self._changed(changes, self.ancestors(node), cut=node)
+        values = self._changed(self._doubled(parts), self.ancestors(node), cut=node)
         if values is None or node not in values:
             return False
         return bool(np.array_equal(values[node], 2 * np.asarray(node.value)) and np.any(node.value))
+
+    def doubles(self, node: Node, parts: Parts) -> bool:
+        """Whether a value doubles with these parameters, whatever else changes."""
+        values = self._changed(self._doubled(parts), self.ancestors(node))
+        return bool(np.array_equal(values.get(node, node.value), 2 * np.asarray(node.value)))
+
+    def _doubled(self, parts: Parts) -> dict[Node, Any]:
+        doubled = {}
+        for leaf in (n for n in self.nodes if n.path in parts):
+            mask = parts[leaf.path]
+            doubled[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
+        return doubled
 
     def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Node | None = None) -> Any:
         """{value: its new number} of all values that change with these. What is behind `cut` sees its old number.

@@ -7,12 +7,13 @@ parameters, never inside them, so checkpoints and tree definitions are untouched
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
 import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -162,6 +163,17 @@ def group(spec: ParamSpec) -> str:
 def starred(path: str) -> str:
     """The path with '*' for each number, which paths of equal blocks share."""
     return re.sub(r"\d+", "*", path)
+
+
+def globs(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """Overrides with one glob for parameters whose paths differ in numbers only, if all of these are meant."""
+    result: dict[str, str] = {}
+    for name, value in overrides.items():
+        glob = starred(name.replace("[", "[[]"))
+        matched = [other for other in names if fnmatch.fnmatchcase(other, glob)]
+        alike = all(overrides.get(other) == value for other in matched)
+        result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value
+    return result
 
 
 def is_spec(leaf: object) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 import depthmup as dm
-from depthmup.forward import ForwardError, absorb, sites
+from depthmup.forward import ForwardError, absorb, contractions, features, sites
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5
@@ -71,13 +71,16 @@ class NormedConv(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Pre-LN, causal, two heads; fused: one kernel makes queries, keys and values; tied: logits by the embedding."""
+    """Pre-LN, causal, two heads; fused: one kernel makes queries, keys and values; tied: logits by the embedding;
+    scores: how attention logits become weights; parallel: attention and MLP of a block side by side, as in GPT-J."""
 
     width: int
     depth: int
     fused: bool = False
     tied: bool = False
     qk_norm: bool = False
+    scores: str = "softmax"
+    parallel: bool = False
     factors: tuple = (1.0, 1.0, 1.0)
 
     @nn.compact
@@ -95,11 +98,14 @@ class Transformer(nn.Module):
             if self.qk_norm:
                 q, k = (nn.RMSNorm(name=f"norm_{name}_{i}")(y) for name, y in (("q", q), ("k", k)))
             logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) * attention / jnp.sqrt(jnp.asarray(self.width / 2, h.dtype))
+            logits = 2 * jnp.tanh(logits / 2) if self.scores == "capped" else logits
             logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool)), logits, -1e9)
-            y = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), v).reshape(h.shape)
-            h = h + branch * nn.Dense(self.width, name=f"out_{i}")(y)
-            x = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm2_{i}")(h)))
-            h = h + branch * nn.Dense(self.width, name=f"down_{i}")(x)
+            weights = nn.sigmoid(logits) if self.scores == "sigmoid" else nn.softmax(logits)
+            y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(h.shape)
+            attended = h + branch * nn.Dense(self.width, name=f"out_{i}")(y)
+            x = x if self.parallel else nn.LayerNorm(name=f"norm2_{i}")(attended)
+            x = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(x))
+            h = attended + branch * nn.Dense(self.width, name=f"down_{i}")(x)
         h = nn.LayerNorm(name="final_norm")(h).mean(axis=1)
         return output * (embed.attend(h) if self.tied else nn.Dense(OUTPUTS, use_bias=False, name="head")(h))
 
@@ -112,6 +118,9 @@ MODELS = {
     "fused": (Transformer, {"fused": True}, ()),
     "tied": (Transformer, {"tied": True}, {"embed/embedding": "input"}),
     "qk norm": (Transformer, {"qk_norm": True}, ()),
+    "soft-capped": (Transformer, {"scores": "capped"}, ()),
+    "sigmoid": (Transformer, {"scores": "sigmoid"}, ()),
+    "parallel": (Transformer, {"parallel": True}, ()),
 }
 
 
@@ -168,7 +177,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [(name, "adamw") for name in MODELS] + [(n, o) for n in ("scanned", "batch norm") for o in ("sgd", "momentum")],
+    [(name, "adamw") for name in MODELS]
+    + [(n, o) for n in ("scanned", "batch norm", "transformer") for o in ("sgd", "momentum")],
 )
 def test_training_is_that_with_explicit_factors(name, optimizer, x64):
     specs, apply_with, params, x = network(name)
@@ -245,7 +255,7 @@ def normed(x, scale=None):
     return y if scale is None else scale * y
 
 
-PARAMS = {**dense("in", 3, N), **dense("a", N, N), **dense("b", N, N), **dense("out", N, 2)}
+PARAMS = {**dense("in", 3, N), **dense("a", N, N), **dense("b", N, N), **dense("v", N, N), **dense("out", N, 2)}
 PARAMS |= {name: jax.ShapeDtypeStruct((N,), jnp.float32) for name in ("scale", "other")}
 X = jnp.ones((4, 3))
 
@@ -300,6 +310,78 @@ def test_parameters_that_act_twice():
     assert places(shared, PARAMS, X)["branch"] == [None]
 
 
+def heads(p, h, weigh):
+    """Attention of the batch's examples among each other: queries a, keys b, values v."""
+    return weigh(layer(p, "a", h) @ layer(p, "b", h).T) @ (h @ p["v_w"])
+
+
+@pytest.mark.parametrize(
+    ("weigh", "expected"),
+    [
+        (jax.nn.softmax, ["a_b", "a_w"]),
+        (jax.nn.sigmoid, ["a_b", "a_w"]),
+        (lambda logits: jax.nn.softmax(3 * jnp.tanh(logits / 3)), ["a_b", "a_w"]),
+        (lambda logits: jax.nn.softmax(jnp.clip(logits, -9, 9))[:, :4], ["a_b", "a_w"]),
+        (lambda logits: jax.nn.softmax(jnp.concatenate([logits, jnp.ones((4, 1))], axis=1))[:, :4], ["a_b", "a_w"]),
+    ],
+    ids=["softmax", "sigmoid", "soft-capped", "clipped", "with a sink"],
+)
+def test_attentions(weigh, expected):
+    assert places(with_branch(lambda p, h: heads(p, h, weigh)), PARAMS, X)["attention"] == [expected]
+
+
+def test_attention_over_the_edges_of_a_graph():
+    """Its product is no product of matrices."""
+    senders, receivers = jnp.array([0, 1, 2, 3]), jnp.array([1, 2, 3, 0])
+
+    def attend(p, h):
+        q, k = layer(p, "a", h)[receivers], layer(p, "b", h)[senders]
+        logits = (q * k).sum(-1) / N**0.5
+        return jax.nn.softmax(logits)[:, None] * (h @ p["v_w"])[senders]
+
+    (site,) = [site for site in sites(with_branch(attend), PARAMS, X) if site.kind == "attention"]
+    assert (sorted(site.parts), site.head_dim) == (["a_b", "a_w"], N)
+    assert contractions(with_branch(attend), PARAMS, X)[site.product] == N
+
+
+def test_what_is_no_attention():
+    """Gates, routers, recurrent cells, and a product of activations that is the output."""
+
+    def cell(p, h):
+        gate, new = jax.nn.sigmoid(layer(p, "a", h)), jnp.tanh(layer(p, "b", h))
+        return (gate * h + (1 - gate) * new) @ p["v_w"]
+
+    def routed(p, h):
+        gates = jax.nn.softmax(heads(p, h, lambda logits: logits) @ p["v_w"])
+        return jnp.einsum("be,ben->bn", gates, jnp.tile(h[:, None], (1, N, 1))) @ p["v_w"]
+
+    swiglu = lambda p, h: (jax.nn.silu(layer(p, "a", h)) * layer(p, "b", h)) @ p["v_w"]  # noqa: E731
+    linear = lambda p, h: jax.nn.silu(heads(p, h, lambda logits: logits)) @ p["v_w"]  # noqa: E731
+    for branch in (cell, routed, swiglu, linear):
+        assert "attention" not in places(with_branch(branch), PARAMS, X)
+    assert "attention" not in places(lambda p, x: jax.nn.sigmoid(heads(p, x @ p["in_w"], lambda z: z)), PARAMS, X)
+
+
+def test_queries_that_are_keys():
+    """A factor of theirs would act twice on their product."""
+    shared = with_branch(lambda p, h: jax.nn.softmax((z := layer(p, "a", h)) @ z.T) @ (h @ p["v_w"]))
+    assert places(shared, PARAMS, X)["attention"] == [None]
+
+
+def test_parallel_branches():
+    """Each summand beside the skip is a branch, in whatever order they are added."""
+    one = lambda p, h: jnp.tanh(h) @ p["a_w"]  # noqa: E731
+    two = lambda p, h: jnp.sin(h) @ p["b_w"]  # noqa: E731
+    three = lambda p, h: jnp.cos(h) @ p["v_w"]  # noqa: E731
+    orders = (
+        lambda p, h: h + one(p, h) + two(p, h) + three(p, h),
+        lambda p, h: three(p, h) + (one(p, h) + h) + two(p, h),
+    )
+    for block in orders:
+        apply = lambda p, x, block=block: block(p, x @ p["in_w"]) @ p["out_w"]  # noqa: E731
+        assert sorted(places(apply, PARAMS, X)["branch"]) == [["a_w"], ["b_w"], ["v_w"]]
+
+
 def test_bias_of_the_readout_is_not_scaled():
     def apply(p, x):
         return with_branch(lambda p, h: layer(p, "a", h))(p, x) + p["out_b"]
@@ -316,7 +398,7 @@ def specs_of(in_branch):
 def test_shapes_and_forward_pass_must_agree():
     """The norm behind a residual addition repeats with depth, but is not in the branch."""
     apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))
-    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk', 'a_b': 'branch'\} to infer_specs"):
+    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk', 'a_b': 'branch'\} to setup or infer"):
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
     found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
     assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
@@ -340,7 +422,9 @@ def test_no_place():
             PARAMS,
             X,
         )
-    with pytest.raises(ForwardError, match="must return one array of logits, it returns 2"):
+    with pytest.raises(
+        ForwardError, match="must return one array of logits, it returns 2 arrays: pass setup an output="
+    ):
         absorb(specs_of([]), lambda p, x: (x @ p["in_w"], x @ p["in_w"]), PARAMS, X)
 
 
@@ -399,3 +483,11 @@ def test_an_embedding_before_a_scan():
     found = places(apply, params, jnp.arange(4))
     assert found["branch"] == [["blocks"]]
     assert found["output"] == [None]
+
+
+def test_features_before_a_cast():
+    """Logits that are cast at the end: the features are before the readout all the same."""
+    apply = with_branch(BRANCHES["two layers"][0])
+    params = jax.tree.map(lambda shape: jnp.full(shape.shape, 0.1), PARAMS)
+    cast = features(lambda p, x: apply(p, x).astype(jnp.bfloat16), params, X)
+    np.testing.assert_array_equal(cast["hidden"], features(apply, params, X)["hidden"])

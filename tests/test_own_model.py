@@ -1,5 +1,6 @@
 """Models that are not ours, set up by one call: the same training as with factors written into the model."""
 
+import ast
 import re
 import warnings
 
@@ -472,10 +473,147 @@ def test_bad_input():
         setup(residual, name=dm.parameterization("mup"), base=(8, 2))
     with pytest.raises(TypeError, match="part of the parameterization"):
         setup(residual, name=dm.parameterization("mup"), gamma0=2.0)
+    with pytest.raises(TypeError, match=r"base must be \(width, depth\), such as base=\(64, 4\), got 16"):
+        setup(residual, base=16)
     with pytest.raises(ValueError, match="base_width must be at least 1"):
         setup(residual, base=(0, 2))
     with pytest.raises(ValueError, match="width and depth must be at least 1"):
         setup(residual, width=0)
+
+
+class Pair(Residual):
+    def __call__(self, x):
+        return super().__call__(x), {"norm": jnp.sum(x**2)}
+
+
+def test_more_than_logits():
+    with pytest.raises(dm.ForwardError, match=r"pass setup an output=, such as output=lambda outputs: outputs\[0\]"):
+        setup(lambda w, d: Pair(w, d))
+    assert setup(lambda w, d: Pair(w, d), output=lambda outputs: outputs[0]).specs == setup(residual).specs
+
+
+def test_shapes_for_inputs():
+    m, like = setup(residual, jax.ShapeDtypeStruct(X.shape, X.dtype)), setup(residual)
+    assert m.specs == like.specs
+    jax.tree.map(np.testing.assert_array_equal, m.init(KEY), like.init(KEY))
+
+
+class PostNorm(nn.Module):
+    """Layer norm after the sum of each block; once: a single block that is repeated; skipped: h itself is the skip."""
+
+    width: int
+    depth: int
+    norm: bool = True
+    skipped: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            f = nn.relu(nn.Dense(2 * self.width, name=f"up_{i}")(h))
+            f = nn.Dense(self.width, name=f"down_{i}")(f)
+            h = (h if self.skipped else 0.5 * h) + f
+            h = nn.LayerNorm(name=f"norm_{i}")(h) if self.norm else h
+        return nn.Dense(5, name="head")(h)
+
+
+def overrides_of(error):
+    """What its message says to paste."""
+    return ast.literal_eval(re.search(r"overrides=(\{.*?\})", str(error))[1])
+
+
+def test_norms_after_the_sum():
+    """They repeat with depth and are in no branch: the override of the error says so, at every depth."""
+    factory = lambda w, d: PostNorm(w, d)  # noqa: E731
+    with pytest.raises(dm.ForwardError, match="to setup or infer_specs") as error:
+        setup(factory)
+    pasted = overrides_of(error.value)
+    assert pasted == {"norm_*/bias": "trunk", "norm_*/scale": "trunk"}
+    for m in (setup(factory, overrides=pasted), setup(factory, overrides=pasted).at(WIDTH, 3 * DEPTH)):
+        specs = {s.path: s for s in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+        assert not any(spec.in_branch for path, spec in specs.items() if "norm" in path)
+        assert {path for path in specs if specs[path].absorbs and "head" not in path} == {
+            path for path in specs if "down" in path
+        }
+
+
+def test_no_residual_addition_is_found():
+    """No override makes all blocks a trunk: that would leave their branches without a factor."""
+    with pytest.raises(dm.ForwardError, match=r"such as down_\*/bias repeat with depth, but none .* residual=False"):
+        setup(lambda w, d: PostNorm(w, d, norm=False, skipped=False))
+
+
+class Shared(nn.Module):
+    """One block, repeated, as in ALBERT."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        up, down = nn.Dense(2 * self.width, name="up"), nn.Dense(self.width, name="down")
+        for _ in range(self.depth):
+            h = h + down(nn.relu(up(h)))
+        return nn.Dense(5, name="head")(h)
+
+
+def test_weights_shared_over_depth():
+    """The error names them, the forward pass's or else those of the shapes, and is obeyed."""
+    factory = lambda w, d: Shared(w, d)  # noqa: E731
+    with pytest.raises(dm.SpecError, match="blocks share their weights") as error:
+        setup(factory)
+    pasted = overrides_of(error.value)
+    assert pasted == {f"{layer}/{leaf}": "branch" for layer in ("down", "up") for leaf in ("bias", "kernel")}
+    m = setup(factory, name="sp", overrides=pasted)
+    assert {s.path: "branch" for s in jax.tree.leaves(m.specs, is_leaf=is_spec) if s.in_branch} == pasted
+    with pytest.raises(dm.SpecError, match="blocks share their weights") as error:
+        dm.infer_specs(lambda w, d: Shared(w, d).init(KEY, X)["params"], width=WIDTH, depth=DEPTH)
+    assert overrides_of(error.value) == {"down/kernel": "branch", "up/kernel": "branch"}
+
+
+class Closed(nn.Module):
+    """Blocks inside a cond (dropped layers), which are attentions or MLPs; or inside a loop of unknown length."""
+
+    width: int
+    depth: int
+    kind: str = "mlp"
+
+    @nn.compact
+    def __call__(self, x):
+        h, shape = nn.Dense(self.width, name="read_in")(x), (self.width, self.width)
+        if self.kind == "while":
+            w = self.param("w", nn.initializers.lecun_normal(), (self.depth, *shape))
+            h = jax.lax.fori_loop(0, jnp.asarray(self.depth), lambda i, h: h + nn.relu(h) @ w[i], h)
+        for i in range(0 if self.kind == "while" else self.depth):
+            w = self.param(f"w_{i}", nn.initializers.lecun_normal(), shape)
+
+            def mlp(h, w=w):
+                return h + nn.relu(h) @ w
+
+            def attention(h, w=w):
+                return h + nn.softmax(h @ w @ h.T) @ h
+
+            h = jax.lax.cond(x.sum() > 0, attention if self.kind == "attention" else mlp, lambda h: h, h)
+        return nn.Dense(5, name="head")(h)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("mlp", r"a block with w_0 lies in a jax.lax.cond, into which .* or a scan .* take `factors`"),
+        ("while", r"a block with w lies in a jax.lax.while_loop, into which .* or a scan .* take `factors`"),
+    ],
+)
+def test_blocks_that_the_forward_pass_is_not_followed_into(kind, says):
+    with pytest.raises(dm.ForwardError, match=says):
+        setup(lambda w, d: Closed(w, d, kind))
+    setup(lambda w, d: Closed(w, d, kind), name="mup")  # it has no branch factor
+
+
+def test_attention_that_the_forward_pass_is_not_followed_into():
+    with pytest.raises(dm.ForwardError, match=r"an attention lies in a jax.lax.cond"):
+        setup(lambda w, d: Closed(w, d, "attention"), name="mup")
 
 
 def test_evaluation_instead_of_training():

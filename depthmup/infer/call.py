@@ -73,7 +73,7 @@ def infer_specs(
                   stacked[name])
         for name, (role, axes) in found.items()
     ]  # fmt: skip
-    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout)
+    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside)
     return jax.tree.unflatten(shapes.structure, specs)
 
 

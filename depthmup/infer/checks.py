@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from depthmup.infer import names
 from depthmup.infer.overrides import Override
 from depthmup.infer.roles import NEEDED, Leaf, Roles
-from depthmup.specs import ParamSpec, SpecError
+from depthmup.specs import ParamSpec, SpecError, globs
 
 
 def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> str:
@@ -44,15 +44,23 @@ def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mappin
 
 
 def check_whole(
-    specs: list[ParamSpec], settled: set[str], rules: Mapping[str, Override], flat: bool, layout: str
+    specs: list[ParamSpec],
+    settled: set[str],
+    rules: Mapping[str, Override],
+    flat: bool,
+    layout: str,
+    inside: Callable[[], Collection[str]] | None,
 ) -> None:
-    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth."""
+    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth. inside:
+    as in `infer_specs`."""
     of_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
     if flat and of_role["hidden"] and not any(s.in_branch for s in specs):
+        shared = (inside and sorted(inside())) or [s.path for s in of_role["hidden"]]
+        shared_in_branch = globs(dict.fromkeys(shared, "branch"), [s.path for s in specs])
         raise SpecError(
             "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
             "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
-            "residual branches, or, if its blocks share their weights, overrides={'GLOB OF THESE WEIGHTS': 'branch'}"
+            f"residual branches, or, if its blocks share their weights, overrides={shared_in_branch}"
         )
     inputs, readouts = of_role["input"], of_role["readout"]
     body = of_role["hidden"] or of_role["output"]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from depthmup.parameterization import ROLES, unknown
-from depthmup.specs import SpecError, starred
+from depthmup.specs import SpecError, globs, starred
 
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 
@@ -65,19 +65,8 @@ def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collecti
     for reason in reasons:
         kinds.setdefault(starred(reason), []).append(reason)
     told = [same[0] + (f" (and {len(same) - 1} more alike)" if len(same) > 1 else "") for same in kinds.values()]
-    lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in _globs(unclear, names).items())
+    lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in globs(unclear, names).items())
     return SpecError(
         "\n".join(told)
         + f"\nSay what they are; where a value below is wrong, correct it:\n  overrides={{\n{lines}\n  }}"
     )
-
-
-def _globs(unclear: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    """The overrides with one line for parameters whose paths differ in numbers only, if all of these are meant."""
-    result: dict[str, str] = {}
-    for name, value in unclear.items():
-        glob = starred(name.replace("[", "[[]"))
-        matched = [other for other in names if fnmatch.fnmatchcase(other, glob)]
-        alike = all(unclear.get(other) == value for other in matched)
-        result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value
-    return result
