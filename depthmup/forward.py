@@ -30,8 +30,9 @@ Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its en
 NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
              "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
 ADDITIONS = ("add", "add_any")
-SUMS = ("add", "add_any", "sub", "concatenate", "select_n")  # homogeneous if all operands are that are not 0
-SOFTMAX, SIGMOID = ("exp", "exp2"), "logistic"
+SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n")  # homogeneous if all operands are that are not 0
+SOFTMAX = ("exp", "exp2")
+GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
 # Products of a weight and an activation, or of two activations.
 PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
 CONTRACTIONS = ("dot_general", "reduce_sum")  # what the product of queries and keys is written with
@@ -164,7 +165,7 @@ def _no_place(site: Site) -> str:
         return "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits"
     return (
         "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "
-        "logits of the softmax or sigmoid in the model, by factors.attention instead of 1/sqrt(head_dim)"
+        "attention's logits in the model, by factors.attention instead of 1/sqrt(head_dim)"
     )
 
 
@@ -479,10 +480,10 @@ class Graph:
 
     def attentions(self) -> Iterator[tuple[Node, Node, Node]]:
         """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
-        that weighs other activations; through a tanh or a mask, but not through weights, which is what tells a gate."""
+        or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do."""
         seen = set[Node]()
         for node in self.nodes:
-            if node.op in SOFTMAX or (node.op == SIGMOID and self._products_next_to(node, "consumers")):
+            if node.op in SOFTMAX or (node.op in GATES and self._products_next_to(node, "consumers")):
                 for product in self._products_next_to(node, "operands"):
                     if product not in seen:
                         seen.add(product)

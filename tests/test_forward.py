@@ -279,6 +279,12 @@ BRANCHES = {
     "relu at the end keeps the factor": (lambda p, h: jax.nn.relu(layer(p, "a", h)), ["a_b", "a_w"]),
     "a gate beside it": (lambda p, h: layer(p, "a", h) * jax.nn.sigmoid(layer(p, "b", h)), ["a_b", "a_w"]),
     "two parallel branches": (lambda p, h: layer(p, "a", jnp.tanh(h)) + jnp.tanh(h) @ p["b_w"], ["a_b", "a_w", "b_w"]),
+    "a stack of experts": (
+        lambda p, h: jnp.einsum(
+            "be,bne->bn", jax.nn.softmax((h @ p["v_w"])[:, :2]), jnp.stack([layer(p, "a", h), h @ p["b_w"]], 2)
+        ),
+        ["a_b", "a_w", "b_w"],
+    ),
     "a norm with a scale at the end": (lambda p, h: normed(layer(p, "a", h), p["scale"]), ["scale"]),
     "a scale of its own (ReZero)": (lambda p, h: p["scale"] * jnp.tanh(layer(p, "a", h)), ["scale"]),
     "swish at the end": (lambda p, h: jax.nn.silu(layer(p, "a", h)), None),
@@ -320,11 +326,12 @@ def heads(p, h, weigh):
     [
         (jax.nn.softmax, ["a_b", "a_w"]),
         (jax.nn.sigmoid, ["a_b", "a_w"]),
+        (lambda logits: jax.nn.relu(logits) / 4, ["a_b", "a_w"]),
         (lambda logits: jax.nn.softmax(3 * jnp.tanh(logits / 3)), ["a_b", "a_w"]),
         (lambda logits: jax.nn.softmax(jnp.clip(logits, -9, 9))[:, :4], ["a_b", "a_w"]),
         (lambda logits: jax.nn.softmax(jnp.concatenate([logits, jnp.ones((4, 1))], axis=1))[:, :4], ["a_b", "a_w"]),
     ],
-    ids=["softmax", "sigmoid", "soft-capped", "clipped", "with a sink"],
+    ids=["softmax", "sigmoid", "relu", "soft-capped", "clipped", "with a sink"],
 )
 def test_attentions(weigh, expected):
     assert places(with_branch(lambda p, h: heads(p, h, weigh)), PARAMS, X)["attention"] == [expected]
