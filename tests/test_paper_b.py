@@ -547,7 +547,7 @@ def folder(tmp_path_factory):
 
 
 def smallest(name, folder):
-    """The smallest form of a sweep: two depths, five rates, one batch."""
+    """The smallest form of a sweep: two depths, five rates, four steps."""
     config = SWEEPS[name]("demo")
     config.model.width = 4
     config.data.update(batch_size=8, image_size=4)

@@ -11,7 +11,7 @@ rules       L^-3/2; PathSum in        constant, L^-1, L^-3/2, PathSum, a line th
             figure 2b                 initialization, the same relative to each layer's size; and depth-muP: the same
                                       learning rate with branches scaled by 1/sqrt(depth)
 
-Cost: about 130 trainings of 351 steps besides figures 2a and 2b, 50 minutes on two cores.
+Cost: about 140 trainings of 351 steps besides figures 2a and 2b, two hours on one core.
 Expect: depth-muP costs least; for residual networks L^-3/2 is too small a learning rate.
 """
 
