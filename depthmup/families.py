@@ -27,6 +27,7 @@ Leaves = list[np.ndarray]
 LARGEST = 32  # axes of the probed weights are at most so long
 STEPS = (16, 256)  # so long a leaf is probed, and so long if it has not moved by then
 WEIGHT = 2.0**8  # root mean square of the probed weights: large, so that weight decay shows; and 1
+FIXED = ("fixed", "scalar")  # roles of parameters none of whose axes grow
 SMALL = 2.0**-20  # a gradient so small that nothing clips it
 NEAR = 0.05  # relative distance up to which two updates are the same
 
@@ -36,15 +37,35 @@ class Update(NamedTuple):
 
     family: one of FAMILIES, or None, and then why says why. decays: the weight adds a multiple of itself to the update,
     or nothing, and acts in no other way. scale_free: if all gradients so far had been a constant times as large, the
-    update would be the same, as it is not where gradients are clipped. growth: the power of width with which a "muon"
-    leaf's update grows by itself (1/2 with consistent_rms).
+    update would be the same, as it is not where gradients are clipped. size: of a "muon" leaf, (fan_in, fan_out) -> the
+    factor that its orthogonalised update has already.
     """
 
     family: str | None
     why: str = ""
     decays: bool = False
     scale_free: bool = False
-    growth: float = 0.0
+    size: Callable[[float, float], float] = lambda fan_in, fan_out: 1.0
+
+
+# The factors of a matrix' shape that versions of Muon have; in a layout (out, in) Optax takes one fan for the other.
+SIZES: tuple[Callable[[float, float], float], ...] = (
+    Update._field_defaults["size"],
+    lambda fan_in, fan_out: max(1, fan_out / fan_in) ** 0.5,
+    lambda fan_in, fan_out: max(1, fan_in / fan_out) ** 0.5,
+    lambda fan_in, fan_out: max(fan_in, fan_out) ** 0.5,
+    lambda fan_in, fan_out: (fan_out / fan_in) ** 0.5,
+    lambda fan_in, fan_out: (fan_in / fan_out) ** 0.5,
+)
+FANS = ((8, 8), (8, 16), (16, 8))  # which tell them apart
+
+
+class Rules(NamedTuple):
+    """A transformation, and for each leaf in tree order its family and what its update is."""
+
+    tx: optax.GradientTransformation
+    families: list[str]
+    updates: list[Update]
 
 
 def wrap(
@@ -69,26 +90,39 @@ def wrap(
       then a warning says to put clipping in front;
     - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
 
-    Muon is for hidden weights: of others Optax's own factor sqrt(max(1, fan_out / fan_in)) may hold the width rule
-    already. Call `wrap` outside of jit if `tx` holds traced numbers.
+    What Muon multiplies updates by for the shape of a matrix, such as Optax's sqrt(max(1, fan_out / fan_in)), is taken
+    into account. Call `wrap` outside of jit if `tx` holds traced numbers.
 
-    Raises ValueError for such a leaf, for one whose family cannot be told (Adagrad, an elementwise clip, a frozen
-    leaf), for weight decay inside an Adafactor that multiplies updates by the weight's size, for a transformation that
-    fails on small trees, and for a parameterization that is not defined for a family.
+    Raises ValueError for a leaf whose family cannot be told (Adagrad, an elementwise clip, a frozen leaf), for weight
+    decay inside an Adafactor that multiplies updates by the weight's size, for a transformation that fails on small
+    trees, and for a parameterization that is not defined for a family.
     """
+    return wrapped(p, specs, rules_of(specs, tx, family))
+
+
+def rules_of(specs: PyTree, tx: optax.GradientTransformation, family: PyTree | None = None) -> Rules:
+    """What `wrap` finds out; the arguments are its own."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
-    leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     given = _given(specs, family)
     found = _found(specs, tx, given)
     families = [_resolved(*row) for row in zip(leaves, given, found, strict=True)]
-    found = [own if own.family == name else Update(None) for own, name in zip(found, families, strict=True)]
+    _warn_of_contradictions(leaves, given, found)
+    return Rules(
+        tx, families, [u if u.family == name else Update(None) for u, name in zip(found, families, strict=True)]
+    )
 
+
+def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientTransformationExtraArgs:
+    """`wrap` by what `rules_of` has found."""
+    leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    tx, families, found = rules
     own = p.in_form("mup")
     factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
     lr, eps, decay = map(jax.tree.leaves, factors[2:])
     if p.table.matrix is not STANDARD:
-        lr = [f * own.ratios(s.width, s.depth)[0] ** -u.growth for f, s, u in zip(lr, leaves, found, strict=True)]
+        lr = [f * _size_at_base(own, s, u) for f, s, u in zip(lr, leaves, found, strict=True)]
     eps = _eps(leaves, families, found, eps)
     decay = [f if u.decays and u.family != "adafactor" else 1.0 for f, u in zip(decay, found, strict=True)]
     scale, shrink, weigh = (
@@ -108,6 +142,15 @@ def wrap(
         return stored.init(params)
 
     return optax.GradientTransformationExtraArgs(init, stored.update)
+
+
+def _size_at_base(p: Parameterization, spec: ParamSpec, update: Update) -> float:
+    """The update's own factor at the base width, over the one at this width."""
+    m = p.ratios(spec.width, spec.depth)[0]
+    grows = (spec.role in ("hidden", "output", "readout"), spec.role in ("hidden", "input", "vector"))
+    fans = (spec.fan_in, spec.fan_out)
+    base = [fan / m if yes else fan for fan, yes in zip(fans, grows, strict=True)]
+    return update.size(*base) / update.size(*fans)
 
 
 def _times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
@@ -157,21 +200,34 @@ def _found(specs: PyTree, tx: optax.GradientTransformation, given: Sequence[str 
 
 def _resolved(spec: ParamSpec, given: str | None, found: Update) -> str:
     if given is not None:
-        if found.family not in (None, given):
-            warnings.warn(
-                f"dm.wrap: {spec.path} has family={given!r}, but its update is that of {found.family!r}", stacklevel=4
-            )
         return given
     way_out = f"pass family={{{spec.path!r}: one of {', '.join(FAMILIES)}}} if you know its rule"
     if found.family is None:
         raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {found.why}; {way_out}")
-    if found.family == "muon" and spec.role != "hidden":
+    if found.family == "muon" and _is_stack_of_vectors(spec):
         raise ValueError(
-            f"dm.wrap: {spec.path} ({spec.role}) is trained by Muon, whose own factor for the shape may hold the width "
-            "rule already; let Adam train all but the hidden weights (muon_weight_dimension_numbers=), as "
-            f"dm.optimizer(p, specs, 'muon', lr) does; {way_out}"
+            f"dm.wrap: {spec.path} {spec.shape} holds a vector of each block, one matrix for Muon; let Adam "
+            "train all but the hidden weights (muon_weight_dimension_numbers=), as dm.optimizer(p, specs, 'muon', lr) "
+            f"does; {way_out}"
         )
     return found.family
+
+
+def _is_stack_of_vectors(spec: ParamSpec) -> bool:
+    return spec.stack_axis is not None and spec.role == "vector"
+
+
+def _warn_of_contradictions(leaves: Sequence[ParamSpec], given: Sequence[str | None], found: Sequence[Update]) -> None:
+    """One warning for all leaves that are given one family and have the update of another."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for spec, name, own in zip(leaves, given, found, strict=True):
+        if name is not None and own.family not in (None, name):
+            paths.setdefault((name, str(own.family)), []).append(spec.path)
+    for (name, own_name), alike in paths.items():
+        more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+        warnings.warn(
+            f"dm.wrap: {alike[0]}{more} has family={name!r}, but its update is that of {own_name!r}", stacklevel=4
+        )
 
 
 def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], found: Sequence[Update], eps: list[Any]) -> list[Any]:
@@ -298,9 +354,7 @@ class _Probe:
                 )
             free = _distance(first[i], more[i]) <= NEAR * _size(first[i])
             found.append(Update(family, why, decays, free))
-        muon = [own.family == "muon" and s.role == "hidden" for own, s in zip(found, self.leaves, strict=True)]
-        growth = self._growth(at, muon) if any(muon) else [0.0] * len(found)
-        return [own._replace(growth=e) for own, e in zip(found, growth, strict=True)]
+        return self._sized(at, found)
 
     def _turned(self, at: Sequence[int], even: Leaves, odd: Leaves) -> list[bool]:
         """For each leaf: does turning its gradient along one of its axes turn its update alike?"""
@@ -326,23 +380,41 @@ class _Probe:
                     alike[i] |= _distance(updates[i] - even[i], expected) <= NEAR * _size(expected)
         return alike
 
-    def _growth(self, at: Sequence[int], muon: Sequence[bool]) -> list[float]:
-        """The power of width in the size of the updates of Muon's leaves; 0 for the others. By gradients of one entry,
-        whose orthogonalised update is that entry alone at any width."""
-        sizes = []
-        for doubled in (False, True):
+    def _sized(self, at: Sequence[int], found: list[Update]) -> list[Update]:
+        """The updates with the factors that Muon's leaves have for their shapes, where they grow: by gradients of one
+        entry, whose orthogonalised update is that entry alone at any shape."""
+        muon = [
+            own.family == "muon" and spec.role not in FIXED and not _is_stack_of_vectors(spec)
+            for own, spec in zip(found, self.leaves, strict=True)
+        ]
+        if not any(muon):
+            return found
+        entries = []
+        for fans in FANS:
             shapes = [list(shape) for shape in self.shapes]
-            for shape, spec, own in zip(shapes, self.leaves, muon, strict=True):
-                if doubled and own:
-                    for half in spec.matrix_axes:
-                        shape[max(half, key=lambda axis: spec.shape[axis])] *= 2
+            for shape, spec, yes in zip(shapes, self.leaves, muon, strict=True):
+                for half, fan in zip(spec.matrix_axes if yes else (), fans, strict=False):
+                    for axis in half:
+                        shape[axis] = 1
+                    shape[max(half, key=lambda axis: spec.shape[axis])] = fan
             zeros = [np.zeros(shape, np.float32) for shape in shapes]
             gradient = [z.copy() for z in zeros]
             for g in gradient:
                 g[(0,) * g.ndim] = 1
             updates = self.at(at, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
-            sizes.append([abs(float(u[(0,) * u.ndim])) for u in updates])
-        return [round(math.log2(b / a), 3) if own else 0.0 for a, b, own in zip(*sizes, muon, strict=True)]
+            entries.append([abs(float(u[(0,) * u.ndim])) for u in updates])
+        measured = np.array(entries) / entries[0]
+        return [
+            _with_size(own, column) if yes else own for own, column, yes in zip(found, measured.T, muon, strict=True)
+        ]
+
+
+def _with_size(update: Update, measured: np.ndarray) -> Update:
+    """The update with the one of SIZES whose numbers at FANS, over the first, are these."""
+    for size in SIZES:
+        if np.allclose(measured, [size(*fans) / size(*FANS[0]) for fans in FANS], rtol=1e-2):
+            return update._replace(size=size)
+    return Update(None, "it is orthogonalised, times a factor of its shape that is none of those known")
 
 
 def _family(
@@ -351,12 +423,13 @@ def _family(
     """(family, or None and why) of an update. power, weight: its degree in the gradient and in the weight."""
     share = float(np.vdot(update, g) / np.vdot(g, g))
     along = update.size > 1 and _distance(update, share * g) <= NEAR * _size(update)
+    line = update.ndim > 1 and update.size == max(update.shape)  # a matrix with one row or column
     if power == 1 and weight == 0:
         return "sgd", ""
     if power == 0 and weight == 0:
         if along and _size(small) < _size(update) / 32:
             return "sgd", ""  # clipped
-        if along:
+        if along and not line:  # (Of a line that is what Muon does.)
             return None, "it is the gradient over its norm"
         return ("muon" if turned else "adam"), ""
     if power == 0 and weight == 1 and (along or not turned):

@@ -172,6 +172,39 @@ def test_muon_grows_by_consistent_rms(x64):
         np.testing.assert_allclose(ours, grown * lr * theirs, rtol=1e-3)
 
 
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+def test_muon_as_it_comes(layout, x64):
+    """It trains every matrix, by a factor of the shape: sqrt(max(1, columns / rows)), which may be part of the rule."""
+
+    def of(width, depth):
+        matrix = lambda a, b: jnp.ones((a, b) if layout == "in_out" else (b, a))  # noqa: E731
+        blocks = [{"w": matrix(width, width), "bias": jnp.ones(width)} for _ in range(depth)]
+        return {"in": matrix(5, width), "blocks": blocks, "out": matrix(width, 1)}
+
+    specs = dm.infer_specs(of, width=16, depth=8, layout=layout)
+    p, tx = dm.parameterization("depth_mup", **BASE), optax.contrib.muon(0.01)
+    params = of(16, 8)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda w: rng.normal(size=w.shape), params)
+    ours, plain = (t.update(grads, t.init(params), params)[0] for t in (dm.wrap(p, specs, tx), tx))
+    ratio = jax.tree.map(lambda a, b: float(np.mean(a / b)), ours, plain)
+    # The rule of singular values 1 is (m_out / m_in)^1/2, and m_in^1/2 for the readout; m = 4.
+    at_base, here = (1, (16 / 5) ** 0.5) if layout == "in_out" else ((5 / 4) ** 0.5, 1)
+    np.testing.assert_allclose(ratio["in"], 2 * at_base / here, rtol=1e-3)
+    at_base, here = (1, 1) if layout == "in_out" else (2, 4)
+    np.testing.assert_allclose(ratio["out"], 2 * at_base / here, rtol=1e-3)
+    np.testing.assert_allclose(ratio["blocks"][0]["w"], 4**-0.5, rtol=1e-3)
+    np.testing.assert_allclose(ratio["blocks"][0]["bias"], 4**-0.5, rtol=1e-3)
+
+
+def test_muon_of_an_unknown_shape_factor():
+    def shaped(g, w):
+        return g.shape[-1] * orthogonal(g, w)
+
+    with pytest.raises(ValueError, match="a factor of its shape that is none of those known"):
+        dm.wrap(dm.parameterization("mup", **BASE), specs_at(depth=2), planted(shaped), family={"blocks/b": "adam"})
+
+
 def test_clipping_inside_leaves_eps_alone(x64):
     specs = specs_at()
     p = dm.parameterization("depth_mup", **BASE)
@@ -245,6 +278,9 @@ def test_a_contradiction_is_warned_of(x64):
     tx = optax.sgd(0.1)
     with pytest.warns(UserWarning, match="blocks/w has family='adam', but its update is that of 'sgd'"):
         wrapped = dm.wrap(p, specs, tx, family={"blocks/w": "adam"})
+    with pytest.warns(UserWarning, match=r"blocks/b \(and 4 more\) has family='adam'") as told:
+        dm.wrap(p, specs, tx, family="adam")
+    assert len(told) == 1
     factors = dm.factors(p, specs, {**jax.tree.map(lambda _: "sgd", init(1, 1)), "blocks": {"b": "sgd", "w": "adam"}})
     by_hand = optax.chain(tx, optax.stateless(lambda u, _: jax.tree.map(lambda a, f: a * f, u, factors.lr)))
     assert_close(train(wrapped, params, grads), train(by_hand, params, grads))
@@ -264,7 +300,7 @@ def free(tx):
         (lambda: {"tx": optax.contrib.schedule_free_sgd(0.1)}, "its state holds the weights"),
         (lambda: {"tx": optax.chain(optax.add_decayed_weights(1e-2), optax.adam(1e-3))}, "by more than decay"),
         (lambda: {"tx": optax.adafactor(1e-3, weight_decay_rate=1e-3)}, "has no correction; use dm.optimizer"),
-        (lambda: {"tx": optax.contrib.muon(1e-3)}, "is trained by Muon"),
+        (lambda: {"tx": optax.contrib.muon(1e-3)}, "holds a vector of each block, one matrix for Muon"),
         (lambda: {"tx": optax.polyak_sgd()}, "fails on small trees .* pass family="),
         (lambda: {"tx": optax.sgd(0.1), "family": "adm"}, "did you mean 'adam'"),
         (lambda: {"tx": optax.sgd(0.1), "family": {"block/*": "sgd"}}, "no parameter matches 'block/\\*'"),
