@@ -102,7 +102,8 @@ def absorb(
       inputs: arrays; floating ones are replaced by random numbers.
       kinds: the factors to find a place for, all by default; `p.kinds` are those that can differ from 1.
 
-    Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch.
+    Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch or
+    which side of the readout its inputs are on.
     """
     return place(specs, sites(apply, params, *inputs) if kinds else [], kinds)
 
@@ -137,6 +138,8 @@ def place(
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
+        if site.kind == "output":
+            check_readout(specs, site.parts)
         head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
         for path, mask in site.parts.items():
             absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
@@ -145,6 +148,19 @@ def place(
     return jax.tree.map(
         lambda spec: dataclasses.replace(spec, absorbs=placed.get(spec.path, ())), specs, is_leaf=is_spec
     )
+
+
+def check_readout(specs: PyTree, parts: Collection[str]) -> None:
+    """Raises ForwardError if the logits are proportional to a matrix that shapes take for a read-in: the matrices are
+    stored the other way round than the specs say. parts: paths of the parameters that the logits are proportional to.
+    """
+    for spec in jax.tree.leaves(specs, is_leaf=is_spec):
+        if spec.path in parts and spec.role == "input":
+            raise ForwardError(
+                f"the logits are proportional to {spec.path} {spec.shape}, which shapes take for a read-in (role "
+                f"{spec.role!r}): pass layout='out_in' if matrices are stored (out, in), layout='in_out' if they are "
+                f"(in, out), or overrides={{{spec.path!r}: 'readout'}} if it is this one alone"
+            )
 
 
 def _no_place(site: Site) -> str:

@@ -97,7 +97,8 @@ class LinenModel(Model):
         return self.split(self.made.init(rngs, *self.inputs, **factors, **self.options))
 
     def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
-        rngs = {"dropout": jax.random.key(KEY)}
+        # A stream that has no key of its own, such as "noise", takes the one named "params".
+        rngs = {name: jax.random.key(KEY) for name in ("params", "dropout")}
         outputs, after = self.apply(
             self.join(params, state), *inputs, rngs=rngs, mutable=[*state, "intermediates"], **self.options
         )
@@ -110,6 +111,8 @@ class LinenModel(Model):
         return {"params": params, **state}
 
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        if "params" not in held:
+            raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {list(held)}")
         return held["params"], {name: held[name] for name in held if name not in ("params", "intermediates")}
 
     def statistics(self, state: PyTree) -> list[Any]:
@@ -139,6 +142,8 @@ class HaikuModel(Model):
         return (params, state) if self._stateful else params
 
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        if self._stateful and not isinstance(held, tuple):
+            raise TypeError(f"expected (params, state), as init returns them; got a {type(held).__name__}")
         return held if self._stateful else (held, {})
 
     def statistics(self, state: PyTree) -> list[Any]:
@@ -171,6 +176,8 @@ class NNXModel(Model):
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
         from flax import nnx
 
+        if not isinstance(held, nnx.Module):
+            raise TypeError(f"expected the module that init returns; got a {type(held).__name__}")
         params, state = nnx.state(held, nnx.Param, ...)
         return params, state
 
@@ -205,12 +212,7 @@ class PytreeModel(Model):
         return self.output(self.apply(self.join(params, state), *inputs, **self.options)), state
 
     def join(self, params: PyTree, state: PyTree) -> Any:
-        rest = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, self.made)
-        return jax.tree.map(
-            lambda *own: next((leaf for leaf in own if leaf is not None), None),
-            *(params, state, rest),
-            is_leaf=lambda leaf: leaf is None,
-        )
+        return _merged(params, state, self.made)
 
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
         other = jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, held)
@@ -227,6 +229,41 @@ class EquinoxModel(PytreeModel):
     """As any pytree, with weights (out, in, ...)."""
 
     layout = "out_in"
+
+
+class StatefulEquinoxModel(EquinoxModel):
+    """Users hold (module, state), as `eqx.nn.make_with_state` gives them; a call takes both and gives (outputs, state).
+
+    The parameters are the module's alone: they have its structure.
+    """
+
+    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+        outputs, after = self.apply(self.join(params, state), *inputs, **self.options)
+        return self.output(outputs), (state[0], after)
+
+    def join(self, params: PyTree, state: PyTree) -> Any:
+        other, kept = state
+        kept = jax.tree.map(lambda leaf: leaf, kept)  # Equinox invalidates a state that is updated: here a copy
+        return _merged(params, other, self.made[0]), kept
+
+    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+        if not isinstance(held, tuple):
+            raise TypeError(f"expected (module, state), as init returns them; got a {type(held).__name__}")
+        params, other = super().split(held[0])
+        return params, (other, held[1])
+
+    def statistics(self, state: PyTree) -> list[Any]:
+        return [leaf for leaf in jax.tree.leaves(state[1]) if is_parameter(leaf)]
+
+
+def _merged(params: PyTree, state: PyTree, made: PyTree) -> PyTree:
+    """The pytree with the arrays of two trees and what is no array of a third."""
+    rest = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, made)
+    return jax.tree.map(
+        lambda *own: next((leaf for leaf in own if leaf is not None), None),
+        *(params, state, rest),
+        is_leaf=lambda leaf: leaf is None,
+    )
 
 
 def adapt(
@@ -268,6 +305,8 @@ def adapt(
     model = kind(make, inputs, options, call, output)
     if kind is PytreeModel and _is_of("equinox", model.made):
         model = EquinoxModel(make, inputs, options, call, output)
+    elif kind is PytreeModel and isinstance(model.made, tuple) and _is_of("equinox", model.made[-1]):
+        model = StatefulEquinoxModel(make, inputs, options, call, output)
     if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
         raise TypeError(
             f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,18 +15,29 @@ import numpy as np
 import optax
 
 from depthmup import optim
-from depthmup.audit import InitAudit, audit_init
+from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import Explanation, explain, pattern
-from depthmup.families import wrap
-from depthmup.forward import ForwardError, Site, contractions, features, place, sites
+from depthmup.families import rules_of, wrapped
+from depthmup.forward import ForwardError, Graph, Site, check_readout, contractions, features, place, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.infer import infer_specs
-from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of
+from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
-from depthmup.parameterization import Parameterization, parameterization
-from depthmup.specs import PyTree, group, is_spec, parameters_only, rescale, starred
+from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
+from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
+# What a check trains alone.
+GROUPS: dict[str, Callable[[ParamSpec], str]] = {
+    "role": group,
+    "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
+}
+# How a model that takes factors uses them.
+USES = {
+    "branch": "h + factors.branch * branch(h)",
+    "output": "factors.output * logits",
+    "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim), and give the model an attribute head_dim",
+}
 
 
 class SetupWarning(UserWarning):
@@ -44,6 +56,7 @@ def setup(
     output: Callable[[Any], jax.Array] = lambda outputs: outputs,
     overrides: Mapping[str, str] | None = None,
     residual: bool = True,
+    layout: str | None = None,
     fan_in_init: bool | None = None,
     **settings: Any,
 ) -> Setup:
@@ -66,17 +79,23 @@ def setup(
       base: (width, depth) at which hyperparameters were tuned; None: (1, 1), the absolute form of the papers.
       options: keyword arguments of the call as in training, such as {"train": True}.
       call: (model, *inputs) -> outputs, for NNX, Equinox and pytrees that are not called themselves, such as
-        lambda model, x: jax.vmap(model)(x).
+        lambda model, x: jax.vmap(model)(x). What `eqx.nn.make_with_state` makes is called with (module,
+        state) for the model, and returns (outputs, state).
       output: what the call returns -> logits, such as lambda out: out.logits.
-      overrides, residual: as in `infer_specs`.
+      overrides, residual, layout: as in `infer_specs`; layout is "out_in" for Equinox unless given.
       fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
         base_head_dim is the head size at the base width unless given.
 
-    Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters,
-    TypeError for a model of an unknown framework.
+    A SetupWarning tells of a depth rule where no parameter is in a residual branch, and of a model that takes factors
+    and does not use them. Each warning of a `Setup` is given once, however many shapes it is asked for.
+
+    Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters
+    or the readout is stored the other way round, TypeError for a model of an unknown framework, ValueError for an
+    unknown setting.
     """
+    _check_settings(settings)
 
     @functools.cache
     def make(width: int, depth: int) -> Model:
@@ -93,6 +112,7 @@ def setup(
         """Where the factors go, from the forward pass at the base width: it is computed, and the width may be large."""
         return sites(*_traceable(make(p.base_width if p.base_width > 1 else width, depth)), *inputs)
 
+    @functools.cache
     def specs_at(width: int, depth: int) -> PyTree:
         def inside() -> frozenset[str]:
             return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
@@ -102,7 +122,7 @@ def setup(
             width=width,
             depth=depth,
             residual=residual,
-            layout=make(width, depth).layout,
+            layout=layout or make(width, depth).layout,
             overrides=overrides,
             inside=inside,
         )
@@ -116,8 +136,9 @@ def setup(
         else:
             own, products = p.in_form("absorbed"), contractions(*_traceable(model), *inputs)
             specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products)
-        return Setup(own, specs, model, correction, at)
+        return Setup(own, specs, model, correction, at, told)
 
+    told = set[str]()
     if isinstance(name, Parameterization):
         if base or settings:
             raise TypeError("the base and the settings are part of the parameterization that you give")
@@ -137,19 +158,74 @@ def setup(
                 raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
             p = dataclasses.replace(p, base_head_dim=max(sizes, default=1))
     found = at(width, depth)
+    shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+    _warn_of_branches(p, found.specs)
+    if found.model.factors is not None:
+        _warn_of_factors(p, specs_at(*shape), make(*shape))
     if fan_in_init is None:
-        small = specs_at(p.base_width, p.base_depth) if p.base_width > 1 else found.specs
-        _warn_of_init(audit_init(p, small, init, jit=found.model.init_calls))
+        _warn_of_init(audit_init(p, specs_at(*shape), init, jit=found.model.init_calls))
     return found
 
 
-def _warn_of_init(audit: InitAudit) -> None:
-    off = {
-        f"{starred(row.path)} ({row.role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, "
-        f"needed width^{row.needed:g}": None
-        for row in audit.rows
-        if not row.ok
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for an argument that neither `setup` nor `parameterization` has."""
+    own = inspect.signature(parameterization).parameters.keys() - {"name", "base_width", "base_depth"}
+    for name in settings:
+        if name not in own:
+            raise unknown("argument of setup", name, own | inspect.signature(setup).parameters.keys() - {"settings"})
+
+
+def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    if p.alpha is not None and not p.arithmetic_mean and not any(spec.in_branch for spec in leaves):
+        warnings.warn(
+            f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
+            "changes nothing. A network without residual branches has no depth rule here: take 'mup'; else say which "
+            "parameters are in branches, overrides={GLOB: 'branch'}",
+            SetupWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
+    """Double each factor of a model that takes them, with random numbers for its parameters: the logits must change."""
+
+    def graph(**doubled: float) -> Graph:
+        factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
+        return Graph(*_traceable(dataclasses.replace(model, factors=factors)), model.inputs)
+
+    plain = graph()
+    if "output" in p.kinds:
+        check_readout(specs, plain.parts(plain.readout()) or ())
+    there = {
+        "branch": any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec)),
+        "output": True,
+        "attention": any(plain.attentions()),
     }
+    ignored = [
+        kind
+        for kind in p.kinds
+        if there[kind] and np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
+    ]
+    if ignored:
+        warnings.warn(
+            "the model takes factors, but does not use "
+            + " and ".join(f"factors.{kind} (as in {USES[kind]})" for kind in ignored),
+            SetupWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_init(audit: InitAudit) -> None:
+    """One line for the parameters of all blocks, with the numbers of the one that is off by most."""
+    worst: dict[tuple[str, str], Init] = {}
+    for row in sorted(audit.rows, key=lambda row: abs(row.width - row.needed) + abs(row.depth)):
+        if not row.ok:
+            worst[starred(row.path), row.role] = row
+    off = [
+        f"{path} ({role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, needed width^{row.needed:g}"
+        for (path, role), row in worst.items()
+    ]
     if off:
         warnings.warn(
             "the model's initializers do not scale with width and depth as the parameterization assumes. "
@@ -172,6 +248,7 @@ class Setup:
     correction: InitAudit | None
     at: Callable[[int, int], Setup]
     """(width, depth) -> the `Setup` of the same model at another shape, with the same base."""
+    told: set[str]  # the warnings that were given already, at any shape
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
@@ -201,8 +278,11 @@ class Setup:
         return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
 
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
-        """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient."""
-        return self._unboxed(wrap(self.parameterization, self.specs, tx, family=family))
+        """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
+        `optimizer` of a depth rule of another optimizer."""
+        rules = rules_of(self.specs, tx, family)
+        self._warn_of_rules(rules.families, False)
+        return self._unboxed(wrapped(self.parameterization, self.specs, rules))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
@@ -212,20 +292,21 @@ class Setup:
         if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
             wanted = p.alpha - 1 if family == "adam" else 2 * p.alpha - 1
             if p.lr_depth != wanted:
-                warnings.warn(
+                self._warn(
                     f"lr_depth={p.lr_depth:g} makes the learning rate of {branch} and all in branches go as "
                     f"depth^{p.lr_depth:g}; with branches of depth^-{p.alpha:g} the family {family!r} needs "
-                    f"depth^{wanted:g}, the default: leave lr_depth out",
-                    SetupWarning,
-                    stacklevel=3,
+                    f"depth^{wanted:g}, the default: leave lr_depth out"
                 )
         if coupled and hidden:
-            warnings.warn(
+            self._warn(
                 f"decay='coupled' makes the weight decay of {hidden} and others follow its learning rate, which "
-                "changes with width and depth: the default decay='uncoupled' keeps learning rate x decay",
-                SetupWarning,
-                stacklevel=3,
+                "changes with width and depth: the default decay='uncoupled' keeps learning rate x decay"
             )
+
+    def _warn(self, message: str) -> None:
+        if message not in self.told:
+            self.told.add(message)
+            warnings.warn(message, SetupWarning, stacklevel=4)
 
     def explain(
         self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
@@ -266,6 +347,7 @@ class Setup:
         steps: Sequence[int] = (1, 4),
         seeds: int = 4,
         max_seeds: int = 32,
+        groups: str = "role",
         **options: Any,
     ) -> CoordinateReport:
         """Does training move the features of this model alike at every width and depth? `coordinate_check` of it.
@@ -278,6 +360,7 @@ class Setup:
           learning_rate: at the base shape; small, since saturation hides slopes.
           widths, depths: by default 1, 2 and 4 times the base width, at the base depth; and 1, 2, 4 and 8 times the
             base depth, at the base width. In the absolute form this shape stands for the base.
+          groups: what is trained alone: "role", all parameters that scale alike, or "path", each parameter of a block.
           steps, seeds, max_seeds, options: of `coordinate_check`.
 
         The features are what the readout is applied to.
@@ -285,7 +368,7 @@ class Setup:
         p, spec = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
         width, depth = (p.base_width, p.base_depth) if p.base_width > 1 else (spec.width, spec.depth)
         return coordinate_check(
-            lambda width, depth: self.at(width, depth).probe(loss, batch, optimizer, learning_rate),
+            lambda width, depth: self.at(width, depth).probe(loss, batch, optimizer, learning_rate, groups),
             widths=[k * width for k in (1, 2, 4)] if widths is None else widths,
             depths=[k * depth for k in (1, 2, 4, 8)] if depths is None else depths,
             **{"width": width, "depth": depth, "title": p.name, **options},
@@ -300,14 +383,17 @@ class Setup:
         batch: Sequence[Any],
         optimizer: str | Callable[[Setup], optax.GradientTransformation],
         learning_rate: float | None = None,
+        groups: str = "role",
     ) -> Probe:
         """This model as `coordinate_check` trains it; the arguments are those of `check`."""
+        if groups not in GROUPS:
+            raise unknown("groups", groups, GROUPS)
         if callable(optimizer):
             tx = optimizer(self)
         else:
             sgd = "sgd" in jax.tree.leaves(optim.families_of(optimizer, self.specs))
             tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if sgd else "adam"])
-        model, specs = self.model, self.specs
+        model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
 
         def init(hyper: Any) -> Any:
             params, state = self.fresh(jax.random.key(hyper["seed"]))
@@ -326,11 +412,11 @@ class Setup:
             return features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *batch[:-1])
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
-            trains = jax.tree.map(lambda spec: np.float32(name in (ALL, group(spec))), specs, is_leaf=is_spec)
+            trains = jax.tree.map(lambda own: np.float32(name in (ALL, own)), names)
             return {"seed": np.uint32(seed), "trains": trains}
 
         start = jax.jit(init) if model.init_calls else init  # as `audit_init`'s jit
-        return Probe(start, step, look, hyper, groups_of(specs), batch)
+        return Probe(start, step, look, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
 
     def _unboxed(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """`tx` of the parameters, which for Linen takes {"params": parameters} as well: what `init` returns."""

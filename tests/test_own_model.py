@@ -671,3 +671,300 @@ def test_heads_of_two_sizes():
     with pytest.raises(dm.ForwardError, match=r"heads of the sizes \[2, 4\]: pass base_head_dim="):
         setup(lambda w, d: Two(w, d), TOKENS)
     assert setup(lambda w, d: Two(w, d), TOKENS, base_head_dim=2).parameterization.base_head_dim == 2
+
+
+# Layouts
+
+
+def rows(width, depth, key):
+    """As `pytree`, with matrices (out, in) and names that tell nothing."""
+    first, last, *keys = jax.random.split(key, depth + 2)
+    normal = lambda key, *shape: jax.random.normal(key, shape) * shape[1] ** -0.5  # noqa: E731
+    return {
+        "a": normal(first, width, 8),
+        "blocks": [normal(k, width, width) for k in keys],
+        "c": normal(last, 5, width),
+    }
+
+
+def forward_rows(params, x, factors=None):
+    branch, output = (1.0, 1.0) if factors is None else factors[:2]
+    h = x @ params["a"].T
+    for w in params["blocks"]:
+        h = h + branch * jax.nn.relu(h) @ w.T
+    return output * h @ params["c"].T
+
+
+@pytest.mark.parametrize("takes_factors", [False, True])
+def test_layout(takes_factors):
+    """Where the readout is stored the other way round the forward pass shows it; layout= is the way out."""
+    plain = lambda params, x: forward_rows(params, x)  # noqa: E731
+    factory = {"call": forward_rows if takes_factors else plain}
+    with pytest.raises(dm.ForwardError, match=r"proportional to c \(5, .* read-in .* pass layout='out_in'"):
+        setup(rows, **factory)
+    m = setup(rows, layout="out_in", **factory)
+    roles = {spec.path: (spec.role, spec.fan_in) for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert (roles["a"], roles["c"]) == (("input", 8), ("readout", 16))
+
+
+def test_layout_of_equinox_is_only_what_is_usual():
+    """A module of one's own may hold matrices (in, out)."""
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        a: jax.Array
+        blocks: list
+        c: jax.Array
+
+        def __init__(self, width, depth, *, key):
+            of = pytree(width, depth, key)
+            self.a, self.blocks, self.c = of["read_in"], [block["up"] for block in of["blocks"]], of["head"]
+
+        def __call__(self, x):
+            h = x @ self.a
+            for w in self.blocks:
+                h = h + jax.nn.relu(h) @ w
+            return h @ self.c
+
+    with pytest.raises(dm.ForwardError, match=r"c \(16, 5\), .* layout='in_out' if they are \(in, out\)"):
+        setup(Net)
+    m = setup(Net, layout="in_out")
+    assert m.specs.c.role == "readout"
+
+
+def test_equinox_with_state():
+    """What make_with_state makes: the call gives (outputs, state), and the optimizer trains the module."""
+    eqx = pytest.importorskip("equinox")
+
+    class Block(eqx.Module):
+        up: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+        down: eqx.nn.Linear
+
+        def __init__(self, width, key):
+            self.up, self.down = (eqx.nn.Linear(width, width, key=k) for k in jax.random.split(key))
+            self.norm = eqx.nn.BatchNorm(width, axis_name="batch", mode="batch")
+
+        def __call__(self, h, state):
+            z, state = self.norm(self.up(h), state)
+            return h + self.down(jax.nn.relu(z)), state
+
+    class Net(eqx.Module):
+        read_in: eqx.nn.Linear
+        blocks: list
+        head: eqx.nn.Linear
+
+        def __init__(self, width, depth, *, key):
+            first, last, *keys = jax.random.split(key, depth + 2)
+            self.read_in, self.head = eqx.nn.Linear(8, width, key=first), eqx.nn.Linear(width, 5, key=last)
+            self.blocks = [Block(width, key) for key in keys]
+
+        def __call__(self, x, state):
+            h = self.read_in(x)
+            for block in self.blocks:
+                h, state = block(h, state)
+            return self.head(h), state
+
+    def call(held, x, train=True):
+        model, state = held
+        model = model if train else eqx.nn.inference_mode(model)
+        return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+
+    factory = lambda w, d, key: eqx.nn.make_with_state(Net)(w, d, key=key)  # noqa: E731
+    m = setup(factory, call=call)
+    roles = {spec.path: spec.role for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert (roles["read_in/weight"], roles["blocks/1/norm/weight"]) == ("input", "vector")
+    assert len(roles) == 4 + 6 * DEPTH
+    model, state = m.init(KEY)
+    assert isinstance(model, Net)
+    logits, after = m.apply((model, state), X)
+    assert logits.shape == (6, 5)
+    assert not eqx.tree_equal(jax.tree.leaves(after), jax.tree.leaves(m.init(KEY)[1]))
+    tx, params = m.optimizer("adamw", 1e-2), eqx.filter(model, eqx.is_inexact_array)
+    tx.update(params, tx.init(params), params)
+    with pytest.raises(dm.ForwardError, match="does not update the model's batch statistics"):
+        setup(factory, call=call, options={"train": False})
+    with pytest.raises(TypeError, match=r"expected \(module, state\)"):
+        m.explain(model)
+    with pytest.raises(TypeError, match="cannot be called: pass call="):
+        setup(factory)
+
+
+# An axis of both width and depth
+
+
+class Joined(nn.Module):
+    """The readout sees the features of all blocks."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, seen = nn.Dense(self.width, name="read_in")(x), []
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            seen.append(h)
+        return nn.Dense(5, name="head")(jnp.concatenate(seen, axis=-1))
+
+
+def test_axis_of_width_and_depth():
+    factory = lambda w, d: Joined(w, d)  # noqa: E731
+    with pytest.raises(dm.SpecError, match=r"head/kernel: .* axis 0 changes with width and with depth"):
+        setup(factory)
+    m = setup(factory, overrides={"head/kernel": "trunk/readout"})
+    assert {spec.path: spec.role for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}["head/kernel"] == "readout"
+
+
+# Streams of random numbers
+
+
+class Noisy(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            noise = jax.random.normal(self.make_rng("noise"), h.shape) if train else 0
+            branch = nn.Dropout(0.1, rng_collection="droppath", deterministic=not train)(nn.relu(h + noise))
+            h = h + nn.Dense(self.width, name=f"block_{i}")(branch)
+        return nn.Dense(5, name="head")(h)
+
+
+def test_streams_of_any_name():
+    m = setup(lambda w, d: Noisy(w, d), options={"train": True})
+    rngs = {"noise": jax.random.key(1), "droppath": jax.random.key(2)}
+    assert m.apply(m.init(KEY), X, train=True, rngs=rngs).shape == (6, 5)
+    assert "branch factor 0.7071 inside block_*/bias, block_*/kernel" in str(m.explain())
+
+
+# Words about models that the parameterization does not reach
+
+
+def warned(make):
+    """The texts of the SetupWarnings."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make()
+    return [str(one.message) for one in told if one.category is dm.SetupWarning]
+
+
+def test_no_branches():
+    factory = lambda w, d: Joined(w, d)  # noqa: E731
+    alone = {"residual": False, "overrides": {"head/kernel": "readout"}}
+    (said,) = warned(lambda: setup(factory, **alone))
+    assert "no parameter is in one: depth changes nothing" in said
+    assert not warned(lambda: setup(factory, name="mup", **alone))
+
+
+class Injected(nn.Module):
+    """Takes factors, and uses those that `uses` names."""
+
+    width: int
+    depth: int
+    uses: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self, tokens, factors):
+        f = factors._replace(**{kind: 1.0 for kind in ("branch", "output") if kind not in self.uses})
+        head_dim = self.width // 2
+        h = nn.Embed(7, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        for i in range(self.depth):
+            q, k, v = (nn.DenseGeneral((2, head_dim), name=f"{name}_{i}")(h) for name in "qkv")
+            scale = f.attention if "attention" in self.uses else head_dim**-0.5
+            weights = nn.softmax(scale * jnp.einsum("bqhd,bkhd->bhqk", q, k))
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+            h = h + f.branch * nn.DenseGeneral(self.width, axis=(-2, -1), name=f"out_{i}")(mixed)
+        return f.output * nn.Dense(7, use_bias=False, name="head")(h)
+
+    @property
+    def head_dim(self):
+        return self.width // 2
+
+
+def test_factors_that_a_model_ignores():
+    every = ("branch", "output", "attention")
+    of = lambda uses: lambda w, d: Injected(w, d, uses)  # noqa: E731
+    assert not warned(lambda: setup(of(every), TOKENS))
+    (said,) = warned(lambda: setup(of(("branch", "output")), TOKENS))
+    assert "does not use factors.attention (as in softmax(factors.attention * q k), without 1/sqrt(head_dim)" in said
+    assert "factors.branch" not in said
+    (said,) = warned(lambda: setup(of(("attention",)), TOKENS))
+    assert "factors.branch (as in " in said
+    assert "factors.output (as in " in said
+    assert not warned(lambda: setup(of(every), TOKENS, name="sp"))
+    assert not warned(lambda: setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5)))  # without attention
+
+
+def test_wrap_has_the_words_of_optimizer():
+    (said,) = warned(lambda: setup(residual, lr_depth=0.0).wrap(optax.adamw(1e-3)))
+    assert "the family 'adam' needs depth^-0.5" in said
+    assert not warned(lambda: setup(residual, lr_depth=0.0).wrap(optax.sgd(1e-3)))
+
+
+class Divided(nn.Module):
+    """Branches are divided by sqrt(2 depth) in the init."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        init = nn.initializers.variance_scaling(0.5 / self.depth, "fan_in", "normal")
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, kernel_init=init, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(5, name="head")(h)
+
+
+def test_a_warning_is_given_once():
+    """For all blocks, and for all shapes of a setup."""
+    (said,) = warned(lambda: setup(lambda w, d: Divided(w, d), base=(64, 4), fan_in_init=None))
+    assert re.findall(r"\n  (\S+) ", said) == ["block_*/kernel"]
+    m = setup(residual, lr_depth=0.0)
+    assert len(warned(lambda: [m.at(w, 4).optimizer("adam", 1e-3) for w in (8, 16)])) == 1
+
+
+# The check in other frameworks
+
+
+@pytest.mark.parametrize("name", ["linen", *CASES])
+def test_check_of_each_framework(name):
+    """It trains what it should, and nothing else: one seed at two widths decides nothing."""
+    factory, options = (residual, {}) if name == "linen" else CASES[name]()
+    m = setup(factory, **options)
+    shapes = {"widths": (8, 16), "seeds": 2, "max_seeds": 2, "steps": (1,), "depths": ()}
+    by_role = m.check(loss, (X, Y), **shapes)
+    assert {"branch/hidden", "input", "readout", "all"} <= {slope.group for slope in by_role.slopes}
+    assert by_role.verdict in ("ok", "not ok", "undecided")
+    assert all((slope.changes > 0).all() for slope in by_role.slopes)
+
+
+def test_check_by_path():
+    """Each parameter of a block alone; together they are those of its role."""
+    m = setup(pytree, call=forward)
+    shapes = {"widths": (8, 16), "depths": (), "seeds": 2, "max_seeds": 2, "steps": (1,)}
+    found = {slope.group for slope in m.check(loss, (X, Y), groups="path", **shapes).slopes}
+    assert found == {"branch/hidden blocks/*/down", "branch/hidden blocks/*/up", "input read_in", "readout head", "all"}
+    with pytest.raises(ValueError, match="unknown groups 'paths'; did you mean 'path'"):
+        m.check(loss, (X, Y), groups="paths", **shapes)
+
+
+# What explain and setup are given
+
+
+def test_what_explain_is_given():
+    m = setup(residual)
+    with pytest.raises(TypeError, match="expected Linen's variables"):
+        m.explain(m.init(KEY)["params"])
+    with pytest.raises(TypeError, match="expected the module that init returns; got a dict"):
+        setup(NNX).explain({})
+
+
+def test_unknown_settings():
+    with pytest.raises(ValueError, match="unknown argument of setup 'gamma'; did you mean 'gamma0'"):
+        setup(residual, gamma=2.0)
+    with pytest.raises(ValueError, match="did you mean 'overrides'"):
+        setup(residual, overides={})

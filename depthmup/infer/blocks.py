@@ -54,8 +54,9 @@ class Blocks:
         path = self.tokens[name]
         if before != after and not any(path[:i] in self.shifting for i in indices(path)):
             # (In a list that gains members, the same name may mean another parameter.)
-            raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; one axis must double",
-                          "trunk")  # fmt: skip
+            both = [a for a in changed if a in self.grow[name]]
+            why = f"axis {both[0]} changes with width and with depth" if both else "one axis must double"
+            raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", "trunk")
         return None
 
     def contain(self, name: str) -> bool:

@@ -123,11 +123,15 @@ def _places(
         stacked[name], branch[name] = None, place == "branch"
         try:
             stacked[name] = blocks.axis(name)
+        except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
             if place is None and residual:
+                branch[name] = unclear.ask(name, error) == "branch"
+            continue
+        if place is None and residual:
+            try:
                 in_stack = stacked[name] is not None and not names.is_shortcut(name)
                 branch[name] = in_stack or blocks.contain(name)
-        except Unclear as error:
-            if place is None and residual:
+            except Unclear as error:
                 branch[name] = name in inside() if inside else unclear.ask(name, error) == "branch"
     return stacked, branch
 
