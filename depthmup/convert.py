@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 from depthmup.optim import family_of
 from depthmup.parameterization import Parameterization
-from depthmup.specs import PyTree, check_shapes, factors
+from depthmup.specs import PyTree, check_shapes, factors, is_parameter, is_spec
 
 
 def convert(
@@ -18,7 +24,7 @@ def convert(
     params: PyTree,
     state: PyTree = None,
     *,
-    optimizer: str,
+    optimizer: str | None,
 ) -> tuple[PyTree, PyTree]:
     """(params, state) of a run under `to` that goes on exactly where one under `p` is.
 
@@ -26,31 +32,83 @@ def convert(
     (`p.in_form(...)`), or with explicit factors and with absorbed ones (the specs that `absorb` or `setup` returns).
 
     Args:
-      params: stored under p and specs.
-      state: the state of `dm.optimizer(p, specs, optimizer, ...)`, or None.
-      optimizer: its name.
+      params: stored under p and specs; or what a model's init returns, Linen's variables, an NNX or Equinox module, or
+        (parameters, state), of which the parameters are converted.
+      state: the state of `dm.optimizer(p, specs, optimizer, ...)`, alone or inside another transformation such as
+        MultiSteps; or None.
+      optimizer: its name; None for the state of `dm.wrap`, which is the same in all forms.
 
-    The stored weight of a leaf is multiplied by r, the ratio of the two init factors; so its gradients, and momentum's
-    trace of them, are divided by r. Adam's moments stay: `dm.optimizer` divides gradients by the eps factor before,
-    which changes by 1/r as well (docs/theory.md section 1).
+    The stored weight of a leaf is multiplied by r, the ratio of the two init factors; so its gradients are divided by
+    r, and with them momentum's trace and what MultiSteps has added up. Adam's moments stay: `dm.optimizer` divides
+    gradients by the eps factor before, which changes by 1/r as well (docs/theory.md section 1).
 
-    Raises SpecError for parameters of another model, ValueError if the two parameterizations are not equivalent.
+    Raises SpecError for parameters of another model, ValueError if the two parameterizations are not equivalent, for a
+    state of momentum that is not that of `dm.optimizer`, and for one of `dm.wrap` in the middle of an accumulation.
     """
     if to.in_form(p.form) != p:
         raise ValueError(f"only the storage form may differ, but these differ otherwise: {p} and {to}")
-    for own in (specs, to_specs):
-        check_shapes(own, params)
-    family = family_of(optimizer)
+    family = "sgd" if optimizer is None else family_of(optimizer)
     before, after = (factors(q, own, family).init for q, own in ((p, specs), (to, to_specs)))
-    of = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    ratio = jax.tree.unflatten(jax.tree.structure(params), [b / a for a, b in of])
+    ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
-    def is_trace(node: PyTree) -> bool:
-        return jax.tree.map(jnp.shape, node) == jax.tree.map(jnp.shape, params)
+    def scaled(tree: PyTree, by: list[Any]) -> PyTree:
+        """A tree of the parameters, or of their gradients, times a number for each; other leaves stay."""
+        check_shapes(specs, tree)
+        check_shapes(to_specs, tree)
+        left = iter(by)
+        return jax.tree.map(
+            lambda leaf: leaf * jnp.asarray(next(left), leaf.dtype) if is_parameter(leaf) else leaf, tree
+        )
 
-    def divided(node: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf, r: leaf / jnp.asarray(r, leaf.dtype), node, ratio) if is_trace(node) else node
+    def gradients(tree: PyTree) -> PyTree:
+        return _of_parameters(lambda own: scaled(own, [1 / r for r in ratios]), specs, tree)
 
-    if family == "sgd":
-        state = jax.tree.map(divided, state, is_leaf=is_trace)
-    return jax.tree.map(lambda leaf, r: leaf * jnp.asarray(r, leaf.dtype), params, ratio), state
+    def converted(node: Any) -> Any:
+        if isinstance(node, optax.MultiStepsState):
+            if optimizer is None and np.any(node.mini_step):
+                raise ValueError(
+                    "nothing tells whether these accumulated gradients are those inside of dm.wrap: convert after a "
+                    "whole accumulation"
+                )
+            inner = jax.tree.map(converted, node.inner_opt_state, is_leaf=_holds_gradients)
+            return node._replace(inner_opt_state=inner, acc_grads=gradients(node.acc_grads))
+        if isinstance(node, optax.TraceState) and optimizer is not None:
+            return node._replace(trace=gradients(node.trace))
+        return node
+
+    if family == "sgd" and optimizer is not None:
+        _check_trace(state)
+    state = jax.tree.map(converted, state, is_leaf=_holds_gradients)
+    return _of_parameters(lambda tree: scaled(tree, ratios), specs, params), state
+
+
+def _holds_gradients(node: Any) -> bool:
+    return isinstance(node, (optax.TraceState, optax.MultiStepsState))
+
+
+def _check_trace(state: PyTree) -> None:
+    """Raises ValueError for the state of `optax.sgd` with momentum, as `dm.wrap(p, specs, optax.sgd(...))` has it."""
+
+    def is_of_optax(node: Any) -> bool:
+        return type(node) is tuple and len(node) == 2 and isinstance(node[0], optax.TraceState)
+
+    for node in jax.tree.leaves(state, is_leaf=is_of_optax):
+        if is_of_optax(node) and type(node[1]) is not tuple:  # (A tuple: optax.trace in front of `dm.optimizer`.)
+            raise ValueError(
+                "this is a state of optax.sgd, not of dm.optimizer: for that of dm.wrap pass optimizer=None"
+            )
+
+
+def _of_parameters(function: Callable[[PyTree], PyTree], specs: PyTree, held: Any) -> Any:
+    """What a model's init returns, with `function` of its parameters in their place."""
+    first = {spec.path.split("/")[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    nnx = sys.modules.get("flax.nnx")  # which is slow to load
+    if nnx is not None and isinstance(held, nnx.Module):
+        definition, params, rest = nnx.split(held, nnx.Param, ...)
+        # The new module takes over the variables of these trees: it gets copies.
+        return nnx.merge(definition, function(params), jax.tree.map(lambda leaf: leaf, rest))
+    if isinstance(held, Mapping) and "params" in held and "params" not in first:
+        return {**held, "params": function(held["params"])}
+    if type(held) is tuple and len(held) == 2 and not first <= {"0", "1"}:
+        return function(held[0]), held[1]
+    return function(held)
