@@ -112,7 +112,8 @@ class LinenModel(Model):
 
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
         if "params" not in held:
-            raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {list(held)}")
+            some = ", ".join(list(held)[:3])
+            raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {{{some}, ...}}")
         return held["params"], {name: held[name] for name in held if name not in ("params", "intermediates")}
 
     def statistics(self, state: PyTree) -> list[Any]:

@@ -194,19 +194,18 @@ def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
         factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
         return Graph(*_traceable(dataclasses.replace(model, factors=factors)), model.inputs)
 
+    def acts(kind: str) -> bool:
+        return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
+
     plain = graph()
+    attends = any(plain.attentions())
+    if attends and not hasattr(model.made, "head_dim") and acts("attention"):
+        raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
     if "output" in p.kinds:
         check_readout(specs, plain.parts(plain.readout()) or ())
-    there = {
-        "branch": any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec)),
-        "output": True,
-        "attention": any(plain.attentions()),
-    }
-    ignored = [
-        kind
-        for kind in p.kinds
-        if there[kind] and np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
-    ]
+    branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    there = {"branch": branches, "output": True, "attention": attends}
+    ignored = [kind for kind in p.kinds if there[kind] and not acts(kind)]
     if ignored:
         warnings.warn(
             "the model takes factors, but does not use "

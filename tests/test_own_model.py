@@ -865,28 +865,24 @@ class Injected(nn.Module):
     width: int
     depth: int
     uses: tuple[str, ...]
+    head_dim: int
 
     @nn.compact
     def __call__(self, tokens, factors):
         f = factors._replace(**{kind: 1.0 for kind in ("branch", "output") if kind not in self.uses})
-        head_dim = self.width // 2
         h = nn.Embed(7, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
         for i in range(self.depth):
-            q, k, v = (nn.DenseGeneral((2, head_dim), name=f"{name}_{i}")(h) for name in "qkv")
-            scale = f.attention if "attention" in self.uses else head_dim**-0.5
+            q, k, v = (nn.DenseGeneral((2, self.width // 2), name=f"{name}_{i}")(h) for name in "qkv")
+            scale = f.attention if "attention" in self.uses else (self.width // 2) ** -0.5
             weights = nn.softmax(scale * jnp.einsum("bqhd,bkhd->bhqk", q, k))
             mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
             h = h + f.branch * nn.DenseGeneral(self.width, axis=(-2, -1), name=f"out_{i}")(mixed)
         return f.output * nn.Dense(7, use_bias=False, name="head")(h)
 
-    @property
-    def head_dim(self):
-        return self.width // 2
-
 
 def test_factors_that_a_model_ignores():
     every = ("branch", "output", "attention")
-    of = lambda uses: lambda w, d: Injected(w, d, uses)  # noqa: E731
+    of = lambda uses: lambda w, d: Injected(w, d, uses, w // 2)  # noqa: E731
     assert not warned(lambda: setup(of(every), TOKENS))
     (said,) = warned(lambda: setup(of(("branch", "output")), TOKENS))
     assert "does not use factors.attention (as in softmax(factors.attention * q k), without 1/sqrt(head_dim)" in said
@@ -896,6 +892,20 @@ def test_factors_that_a_model_ignores():
     assert "factors.output (as in " in said
     assert not warned(lambda: setup(of(every), TOKENS, name="sp"))
     assert not warned(lambda: setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5)))  # without attention
+
+
+class Headless(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens, factors):
+        return Injected(self.width, self.depth, ("branch", "output", "attention"), 0)(tokens, factors)
+
+
+def test_attention_factor_needs_a_head_size():
+    with pytest.raises(dm.ForwardError, match=r"uses factors\.attention: give it an attribute head_dim"):
+        setup(lambda w, d: Headless(w, d), TOKENS)
 
 
 def test_wrap_has_the_words_of_optimizer():
@@ -946,7 +956,8 @@ def test_check_by_path():
     """Each parameter of a block alone; together they are those of its role."""
     m = setup(pytree, call=forward)
     shapes = {"widths": (8, 16), "depths": (), "seeds": 2, "max_seeds": 2, "steps": (1,)}
-    found = {slope.group for slope in m.check(loss, (X, Y), groups="path", **shapes).slopes}
+    lion = lambda m: m.wrap(optax.lion(1e-3))  # noqa: E731
+    found = {slope.group for slope in m.check(loss, (X, Y), optimizer=lion, groups="path", **shapes).slopes}
     assert found == {"branch/hidden blocks/*/down", "branch/hidden blocks/*/up", "input read_in", "readout head", "all"}
     with pytest.raises(ValueError, match="unknown groups 'paths'; did you mean 'path'"):
         m.check(loss, (X, Y), groups="paths", **shapes)
