@@ -8,7 +8,8 @@ from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.convert import convert
 from depthmup.explain import Explanation, explain
 from depthmup.families import wrap
-from depthmup.forward import ForwardError, absorb
+from depthmup.forward import absorb
+from depthmup.graph import ForwardError
 from depthmup.infer import infer_specs
 from depthmup.measure import (
     CoordinateReport,

@@ -18,8 +18,9 @@ from depthmup import optim
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrapped
-from depthmup.forward import ForwardError, Graph, Site, check_readout, contractions, features, place, sites
+from depthmup.forward import Site, check_readout, features, place, sites
 from depthmup.frameworks import LinenModel, Model, adapt
+from depthmup.graph import ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL

@@ -8,7 +8,8 @@ import pytest
 from flax import linen as nn
 
 import depthmup as dm
-from depthmup.forward import ForwardError, absorb, contractions, features, sites
+from depthmup.forward import absorb, features, sites
+from depthmup.graph import ForwardError, contractions
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5

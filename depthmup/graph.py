@@ -1,0 +1,488 @@
+"""A model's forward pass as a graph of operations: its residual branches, its readout and its attentions.
+
+Going back from such a value, sets of parameters are proposed in which it may be homogeneous of degree 1. Each is tested
+by numbers: where its parameters are doubled, the value must double and nothing else may change. Doubling is exact in
+floating point: the test has no tolerance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.specs import PyTree, flatten_shapes, parameters_only
+
+Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its entries, None for all}
+# Going back from a value, these operations are where homogeneity ends.
+NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
+             "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
+ADDITIONS = ("add", "add_any")
+SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n")  # homogeneous if all operands are that are not 0
+SOFTMAX = ("exp", "exp2")
+GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
+# Products of a weight and an activation, or of two activations.
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
+CONTRACTIONS = ("dot_general", "reduce_sum")  # what the product of queries and keys is written with
+CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
+PROPOSALS = 8  # most sets of parameters that are proposed for one value
+
+
+class ForwardError(ValueError):
+    """A factor has no place among a model's parameters; the message says which value it is about and what to edit."""
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One value of the forward pass.
+
+    op: the operation that makes it; or "parameter", "constant", "input", and for a scan, whose body is here once,
+      "carry", "slice", "carried" and "stacked".
+    evaluate: values of the operands -> this value. path: of a parameter.
+    """
+
+    op: str
+    operands: tuple[Node, ...]
+    evaluate: Callable[..., Any]
+    path: str = ""
+    value: Any = None
+    consumers: list[Node] = dataclasses.field(default_factory=list)
+    summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
+    number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
+    operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.value))
+
+
+def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
+    """The number of terms of each of the forward pass's CONTRACTIONS, in the order of the program."""
+    sizes = []
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            inner = _inner(equation)
+            if inner is not None:
+                walk(inner.jaxpr if hasattr(inner, "jaxpr") else inner)
+            elif equation.primitive.name in CONTRACTIONS:
+                sizes.append(_summed(equation))
+
+    walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
+    return sizes
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr that an equation is a call of, or that a scan repeats; None for an operation."""
+    if equation.primitive.name in CLOSED:
+        return None
+    inner: Any = next(
+        (equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None
+    )
+    if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(equation.invars):
+        return None
+    return inner
+
+
+def _operations(equation: Any) -> frozenset[str]:
+    """The names of an equation's operation and of all operations in the jaxprs that it calls."""
+    names = {equation.primitive.name}
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            names.update(*map(_operations, getattr(getattr(inner, "jaxpr", inner), "eqns", ())))
+    return frozenset(names)
+
+
+def _summed(equation: Any) -> int:
+    if equation.primitive.name == "reduce_sum":
+        axes = equation.params["axes"]
+    else:
+        (axes, _), _ = equation.params["dimension_numbers"]
+    return int(np.prod([equation.invars[0].aval.shape[axis] for axis in axes]))
+
+
+class Graph:
+    """The forward pass as a graph of values, evaluated once.
+
+    nodes: in the order of evaluation. Only those that the logits depend on.
+    number: array or shape -> the value of a parameter or an input; by default random numbers.
+    open_scans: whether the body of a scan is in the graph, evaluated once, instead of the whole scan as one operation.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[..., Any],
+        params: PyTree,
+        inputs: Sequence[Any],
+        seed: int = 0,
+        number: Callable[[Any], Any] | None = None,
+        open_scans: bool = True,
+    ) -> None:
+        shapes, own = flatten_shapes(params)[0], parameters_only(params)
+        leaves = jax.tree.leaves(own)
+        flat, inner = jax.tree.flatten(inputs)
+        rng = np.random.default_rng(seed)
+        number = number or functools.partial(_random, rng)
+
+        def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
+            tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
+            tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
+            return apply(tree, *jax.tree.unflatten(inner, given))
+
+        closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
+        self.nodes: list[Node] = []
+        arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
+        arguments += [self._leaf("input", number(given)) for given in flat]
+        self._rng, self._open_scans, self._contractions = rng, open_scans, 0
+        outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+        floating = [node for node in outputs if _floating(node.value)]
+        if len(floating) != 1:
+            raise ForwardError(
+                f"the model must return one array of logits, it returns {len(outputs)} arrays: pass setup an output=, "
+                "such as output=lambda outputs: outputs[0]; absorb needs an apply that returns the logits alone"
+            )
+        (self.output,) = floating
+        alive = self.ancestors(self.output)
+        self.nodes = [node for node in self.nodes if node in alive]
+        self.order = {node: number for number, node in enumerate(self.nodes)}
+        for node in self.nodes:
+            for operand in dict.fromkeys(node.operands):
+                operand.consumers.append(node)
+        self.fed = self._descendants(node for node in self.nodes if node.op in ("input", "carry"))
+
+    # Building the graph
+
+    def _leaf(self, op: str, value: Any, path: str = "") -> Node:
+        return self._add(Node(op, (), lambda: value, path))
+
+    def _add(self, node: Node) -> Node:
+        node.value = node.evaluate(*(operand.value for operand in node.operands))
+        self.nodes.append(node)
+        return node
+
+    def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
+        """Add the operations of a jaxpr; the nodes of its results."""
+        of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+        def read(atom: Any) -> Node:
+            return self._leaf("constant", atom.val) if hasattr(atom, "val") else of[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [read(atom) for atom in equation.invars])
+            of.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
+        name, parameters, inner = equation.primitive.name, equation.params, _inner(equation)
+        if name == "scan" and self._open_scans:
+            return self._scan(parameters, operands)
+        if inner is not None and name != "scan":
+            jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
+
+        def evaluate(*values: Any) -> Any:
+            return equation.primitive.bind(*values, **parameters)
+
+        inside = _operations(equation) if name in CLOSED else frozenset()
+        if not equation.primitive.multiple_results:
+            node = self._add(Node(name, tuple(operands), evaluate))
+            if name in CONTRACTIONS:
+                node.summed, node.number = _summed(equation), self._contractions
+                self._contractions += 1
+            return [node]
+        return [
+            self._add(Node(name, tuple(operands), lambda *values, i=i: evaluate(*values)[i], operations=inside))
+            for i in range(len(equation.outvars))
+        ]
+
+    def _scan(self, parameters: Mapping[str, Any], operands: list[Node]) -> list[Node]:
+        """The body of a scan, once: its carry is what is handed in plus noise, so that it is like any later carry."""
+        consts, carries = parameters["num_consts"], parameters["num_carry"]
+        length = parameters["length"]
+        body = []
+        for i, operand in enumerate(operands):
+            if i < consts:
+                body.append(operand)
+            elif i < consts + carries:
+                noise = _random(self._rng, operand.value) if _floating(operand.value) else 0
+                body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
+            else:
+                body.append(self._add(Node("slice", (operand,), lambda value: value[0])))
+        closed = parameters["jaxpr"]
+        results = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], body)
+        handed = results[:carries]
+        # What a carry becomes depends on all carries of earlier steps.
+        carried = [self._add(Node("carried", (own, *handed), lambda value, *_: value)) for own in handed]
+        stacked = [
+            self._add(Node("stacked", (own,), lambda value: jnp.broadcast_to(value, (length, *jnp.shape(value)))))
+            for own in results[carries:]
+        ]
+        return carried + stacked
+
+    # Walking in the graph
+
+    def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
+        """The values that a value is made of, itself included; those behind `stop` only if there is another way."""
+        found, todo = {node}, [node]
+        while todo:
+            for operand in todo.pop().operands:
+                if operand not in found and operand is not stop:
+                    found.add(operand)
+                    todo.append(operand)
+        return found
+
+    def _descendants(self, nodes: Iterable[Node]) -> set[Node]:
+        found, todo = set[Node](), list(nodes)
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += node.consumers
+        return found
+
+    def parameters_of(self, node: Node) -> frozenset[str]:
+        """The paths of the parameters that an operation applies to activations."""
+        weights = [operand for operand in node.operands if operand not in self.fed]
+        return frozenset(found.path for operand in weights for found in self.ancestors(operand) if found.path)
+
+    def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
+        """The paths of the parameters that a value depends on otherwise than through `stop`."""
+        return frozenset(found.path for found in self.ancestors(node, stop) if found.path)
+
+    # Finding the values that factors multiply
+
+    def branches(self) -> Iterator[tuple[Node, Node]]:
+        """(branch, the value that it is computed from) of every residual addition. The skip is that value itself; the
+        sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where
+        the branch has more of them and is not linear."""
+        for node in self.nodes:
+            if node.op not in ADDITIONS or any(o.shape != node.shape for o in node.operands):
+                continue
+            one, other = node.operands
+            if one not in self.fed or other not in self.fed or one is other:
+                continue
+            pairs = [(a, start) for a, b in ((one, other), (other, one)) for start in self._summands(b, a)]
+            if not pairs:
+                yield from self._projected(one, other)
+                continue
+            # The skip itself rather than a summand of it, and what is between them rather than what is before both.
+            branch, start = min(pairs, key=lambda pair: (pair[1] not in (one, other), len(self.ancestors(*pair))))
+            if self.parameters_between(branch, start):
+                yield branch, start
+
+    def _summands(self, total: Node, value: Node) -> list[Node]:
+        """What a value is computed from: `total`, if it is, or else those of its summands that are, the outermost."""
+        found, todo, before = [], [total], self.ancestors(value)
+        while todo:
+            at = todo.pop()
+            if at in before:
+                found.append(at)
+            elif at.op in ADDITIONS:
+                todo += [operand for operand in at.operands if operand in self.fed]
+        return found
+
+    def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node]]:
+        """A residual addition whose skip is a projection."""
+        common = self.ancestors(one) & self.ancestors(other) & self.fed
+        if not common:
+            return
+        fork = max(common, key=self.order.__getitem__)
+        layers = {node: self._layers(node, fork) for node in (one, other)}
+        skip, branch = sorted((one, other), key=layers.__getitem__)
+        if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
+            yield branch, fork
+
+    def _layers(self, node: Node, start: Node) -> int:
+        """The largest number of weight layers on a path from `start` to a value."""
+        counts = {start: 0}
+        for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
+            if between is not start:
+                counts[between] = max(counts[o] for o in between.operands if o in counts) + self.weighs(between)
+        return counts[node]
+
+    def weighs(self, node: Node) -> bool:
+        """Whether an operation applies weights to activations."""
+        return node.op in PRODUCTS and any(operand not in self.fed for operand in node.operands)
+
+    def _is_linear(self, node: Node, start: Node) -> bool:
+        values = self._changed({start: -start.value}, self.ancestors(node))
+        return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))
+
+    def attentions(self) -> Iterator[tuple[Node, Node, Node]]:
+        """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
+        or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do."""
+        seen = set[Node]()
+        for node in self.nodes:
+            if node.op in SOFTMAX or (node.op in GATES and self._products_next_to(node, "consumers")):
+                for product in self._products_next_to(node, "operands"):
+                    if product not in seen:
+                        seen.add(product)
+                        query, key = self._multiplied(product)
+                        yield query, key, product
+
+    def _products_next_to(self, node: Node, side: str) -> list[Node]:
+        """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
+        product in between."""
+        found, todo, passed = [], [node], {node}
+        while todo:
+            for at in getattr(todo.pop(), side):
+                if at in passed or at not in self.fed:
+                    continue
+                passed.add(at)
+                if self._multiplied(at):
+                    found.append(at)
+                elif at.op not in PRODUCTS:
+                    todo.append(at)
+        return found
+
+    def _multiplied(self, node: Node) -> tuple[Node, ...]:
+        """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+        if node.op == "reduce_sum":  # (q * k).sum(-1), but not the x * x of a norm
+            (node,) = node.operands
+            while node.op == "convert_element_type":
+                (node,) = node.operands
+            contracts = node.op == "mul" and node.operands[0] is not node.operands[1]
+        else:
+            contracts = node.op == "dot_general"
+        return node.operands if contracts and all(operand in self.fed for operand in node.operands) else ()
+
+    def readout(self) -> Node:
+        """The logits without the bias that is added to them last: the output factor does not multiply it."""
+        node = self.output
+        while node.op in ("add", "convert_element_type", "reshape", "copy"):
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if len(fed) != 1:
+                break
+            (node,) = fed
+        return node
+
+    # Parameters in which a value is homogeneous
+
+    def parts(self, node: Node, stop: Node | None = None) -> Parts | None:
+        """Parameters whose doubling doubles a value and changes nothing else, None if there are none.
+
+        The nearest parameters are tried first: all of their entries, then those that the value depends on, such as
+        the queries' in a kernel that makes queries, keys and values.
+        """
+        for paths in self._proposals(node, stop):
+            whole: Parts = dict.fromkeys(sorted(paths))
+            if self._doubles_alone(node, whole):
+                return whole
+            parts = self._entries(node, sorted(paths))
+            if any(mask is not None for mask in parts.values()) and self._doubles_alone(node, parts):
+                return parts
+        return None
+
+    def _proposals(self, node: Node, stop: Node | None) -> list[frozenset[str]]:
+        """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
+        of: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
+        for at in sorted(self.ancestors(node, stop), key=self.order.__getitem__):
+            if at.op in NONLINEAR:
+                found: dict[frozenset[str], int] = {}
+            elif at.op == "parameter":
+                found = {frozenset([at.path]): 0}
+            elif at.op in SUMS:  # every operand that is not 0 must double
+                operands = at.operands[1:] if at.op == "select_n" else at.operands
+                found = {frozenset(): 0}
+                for operand in (o for o in operands if not _zero(o)):
+                    pairs = itertools.product(found.items(), of.get(operand, {}).items())
+                    found = _nearest((one | other, a + b) for (one, a), (other, b) in pairs)
+            else:  # one operand must double
+                operands = at.operands[:1] if at.op in ("carried", "div") else at.operands
+                found = _nearest(pair for operand in operands for pair in of.get(operand, {}).items())
+            of[at] = {paths: cost + 1 for paths, cost in found.items() if paths}
+        return list(of[node])
+
+    def _doubles_alone(self, node: Node, parts: Parts) -> bool:
+        """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
+        values = self._changed(self._doubled(parts), self.ancestors(node), cut=node)
+        if values is None or node not in values:
+            return False
+        return bool(np.array_equal(values[node], 2 * np.asarray(node.value)) and np.any(node.value))
+
+    def doubles(self, node: Node, parts: Parts) -> bool:
+        """Whether a value doubles with these parameters, whatever else changes."""
+        values = self._changed(self._doubled(parts), self.ancestors(node))
+        return bool(np.array_equal(values.get(node, node.value), 2 * np.asarray(node.value)))
+
+    def _doubled(self, parts: Parts) -> dict[Node, Any]:
+        doubled = {}
+        for leaf in (n for n in self.nodes if n.path in parts):
+            mask = parts[leaf.path]
+            doubled[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
+        return doubled
+
+    def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Node | None = None) -> Any:
+        """{value: its new number} of all values that change with these. What is behind `cut` sees its old number.
+
+        None as soon as a value changes that is not allowed to.
+        """
+        values = dict(changes)
+        todo = self._descendants(changes) - changes.keys()
+        for node in sorted(todo, key=self.order.__getitem__):
+            if not any(operand in values and operand is not cut for operand in node.operands):
+                continue
+            if cut is None and node not in allowed:
+                continue
+            new = node.evaluate(*(o.value if o is cut else values.get(o, o.value) for o in node.operands))
+            if np.array_equal(new, node.value, equal_nan=True):
+                continue
+            if node not in allowed:
+                return None
+            values[node] = new
+        return values
+
+    def _entries(self, node: Node, paths: Sequence[str]) -> Parts:
+        """The entries of parameters that a value depends on; None where it depends on all."""
+        leaves = [n for n in self.nodes if n.path in paths]
+        between = sorted(self._descendants(leaves) & self.ancestors(node), key=self.order.__getitem__)
+
+        def value(numbers: Sequence[Any]) -> Any:
+            values = dict(zip(leaves, numbers, strict=True))
+            for at in between:
+                if at not in values:
+                    values[at] = at.evaluate(*(values.get(o, o.value) for o in at.operands))
+            return values[node]
+
+        _, pull = jax.vjp(value, [leaf.value for leaf in leaves])
+        shape = jnp.shape(node.value)
+        weights = np.random.default_rng(0).standard_normal(shape).astype(jnp.result_type(node.value))
+        masks = {}
+        for leaf, gradient in zip(leaves, pull(jnp.asarray(weights))[0], strict=True):
+            mask = np.asarray(gradient) != 0
+            if any(consumer.op == "slice" for consumer in leaf.consumers):  # the test sees the first block alone
+                mask = np.broadcast_to(mask[:1], mask.shape)
+            masks[leaf.path] = None if mask.all() else mask
+        return masks
+
+
+def _random(rng: np.random.Generator, like: Any) -> Any:
+    """Normal numbers of an array's shape and dtype; integers and keys stay, and shapes of integers become 0 and 1."""
+    dtype = like.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(rng.standard_normal(like.shape), dtype)
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
+    return like
+
+
+def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:
+    """The PROPOSALS sets with the smallest numbers, in their order."""
+    best: dict[frozenset[str], int] = {}
+    for paths, cost in sorted(pairs, key=lambda pair: pair[1]):
+        best.setdefault(paths, cost)
+    return dict(itertools.islice(best.items(), PROPOSALS))
+
+
+def _floating(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
+
+
+def _zero(node: Node) -> bool:
+    return node.op in ("constant", "broadcast_in_dim") and not np.any(node.value)
