@@ -316,6 +316,18 @@ def test_claims_about_an_exponent(one, exponent, says):
     assert len(found.ours) >= 1
 
 
+def test_networks_that_did_not_learn_decide_nothing():
+    """Of 100 classes: an exponent of -1 is excluded, unless the best accuracy is that of a network that guesses."""
+    sweeps = all_planted(fig5.HUNDRED, -1.0)
+    assert fig5.HUNDRED.outcome(sweeps).verdict == DISAGREES
+    for sweep in sweeps.values():
+        (found,) = sweep.curves
+        found.trials["validation_accuracy"] *= 0.02
+    found = fig5.HUNDRED.outcome(sweeps)
+    assert found.verdict == UNDECIDED
+    assert all(line.endswith("(chance 1%)") for line in found.ours)
+
+
 def test_one_ingredient_refutes_theorem_3():
     sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
     found = dispute.SCREENED.outcome(sweeps)
@@ -473,8 +485,12 @@ def test_rules_at_the_deepest_network():
     assert zero_shot.deepest(judged, own["constant"])[1] == math.inf  # 3.6 octaves above: it diverges
     assert "beyond the edge" in zero_shot.deepest(judged, own["constant"])[0]
     words, share = zero_shot.deepest(judged, own["PathSum"])  # far below what was trained
-    assert re.search(r"not trained \(the lowest that was loses \d+\.\d points\)$", words)
-    assert share is None
+    assert re.search(r"loses more than the \d+\.\d points of the lowest that was trained$", words)
+    lowest = np.mean(judged.losses[-1][0])  # by seed
+    assert share == pytest.approx(lowest / min(np.mean(judged.losses[-1], axis=1)) - 1)
+    lower = rules[0]._replace(octaves_off=[-9.0], regret=[None], predicted=[2.0**-12])
+    flat = judged._replace(losses=[np.full_like(judged.losses[-1], 0.7)], diverged=[judged.diverged[-1]])
+    assert zero_shot.deepest(flat, lower)[1] is None  # the lowest that was trained costs nothing: undecided
     del right["full_depth_mup"]
     assert zero_shot.outcome(right).verdict == AGREES
 
@@ -491,7 +507,7 @@ def test_learning_rates_far_below_the_best():
     words = next(line for line in zero_shot.outcome(sweeps).ours if line.startswith("baseline"))
     assert re.search(r"L\^-3/2 -5.\d octaves off, loses \d+.\d points of accuracy", words)
     del sweeps["low_baseline"]
-    assert "L^-3/2 -5.4 octaves off, not trained" in zero_shot.outcome(sweeps).ours[0]
+    assert "L^-3/2 -5.4 octaves off, loses more than" in zero_shot.outcome(sweeps).ours[0]
 
 
 def test_rules_from_initialization():
