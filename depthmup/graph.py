@@ -99,6 +99,11 @@ def _operations(equation: Any) -> frozenset[str]:
     return frozenset(names)
 
 
+def _unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """How many of a scan's operands, or results, have the same shape in its body."""
+    return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
+
+
 def _summed(equation: Any) -> int:
     if equation.primitive.name == "reduce_sum":
         axes = equation.params["axes"]
@@ -181,7 +186,7 @@ class Graph:
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, parameters, inner = equation.primitive.name, equation.params, _inner(equation)
         if name == "scan" and self._open_scans:
-            return self._scan(parameters, operands)
+            return self._scan(equation, operands)
         if inner is not None and name != "scan":
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
@@ -201,10 +206,13 @@ class Graph:
             for i in range(len(equation.outvars))
         ]
 
-    def _scan(self, parameters: Mapping[str, Any], operands: list[Node]) -> list[Node]:
+    def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         """The body of a scan, once: its carry is what is handed in plus noise, so that it is like any later carry."""
-        consts, carries = parameters["num_consts"], parameters["num_carry"]
-        length = parameters["length"]
+        closed, length = equation.params["jaxpr"], equation.params["length"]
+        # Operands are constants, carries and slices; results are carries and slices. A slice has one axis less in the
+        # body. (The parameters of the equation that say so have other names in each version of JAX.)
+        carries = _unsliced(equation.outvars, closed.jaxpr.outvars)
+        consts = _unsliced(equation.invars, closed.jaxpr.invars) - carries
         body = []
         for i, operand in enumerate(operands):
             if i < consts:
@@ -214,7 +222,6 @@ class Graph:
                 body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
             else:
                 body.append(self._add(Node("slice", (operand,), lambda value: value[0])))
-        closed = parameters["jaxpr"]
         results = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], body)
         handed = results[:carries]
         # What a carry becomes depends on all carries of earlier steps.
