@@ -37,6 +37,7 @@ OPTIONS = {
     "yes": "sweep",
     "launcher": "sweep",
     "shard": "sweep",
+    "tables": "sweep",
     "diff": "explain",
     "json": "explain",
     "step": "explain",
@@ -70,6 +71,9 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.DEFINE_bool("yes", False, "sweep, also with --dry_run: allow more than sweep.max_trials trials.")
         flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")
         flags.DEFINE_string("shard", "0/1", "sweep: only part i of n, as i/n from 0/n; without it, all parts' results.")
+        flags.DEFINE_bool(
+            "tables", False, "sweep: print optima, edges and rules at every size, as the report has them."
+        )
         config_flags.DEFINE_config_file(
             "diff", None, "explain: a second config; what differs; --diff.key=value overrides.", sys_argv=argv
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from depthmup.data import Augment, names
-from depthmup.fit.optimum import POINTS
+from depthmup.fit.curve import POINTS
 from depthmup.keys import Key, declared, key
 from depthmup.models import MODELS
 from depthmup.optim import OPTIMIZERS

@@ -48,6 +48,7 @@ def sweep(
     yes: bool = False,
     launcher: str = "local",
     shard: str = "0/1",
+    tables: bool = False,
 ) -> int:
     """Train what is missing of the sweep, then verdicts, pictures and report; or say what it would cost."""
     found = re.fullmatch(r"(\d+)/(\d+)", shard)
@@ -61,6 +62,8 @@ def sweep(
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
     result = sweeps.run(settings, workdir, command, launcher=launcher, shard=part, yes=yes)
     print(result.verdicts)
+    if tables and result.tables:
+        print(f"\n{result.tables}\n")
     if result.page:
         print(f"{len(result.rows)} trials in {workdir}; report: {result.page}")
     return 0

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
 from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from depthmup.theory import Problem, dmft, linear_dmft
 from experiments.networks import train
 from experiments.results import ticks, write

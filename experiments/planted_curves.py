@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup import fit
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 
 REDRAWS = 2000
 CAP = math.log(10)
@@ -65,7 +65,8 @@ def corner(left: float, right: float, width: float) -> Shape:
 
 
 class Kind(NamedTuple):
-    """A kind of curve. cliff: octaves from the optimum to the middle of the edges, or None."""
+    """A kind of curve. cliff: octaves from the optimum to the middle of the edges, or None. jump: the factor by which
+    finite losses rise over `ramp` octaves above the cliff, where they stay; None: what lies above has diverged."""
 
     name: str
     shape: Shape
@@ -74,9 +75,15 @@ class Kind(NamedTuple):
     moving: float = 0.0
     soft: bool = False
     flat: bool = False
+    jump: float | None = None
+    ramp: float = 0.5
 
     def loss(self, u: np.ndarray, edges: np.ndarray) -> np.ndarray:
         """The planted log loss, above LEVEL, at u octaves from the bowl's minimum. u broadcasts with edges."""
+        if self.jump is not None:
+            assert self.cliff is not None
+            rise = np.clip((u - self.cliff) / self.ramp, 0, 1)
+            return self.shape(np.minimum(u, self.cliff)) + math.log(self.jump) * rise
         wall = 0.3 * np.maximum((u - edges) / SOFT + 1, 0) ** 2 if self.soft else 0.0
         return self.shape(u) + wall
 
@@ -100,7 +107,15 @@ CLIFFS = [
     for name, moving, soft in (("fixed", 0.0, False), ("moving", MOVING, False), ("soft", 0.0, True))
     for distance in (0.1, 0.5, 1.0, 2.0)
 ]
-KINDS = (*SMOOTH, FLAT, SHARP, *CLIFFS)
+SHALLOW = Kind("shallow", lambda u: 0.004 * u**2, 0.003)  # as of language models
+JUMPS = [
+    kind._replace(name=f"{kind.name}, finite cliff of {jump:g} over {ramp:g}", cliff=distance, jump=jump, ramp=ramp)
+    for kind, jumps in ((SHALLOW, (1.02, 1.1, 3.0)), (SYMMETRIC, (1.5, 3.0)))
+    for jump in jumps
+    for ramp in (0.25, 1.0)
+    for distance in (0.5, 1.0, 2.0)
+]
+KINDS = (*SMOOTH, SHALLOW, FLAT, SHARP, *CLIFFS, *JUMPS)
 
 
 class Planted(NamedTuple):
@@ -115,11 +130,12 @@ class Planted(NamedTuple):
 def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Planted:
     """A curve of `kind` on a grid of `step` octaves, whose place is drawn as well."""
     x = np.arange(-5, 3.01, step) + rng.uniform(0, step)
-    edges = np.full(seeds, np.inf) if kind.cliff is None else kind.cliff + kind.moving * rng.normal(size=seeds)
+    hard = kind.cliff is not None and kind.jump is None
+    edges = (kind.cliff or 0.0) + kind.moving * rng.normal(size=seeds) if hard else np.full(seeds, np.inf)
     log_loss = LEVEL + kind.loss(x[:, None], edges) + kind.noise * rng.normal(size=(len(x), seeds))
     log_loss += OF_SEED * rng.normal(size=seeds)
     fine = np.linspace(-3, 3, 3001)
-    middle = math.inf if kind.cliff is None else kind.cliff
+    middle = float(kind.cliff or 0.0) if hard else math.inf
     planted = kind.loss(fine, np.array(middle))
     best = [fine[np.argmin(np.where(fine <= limit, planted, np.inf))] for limit in (edges.min(), middle)]
     return Planted(2**x, np.where(x[:, None] > edges, np.nan, np.exp(log_loss)), *map(float, best))
@@ -138,6 +154,8 @@ def parabola(lrs: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
         return float(np.clip(x[best] - linear / (2 * square), *x[near][[0, -1]])) if square > 0 else float(x[best])
 
     seeds = log.shape[1]
+    if seeds == 1:
+        return vertex(log[:, 0]), math.nan, math.nan
     draws = np.random.default_rng(0).integers(seeds, size=(100, seeds))
     star = vertex(log.mean(axis=1))
     scatter = np.std([vertex(log[:, draw].mean(axis=1)) for draw in draws]) * math.sqrt(seeds / (seeds - 1))
@@ -154,10 +172,16 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
     finite = np.isfinite(planted.losses).all(axis=1)
     log = np.log(planted.losses[finite])
     best = log[log.mean(axis=1).argmin()]
-    worst = best.mean() + best.std(ddof=1) / math.sqrt(len(best))
+    rows = np.log(planted.losses[np.isfinite(planted.losses).all(axis=1)]).mean(axis=1)
+    first = int(rows.argmin())
+    worst = (
+        best.mean() + best.std(ddof=1) / math.sqrt(len(best))
+        if len(best) > 1
+        else max(rows[max(first - 1, 0) : first + 2])
+    )
     assert found.edge
     edge = math.nan
-    if kind.cliff is not None and found.edge.learning_rate is not None:
+    if kind.cliff is not None and kind.jump is None and found.edge.learning_rate is not None:
         edge = float(math.log2(found.edge.low) <= kind.cliff <= math.log2(found.edge.high))
     at = [float(kind.loss(np.array(value), np.array(kind.cliff or np.inf))) for value in (star, planted.optimum)]
     return {
@@ -168,7 +192,7 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
         "width": high - low,
         "edge": edge,
         "old bias": old - planted.optimum,
-        "old coverage": float(old_low <= planted.optimum <= old_high),
+        "old coverage": math.nan if math.isnan(old_low) else float(old_low <= planted.optimum <= old_high),
         "old width": old_high - old_low,
         "on curve": float(math.log(found.loss) <= worst + 1e-9),
         "regret": math.expm1(at[0] - at[1]),
@@ -193,8 +217,9 @@ def measured(kind: Kind, step: float, seeds: int, redraws: int) -> dict[str, flo
 def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
     for kind in KINDS:
         for step in (0.5, 1.0):
-            for seeds in (3, 6):
-                yield kind, step, seeds, measured(kind, step, seeds, redraws)
+            for seeds in (1, 3, 6):
+                if seeds > 1 or not kind.moving:  # one seed has one cliff
+                    yield kind, step, seeds, measured(kind, step, seeds, redraws)
 
 
 def line(kind: Kind, step: float, seeds: int, found: dict[str, float]) -> str:

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
 from depthmup.fit import power_law
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Problem, dmft, linear_dmft
 from experiments.networks import Observe, inputs, network, train

@@ -28,7 +28,7 @@ import optax
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.fit import ensemble_errors, power_law
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from depthmup.measure import update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.theory import Problem, dmft, lazy_kernels, linear_dmft, minibatches

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from depthmup import fit
-from depthmup.fit.optimum import POINTS
+from depthmup.fit.curve import POINTS
 from depthmup.report.curves import judge
 from depthmup.settings import from_config
 from depthmup.sweep.plan import grid_points, shapes, trials

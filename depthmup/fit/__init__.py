@@ -3,16 +3,19 @@
 Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md).
 """
 
+from depthmup.fit.curve import capped, log_losses
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
-from depthmup.fit.optimum import Edge, Optimum, capped, log_losses, optimum, settled
+from depthmup.fit.optimum import Edge, Optimum, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.transfer import Cost, Law, Transfer, regret_at, transfer
+from depthmup.fit.transfer import MARGIN, VERDICTS, Cost, Need, Transfer, Verdict, regret_at, transfer
 
 __all__ = [
+    "MARGIN",
     "SEGMENTS",
+    "VERDICTS",
     "Coefficient",
     "Cost",
     "Drift",
@@ -20,12 +23,13 @@ __all__ = [
     "EnsembleErrors",
     "Estimate",
     "FiniteSize",
-    "Law",
+    "Need",
     "Optimum",
     "PowerLaw",
     "Rule",
     "Segment",
     "Transfer",
+    "Verdict",
     "capped",
     "chain_path_sum",
     "ensemble_errors",

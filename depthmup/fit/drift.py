@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.fit.optimum import Edge, Optimum, half_width
+from depthmup.fit.curve import half_width
+from depthmup.fit.optimum import Edge, Optimum
 
 
 class Drift(NamedTuple):

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from depthmup.fit.curve import POINTS, Curve, Smooth, checked, half_width
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
-POINTS = 5  # number of grid points that a curve needs
-CONFIDENCE = 0.95
-FLOOR = 1e-12  # losses below count as 0, since their logarithms would outweigh all others
-DEGREE = 3  # of the local polynomials: a parabola's vertex is drawn to the flatter side of a bowl
-BANDWIDTH = 2.0  # octaves to either side in which grid points have weight in a local polynomial
-NEAREST = DEGREE + 1  # number of grid points that have weight at least
-FINE = 64  # learning rates per octave among which the optimum is looked for
 NEVER_DIVERGES = "no seed diverges on the grid"
 # The level of the t test for slopes. The interval ends at the first slopes that fail the test, and some slope fails
 # before the true optimum more often than the slope there (experiments/planted_curves.py).
@@ -56,12 +50,13 @@ class Optimum(NamedTuple):
         grid. It never lies beyond the last learning rate at which all seeds train.
     reason: "" if there is an optimum, else why not.
     edge: where training stops to be possible; None if nothing trains.
-    at_edge: whether the optimum is within a grid step of the edge. The interval then reaches to the upper end of the
-        edge's interval.
+    at_edge: whether the optimum is within a grid step of the edge, or of the cliff where a curve of finite losses ends.
+        The interval then reaches to the upper end of the edge's, or to the first learning rate beyond the cliff.
     loss: the loss there: the geometric mean over seeds, interpolated in log-log between grid points. NaN without an
         optimum.
-    low, high: 95% interval of learning_rate; NaN for a single seed or without an optimum.
-    stderr: standard error of learning_rate in octaves, from the scatter between seeds alone; NaN where low is.
+    low, high: 95% interval of learning_rate, with one seed from its scatter about the smooth curve; NaN without an
+        optimum, and for one seed with too few learning rates to tell the scatter.
+    stderr: standard error of learning_rate in octaves, from the scatter alone; NaN where low is.
     resolution: octaves by which the optimum may lie above learning_rate because the grid does not resolve the edge:
         half a grid step if at_edge, else 0. NaN without an optimum.
 
@@ -79,28 +74,6 @@ class Optimum(NamedTuple):
     resolution: float = math.nan
 
 
-def half_width(degrees: int, level: float = CONFIDENCE) -> float:
-    """Half the width of an interval, in standard errors: Student's t with `degrees` of freedom; NaN for 0."""
-    from scipy import special  # here, so that `import depthmup` stays light
-
-    return float(special.stdtrit(degrees, 0.5 + level / 2))
-
-
-def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Losses cut at `cap` (None: the largest finite loss); NaN and infinity, which mean divergence, become the cap."""
-    losses = np.asarray(losses, np.float64)
-    finite = losses[np.isfinite(losses)]
-    top = (finite.max() if finite.size else 1.0) if cap is None else cap
-    return np.clip(np.where(np.isfinite(losses), losses, top), FLOOR, top)
-
-
-def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Natural logarithms of the `capped` losses; a loss of 0 counts as half the smallest other loss."""
-    cut = capped(losses, cap)
-    positive = cut[cut > FLOOR]
-    return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))
-
-
 def optimum(
     lrs: np.ndarray, losses: np.ndarray, cap: float | None = None, diverged: np.ndarray | None = None
 ) -> Optimum:
@@ -113,139 +86,134 @@ def optimum(
         None: every finite loss has learned something.
       diverged: bool, shaped like losses. None: losses that are NaN or infinite are those of diverged trainings.
 
-    What has diverged is censored: above the best learning rate only those learning rates count at which all seeds
-    train. On them, the log loss of every seed is smoothed by local polynomials of degree 3 in log2 learning rate. The
-    optimum is the minimum of the seeds' mean, among the learning rates at which the mean log loss itself, interpolated
-    linearly between grid points, is at most the smallest of the grid plus its standard error: a star lies on its curve.
-    The interval reaches from the optimum to the next learning rates at which the slopes of the smooth curves are below
-    or above 0 by a t test over seeds. Taking slopes seed by seed keeps the seeds paired.
+    What lies beyond a cliff is censored: above the best learning rate only those learning rates count at which all
+    seeds train, and of these only those before the first jump that no bowl makes, several times steeper than the curve
+    is anywhere before it (`curve.STEEPER`), be it to a plateau, to a large loss or to divergence. On them, the log loss
+    is smoothed by local polynomials of degree 3 in log2 learning rate. The optimum is the minimum of the smooth curve,
+    among the learning rates at which the mean log loss itself, interpolated linearly between grid points, is at most
+    the smallest of the grid plus its standard error: a star lies on its curve. (With one seed, whose standard error the
+    grid point alone does not tell: plus its scatter about the smooth curve, or half of what the better neighbour is
+    above it, which is what a line between grid points may lie above a parabola's vertex.)
+
+    The interval reaches from the optimum to the next learning rates at which the slope of the smooth curve is below
+    or above 0 by a t test over seeds, whose slopes are compared seed by seed: seeds stay paired. With one seed the
+    test's error comes from the scatter about the smooth curve.
 
     A loss of 0, such as the error where no example is wrong, counts as half the smallest other loss, so that its
-    logarithm does not outweigh the rest.
+    logarithm does not outweigh the rest. Learning rates that are equal up to rounding count as one, with the geometric
+    mean of their losses.
 
     Raises ValueError for bad shapes, negative losses, a loss that is NaN though its training has not diverged, learning
-    rates that are not positive or not different, or fewer than five points.
+    rates that are not positive and finite, or fewer than five points.
     """
-    x, losses, failed = _checked(lrs, losses, cap, diverged)
-    log, trains = log_losses(losses, cap), np.logical_not(failed.any(axis=1))
-    if not trains.any():
-        reason = "never trains" if failed.all() else "no learning rate trains all seeds: the grid is too coarse"
-        return Optimum(None, reason)
-    best = int(np.argmin(np.where(trains, log.mean(axis=1), np.inf)))
-    edge = _edge(x, failed, best)
-    # Below the best point a loss above chance is one of too small a learning rate: only divergence is censored there.
-    stop = best + int(np.argmin(np.append(trains[best:], False)))  # the first point above that does not train
-    used = [i for i in range(stop) if bool(np.isfinite(losses[i]).all())]
-    x, log, best = x[used], log[used], used.index(best)
-    if best == 0:
+    curve = checked(lrs, losses, cap, diverged)
+    if len(curve.x) < POINTS:
+        raise ValueError(f"an optimum needs at least {POINTS} learning rates, got {len(curve.x)}: widen the grid")
+    return of_curve(curve)
+
+
+def of_curve(curve: Curve) -> Optimum:
+    """The optimum of a curve, as `optimum` explains it."""
+    best = curve.best
+    if best is None:
+        whole = curve.failed.all(axis=1).all()
+        return Optimum(None, "never trains" if whole else "no learning rate trains all seeds: the grid is too coarse")
+    edge, smooth = _edge(curve, best), curve.smooth()
+    if smooth.best == 0:
         return Optimum(None, "at the lower edge of the grid", edge)
-    if best == len(x) - 1 and edge.reason == NEVER_DIVERGES:
+    if smooth.best == len(smooth.x) - 1 and edge.reason == NEVER_DIVERGES and not smooth.ended:
         return Optimum(None, "at the upper edge of the grid", edge)
-    if len(x) < 3:
-        return Optimum(None, f"only {len(x)} learning rates train: refine the grid, or widen it downwards", edge)
-    return _inside(x, log, best, edge)
+    if len(smooth.x) < 3:
+        return Optimum(None, f"only {len(smooth.x)} learning rates train: refine the grid, or widen it downwards", edge)
+    return _inside(smooth, curve, edge)
 
 
-def _checked(
-    lrs: np.ndarray, losses: np.ndarray, cap: float | None, diverged: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log2 learning rates, rising; losses, NaN where diverged; whether training failed: (points, seeds)."""
-    lrs, losses = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
-    if lrs.ndim != 1 or losses.ndim not in (1, 2) or losses.shape[0] != len(lrs) or losses.size == 0:
-        raise ValueError(f"losses must be (points,) or (points, seeds) for {len(lrs)} rates, got {losses.shape}")
-    if diverged is not None:
-        diverged = np.asarray(diverged, bool)
-        if diverged.shape != losses.shape:
-            raise ValueError(f"diverged must have the shape of losses, {losses.shape}, got {diverged.shape}")
-        missing = np.argwhere(~np.isfinite(losses) & ~diverged)
-        if missing.size:
-            raise ValueError(
-                f"the loss at learning rate {lrs[missing[0][0]]:g} is {losses[tuple(missing[0])]}, but its training "
-                "has not diverged: mark it as diverged, or leave the learning rate out"
-            )
-        losses = np.where(diverged, np.nan, losses)
-    if (losses < 0).any():
-        raise ValueError("losses must not be negative: the fit is of their logarithm")
-    losses = losses.reshape(len(lrs), -1)
-    if len(lrs) < POINTS:
-        raise ValueError(f"an optimum needs at least {POINTS} learning rates, got {len(lrs)}: widen the grid")
-    if not (lrs > 0).all() or len(np.unique(lrs)) != len(lrs):
-        raise ValueError("learning rates must be positive and different from each other")
-    order = np.argsort(lrs)
-    x, losses = np.log2(lrs[order]), losses[order]
-    return x, losses, ~np.isfinite(losses) | (losses >= (math.inf if cap is None else cap))
-
-
-def _edge(x: np.ndarray, failed: np.ndarray, best: int) -> Edge:
-    """The edge above the grid point `best`. x: (points,), rising; failed: (points, seeds)."""
-    above = failed & (np.arange(len(x)) > best)[:, None]
-    fails, points = above.any(axis=0), above.any(axis=1)
-    if not fails.any():
+def _edge(curve: Curve, best: int) -> Edge:
+    """The edge above the grid point `best`."""
+    x, seeds = curve.x, np.flatnonzero((~np.isnan(curve.log)).any(axis=0))
+    of_seeds = []  # (edge, half of the grid step that holds it) of each seed; an infinite edge is not on the grid
+    for seed in seeds:
+        trained = np.flatnonzero(~np.isnan(curve.log[:, seed]))
+        fails = [i for i in trained if i > best and curve.failed[i, seed]]
+        before = trained[trained < fails[0]] if fails else trained
+        if fails and len(before):
+            low, high = x[before[-1]], x[fails[0]]
+            of_seeds.append(((low + high) / 2, (high - low) / 2))
+        else:
+            of_seeds.append((math.inf, math.nan))
+    edges, halves = np.array(of_seeds).T
+    failing = np.flatnonzero(curve.failed.any(axis=1) & (np.arange(len(x)) > best))
+    if not len(failing):
         return Edge(None, float(2 ** x[-1]), NEVER_DIVERGES)
-    first = above.argmax(axis=0)  # of each seed
-    edges = np.where(fails, (x[first] + x[first - 1]) / 2, np.inf)
-    steps = np.where(fails, x[first] - x[first - 1], 0.0)
-    all_train = float(2 ** x[int(points.argmax()) - 1])
-    middle = float(np.median(edges))
+    all_train, middle = float(2 ** x[failing[0] - 1]), float(np.median(edges))
     if not math.isfinite(middle):
         return Edge(None, all_train, "half of the seeds train at the largest learning rate")
-    resolution, seeds = float(np.median(steps[fails])) / 2, len(edges)
-    if seeds == 1:
+    resolution = float(np.nanmedian(halves))
+    if len(seeds) == 1:
         return Edge(2**middle, all_train, resolution=resolution)
-    known = np.where(fails, edges, x[-1] + resolution)  # the edge of a seed that never fails is above the grid
-    stderr = float(known.std(ddof=1) / math.sqrt(seeds))
-    half = resolution + half_width(seeds - 1) * stderr
+    # The edge of a seed that never fails is above the grid.
+    stderr = float(np.where(np.isfinite(edges), edges, x[-1] + resolution).std(ddof=1) / math.sqrt(len(seeds)))
+    half = resolution + half_width(len(seeds) - 1) * stderr
     return Edge(2**middle, all_train, "", 2 ** (middle - half), 2 ** (middle + half), stderr, resolution)
 
 
-def _inside(x: np.ndarray, log: np.ndarray, best: int, edge: Edge) -> Optimum:
-    """The optimum of a curve whose best grid point is `best`. x: (points,); log: (points, seeds), log losses."""
-    seeds, last = log.shape[1], len(x) - 1
-    fine, values, slope = _smoother(tuple(x))
-    slopes = slope @ log  # (fine, seeds)
-    mean = log.mean(axis=1)
-    worst = mean[best] + (log[best].std(ddof=1) / math.sqrt(seeds) if seeds > 1 else math.inf)
-    centre = int(np.argmin(np.where(np.interp(fine, x, mean) <= worst, values @ mean, np.inf)))
-    refined = _refined(fine, slopes.mean(axis=1), centre)
+def _inside(smooth: Smooth, curve: Curve, edge: Edge) -> Optimum:
+    """The optimum of a curve whose best grid point is neither its first nor, without a cliff, its last."""
+    x, mean, best, last = smooth.x, smooth.mean, smooth.best, len(smooth.x) - 1
+    fine, slopes = smooth.fine, smooth.slopes
+    worst = mean[best] + _height(smooth, curve.log[np.searchsorted(curve.x, x[best])])
+    near = np.zeros(len(fine), bool)  # the places on the curve that are connected with the best grid point
+    first, end = _connected(np.interp(fine, x, mean) <= worst, int(np.searchsorted(fine, x[best])))
+    near[first : end + 1] = True
+    centre = int(np.argmin(np.where(near, smooth.values, np.inf)))
+    refined = _refined(fine, slopes, centre)
     star = refined if np.interp(refined, x, mean) <= worst else float(fine[centre])
     loss = float(np.exp(np.interp(star, x, mean)))
     step = x[min(best + 1, last)] - x[min(best, last - 1)]
-    at_edge = edge.learning_rate is not None and star >= math.log2(edge.learning_rate) - 2 * edge.resolution - 1e-9
-    resolution = edge.resolution if at_edge else 0.0
-    if seeds == 1:
+    wall = _wall(smooth, curve, edge)
+    at_edge = wall is not None and bool(star >= wall[0] - 2 * wall[1] - 1e-9)
+    resolution = wall[1] if wall is not None and at_edge else 0.0
+    stderr, freedom = smooth.slope_errors()
+    if not freedom:
         return Optimum(2**star, "", edge, at_edge, loss, resolution=resolution)
-    stderr = slopes.std(axis=1, ddof=1) / math.sqrt(seeds)
-    errors = half_width(seeds - 1, LEVEL) * stderr
-    first, _ = _connected(slopes.mean(axis=1) > -errors, centre)
-    _, end = _connected(slopes.mean(axis=1) < errors, centre)
+    quantile = half_width(freedom, LEVEL)
+    first, _ = _connected(slopes > -quantile * stderr, centre)
+    _, end = _connected(slopes < quantile * stderr, centre)
     low, high = min(fine[first], star - UNSEEN * step), max(fine[end], min(star + UNSEEN * step, x[-1]))
-    scatter = (high - low) / 2 / half_width(seeds - 1, LEVEL)
+    scatter = (high - low) / 2 / quantile
     if at_edge:
         # What limits the optimum is the edge, whose place differs between seeds, or the bowl below.
-        scatter = max(edge.stderr, (star - low) / half_width(seeds - 1, LEVEL))
+        scatter = max(0.0 if math.isnan(edge.stderr) else edge.stderr, (star - low) / quantile)
+    if smooth.misses:  # a corner that the smooth curve rounds off
+        low, high = min(low, x[max(best - 1, 0)]), max(high, x[min(best + 1, last)])
     if best >= last - 1:
         high = max(high, x[-1])  # the only point above the best may lie on a wall, which the grid does not resolve
-    if (at_edge or end == len(fine) - 1) and edge.learning_rate is not None:
-        high = max(high, math.log2(edge.high))
+    if (at_edge or end == len(fine) - 1) and wall is not None:
+        high = max(high, wall[2])
     return Optimum(2**star, "", edge, at_edge, loss, 2**low, 2**high, scatter, resolution)
 
 
-@functools.lru_cache(maxsize=64)
-def _smoother(x: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(fine,) places between x[0] and x[-1], and twice (fine, points): the weights that turn the values of a curve at x
-    into its smoothed values and slopes there, by local polynomials of degree DEGREE with tricube weights (Cleveland
-    1979)."""
-    points = np.array(x)
-    count = round((x[-1] - x[0]) * FINE) + 1
-    fine = np.unique(np.concatenate([np.linspace(x[0], x[-1], count), points]))
-    distance = np.abs(fine[:, None] - points)
-    nearest = np.sort(distance, axis=1)[:, min(NEAREST, len(x)) - 1]
-    bandwidth = np.maximum(1.1 * nearest, BANDWIDTH)  # 1.1: the farthest of the nearest has weight, too
-    weights = np.clip(1 - (distance / bandwidth[:, None]) ** 3, 0, None) ** 3
-    powers = (points - fine[:, None])[..., None] ** np.arange(min(DEGREE, len(x) - 1) + 1)
-    normal = np.einsum("fpi,fp,fpj->fij", powers, weights, powers)
-    coefficients = np.linalg.solve(normal, np.einsum("fpi,fp->fip", powers, weights))
-    return fine, coefficients[:, 0], coefficients[:, 1]
+def _height(smooth: Smooth, log: np.ndarray) -> float:
+    """How far above the smallest mean the optimum may lie on the line between grid points. log: of the best point."""
+    log = log[~np.isnan(log)]
+    if len(log) > 1:
+        return float(log.std(ddof=1)) / math.sqrt(len(log))
+    best, last = smooth.best, len(smooth.x) - 1
+    neighbour = min(smooth.mean[i] for i in (best - 1, best + 1) if 0 <= i <= last)
+    return max(0.0 if math.isnan(smooth.scatter) else smooth.scatter, (neighbour - smooth.mean[best]) / 2)
+
+
+def _wall(smooth: Smooth, curve: Curve, edge: Edge) -> tuple[float, float, float] | None:
+    """(place, half of the grid step that holds it, the largest place that it may have) of the cliff or of the edge, in
+    octaves, whichever is lower; None if there is neither."""
+    if smooth.ended:
+        low = smooth.x[-1]
+        high = float(curve.x[np.searchsorted(curve.x, low) + 1])
+        return (low + high) / 2, (high - low) / 2, high
+    if edge.learning_rate is None:
+        return None
+    middle = math.log2(edge.learning_rate)
+    return middle, edge.resolution, middle + edge.resolution if math.isnan(edge.high) else math.log2(edge.high)
 
 
 def _refined(fine: np.ndarray, slopes: np.ndarray, i: int) -> float:

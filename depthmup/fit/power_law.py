@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,8 +16,10 @@ class LossCurve(NamedTuple):
     """The trials of one size."""
 
     rates: np.ndarray  # (points,), rising values of the hyperparameter
-    losses: np.ndarray  # (points, seeds)
+    seeds: list[Any]
+    losses: np.ndarray  # (points, seeds); NaN where a seed was not trained
     diverged: np.ndarray  # (points, seeds), bool
+    trained: np.ndarray  # (points, seeds), bool
     accuracy: np.ndarray | None  # (points, seeds), of validation; NaN where unknown, None if a row lacks the column
 
 
@@ -31,9 +32,9 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
         if any(key not in row for row in rows):
             raise ValueError(f"a row of the table has no {key!r}")
     for key in (axis, hyperparameter):
-        smallest = min(row[key] for row in rows)
-        if smallest <= 0:
-            raise ValueError(f"{key} must be positive, got {smallest}")
+        for row in rows:
+            if not (math.isfinite(row[key]) and row[key] > 0):
+                raise ValueError(f"{key} must be a positive number, got {row[key]}")
     sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
@@ -42,39 +43,40 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
     for size in sizes:
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
-        flags = np.array([[bool(row.get("diverged", False)) for row in line] for line in lines])
-        if flagged and (~np.isfinite(losses) & ~flags).any():
-            i, j = np.argwhere(~np.isfinite(losses) & ~flags)[0]
+        trained = np.array([[row is not None for row in line] for line in lines])
+        flags = np.array([[bool(row and row.get("diverged", False)) for row in line] for line in lines])
+        if flagged and (~np.isfinite(losses) & ~flags & trained).any():
+            i, j = np.argwhere(~np.isfinite(losses) & ~flags & trained)[0]
             row = lines[i][j]
+            assert row is not None
             raise ValueError(
                 f"{measure} is {row[measure]} at {axis}={size}, {hyperparameter}={row[hyperparameter]}, "
                 f"seed={row['seed']}, though it has not diverged: leave these trials out, or judge by another measure"
             )
         result[size] = LossCurve(
-            rates=np.array([line[0][hyperparameter] for line in lines]),
+            rates=np.array([next(row[hyperparameter] for row in line if row) for line in lines], np.float64),
+            seeds=seeds,
             losses=losses,
-            diverged=flags | ~np.isfinite(losses),
+            diverged=(flags | ~np.isfinite(losses)) & trained,
+            trained=trained,
             accuracy=_column(lines, ACCURACY) if known else None,
         )
     return result
 
 
-def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row]]:
-    """For each value of the hyperparameter, rising, the rows of all seeds in the order of `seeds`."""
-    found: dict[tuple[float, Any], Row] = {}
+def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row | None]]:
+    """For each value of the hyperparameter, rising, the rows of all seeds in the order of `seeds`; None for a seed that
+    was not trained."""
+    of_trial: dict[tuple[float, Any], Row] = {}
     for row in rows:
         at = row[hyperparameter], row["seed"]
-        if at in found:
+        if at in of_trial:
             raise ValueError(f"two rows for {size}, {hyperparameter}={at[0]}, seed={at[1]}")
-        found[at] = row
-    rates = sorted({rate for rate, _ in found})
-    for rate, seed in itertools.product(rates, seeds):
-        if (rate, seed) not in found:
-            raise ValueError(f"no row for {size}, {hyperparameter}={rate}, seed={seed}: it needs all seeds")
-    return [[found[rate, seed] for seed in seeds] for rate in rates]
+        of_trial[at] = row
+    return [[of_trial.get((rate, seed)) for seed in seeds] for rate in sorted({rate for rate, _ in of_trial})]
 
 
-def _losses(lines: list[list[Row]], measure: str) -> np.ndarray:
+def _losses(lines: list[list[Row | None]], measure: str) -> np.ndarray:
     values = _column(lines, measure)
     if not measure.endswith("accuracy"):
         return values
@@ -83,6 +85,6 @@ def _losses(lines: list[list[Row]], measure: str) -> np.ndarray:
     return 1 - values
 
 
-def _column(lines: list[list[Row]], key: str) -> np.ndarray:
-    values = [[row[key] for row in line] for line in lines]
+def _column(lines: list[list[Row | None]], key: str) -> np.ndarray:
+    values = [[None if row is None else row[key] for row in line] for line in lines]
     return np.array([[math.nan if value is None else value for value in line] for line in values], np.float64)

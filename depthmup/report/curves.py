@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 
 from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented, transfer
-from depthmup.fit.optimum import POINTS
+from depthmup.fit.curve import POINTS
 from depthmup.fit.table import ACCURACY
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate

@@ -15,11 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from depthmup.fit import Optimum, log_losses
+from depthmup.fit import Optimum, Verdict
 from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 
-VERDICT_COLORS = {"transfers": "#1a7f37", "does not transfer": "#b42318", "undecided": "#8a6d00"}
+VERDICT_COLORS: dict[Verdict, str] = {
+    "transfers": "#1a7f37",
+    "does not transfer": "#b42318",
+    "undecided": "#8a6d00",
+    "nothing learned": "#5f5f5f",
+}
 LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
 # Of each measured quantity the label, and what is drawn of its values (trials, steps, layers) at each step.
 QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
@@ -35,11 +40,11 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
 
     def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
         found = c.result
-        of_sizes = zip(found.values, found.learning_rates, found.losses, found.optima, colors, strict=True)
+        of_sizes = zip(found.values, found.learning_rates, found.optima, colors, strict=True)
         highest = 0.0
-        for size, rates, losses, optimum, color in of_sizes:
-            log = log_losses(losses, c.chance)
-            mean, spread = log.mean(axis=1), log.std(axis=1)
+        for i, (size, rates, optimum, color) in enumerate(of_sizes):
+            log = found.log_losses(i)
+            mean, spread = np.nanmean(log, axis=1), np.nanstd(log, axis=1)
             panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
             panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
             highest = max(highest, np.exp(mean).max())
@@ -52,8 +57,10 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
         if highest > c.chance / 1.5:  # far above all curves the line would squeeze them
             panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        title = f"{_names(c, f': {found.verdict}')}\n(by regret: {found.by_regret.verdict})"
-        panel.set_title(title, fontsize=10, color=VERDICT_COLORS[found.verdict])
+        words = textwrap.fill(found.reason, 56, max_lines=3, placeholder=" ...")
+        panel.set_title(
+            f"{_names(c, f': {found.verdict}')}\n{words}", fontsize=8.5, color=VERDICT_COLORS[found.verdict]
+        )
 
     measure = curves[0].measure.replace("_", " ")
     score = f"1 - {measure}" if "accuracy" in measure else measure

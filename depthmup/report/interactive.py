@@ -18,7 +18,6 @@ import pandas
 from markupsafe import Markup
 from matplotlib.colors import to_hex
 
-from depthmup.fit import log_losses
 from depthmup.report.curves import TransferCurve
 from depthmup.report.figures import LOSSES, VERDICT_COLORS
 from depthmup.report.learning_curves import LearningCurves
@@ -96,7 +95,7 @@ def _losses(own: Sequence[tuple[str, TransferCurve]], number: Mapping[str, int])
     panels: dict[tuple[str, ...], Json] = {}
     for sweep, c in own:
         panel = panels.setdefault((c.parameterization, c.optimizer, c.variant), _panel(c))
-        panel["says"].append([sweep, f"{c.result.verdict} (by regret: {c.result.by_regret.verdict})", _color_of(c)])
+        panel["says"].append([sweep, f"{c.result.verdict}: {c.result.reason}", _color_of(c)])
         panel["shapes"].append(
             {
                 "type": "line",
@@ -141,10 +140,12 @@ def _of_size(
     """The traces of one size of a curve: the mean over seeds, each seed, the optimum."""
     i = c.result.values.index(size)
     values, diverged, found = c.result.learning_rates[i], c.result.diverged[i], c.result.optima[i]
-    log = log_losses(c.result.losses[i], c.chance)
-    mean = log.mean(axis=1)
-    points = [[number.get(key, -1) for key in keys] for keys in c.at(size)["key"].to_numpy().reshape(log.shape)]
-    x, count, bad = np.log2(values), np.full(len(values), log.shape[1]), diverged.sum(axis=1)
+    log = c.result.log_losses(i)
+    mean, trained = np.nanmean(log, axis=1), ~np.isnan(log)
+    keys = c.at(size).pivot(index=c.hyperparameter, columns="seed", values="key")
+    keys = keys.reindex(columns=sorted(c.trials["seed"].unique())).to_numpy()
+    points = [[number.get(key, -1) for key in row[of]] for row, of in zip(keys, trained, strict=True)]
+    x, count, bad = np.log2(values), trained.sum(axis=1), diverged.sum(axis=1)
     name = c.hyperparameter.replace("_", " ")
     head = f"{sweep}{': ' * bool(sweep)}{c.axis} {size:g}"
     about = {"size": f"{size:g}", "sweep": sweep}
@@ -162,9 +163,9 @@ def _of_size(
     }
     yield {
         "mode": "markers",
-        "x": _short(np.repeat(x, log.shape[1])),
-        "y": _short(np.exp(log).ravel()),
-        "customdata": diverged.ravel().tolist(),
+        "x": _short(np.repeat(x, count)),
+        "y": _short(np.exp(log[trained])),
+        "customdata": diverged[trained].tolist(),
         "trials": [[trial] for keys in points for trial in keys],
         "hovertemplate": f"{head}, one seed<br>{name} 2^%{{x:.2f}}<br>loss %{{y:.4g}}<br>diverged: %{{customdata}}"
         "<extra></extra>",

@@ -17,7 +17,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from depthmup.fit import Cost, Drift, Law, Optimum, Rule
+from depthmup.fit import Drift, Optimum, Rule
 from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
@@ -125,8 +125,8 @@ def verdicts(curves: Sequence[TransferCurve]) -> list[Cells]:
     result = []
     for c in curves:
         found = c.result
-        cells = {"verdict": found.verdict, "by regret": found.by_regret.verdict, "drift": _drift(found.drift)}
-        cells |= {"why": found.reason, "why by regret": found.by_regret.reason}
+        cells = {"verdict": found.verdict, "why": found.reason}
+        cells |= {"cost at most": str(found.cost or NONE), "drift": _drift(found.drift)}
         pairs = zip(found.values, found.optima, strict=True)
         sizes = {f"{size:g}": _log2(o.learning_rate) + "*" * o.at_edge for size, o in pairs}
         result.append({**_names(c), **cells, **sizes})
@@ -141,8 +141,7 @@ def edges(curves: Sequence[TransferCurve]) -> list[Cells]:
         of_size = {f"{size:g}": o.edge for size, o in zip(c.result.values, c.result.optima, strict=True)}
         if not any(edge and edge.learning_rate for edge in of_size.values()):
             continue
-        law = c.result.edge
-        cells = {"verdict": law.verdict, "drift": _drift(law.drift), "why": law.reason}
+        cells = {"drift": _drift(c.result.edge_drift)}
         sizes = {
             size: "above" if edge and edge.learning_rate is None else _log2(edge and edge.learning_rate)
             for size, edge in of_size.items()
@@ -196,7 +195,7 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
         loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
         for i, o in enumerate(c.result.optima):
             regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
-            interval = "one seed" if math.isnan(o.stderr) else f"[{_log2(o.low)}, {_log2(o.high)}]"
+            interval = "too few rates" if math.isnan(o.low) else f"[{_log2(o.low)}, {_log2(o.high)}]"
             result.append(
                 {
                     **_names(c),
@@ -207,12 +206,35 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
                     "all seeds train up to": _log2(o.edge.all_train) if o.edge else NONE,
                     loss: f"{o.loss:.4f}" if o.learning_rate else NONE,
                     "regret": "diverges or none" if regret is None else f"{regret:.4f}",
-                    "cost": _cost(c.result.costs[i]),
-                    "in accuracy": "" if regret_accuracy is None else f"{100 * regret_accuracy:.1f}",
+                    "cost": str(c.result.costs[i] or NONE),
+                    "in accuracy": str(regret_accuracy or ""),
+                    "answer": c.result.answers[i],
                     "settled": "" if share is None else f"{100 * share:.0f}%",
                 }
             )
     return result
+
+
+def answers(curves: Sequence[TransferCurve]) -> str:
+    """What a sweep has found, for people: a line for each curve, then the learning rates to use at other sizes."""
+    lines = [f"{c.optimizer}, {c.name}, {_followed(c)}{c.result}" for c in curves]
+    rates = [c for c in curves if c.hyperparameter == "learning_rate"]
+    of_name: dict[tuple[str, str], list[TransferCurve]] = {}
+    for c in rates:
+        of_name.setdefault((c.optimizer, c.name), []).append(c)
+    use = []
+    for (optimizer, name), own in of_name.items():
+        if all(c.result.verdict == "transfers" for c in own):
+            at = own[0].result
+            use.append(f"{at.tuned:.3g} for {optimizer} under {name} (the best of {at.axis} {at.values[0]:g})")
+    if rates:
+        words = "; ".join(use) or "none is known to be right at another size: tune there, or see what would decide"
+        lines += ["", f"learning rate to use at larger sizes: {words}"]
+    return "\n".join(lines)
+
+
+def _followed(c: TransferCurve) -> str:
+    return "" if c.hyperparameter == "learning_rate" else f"best {c.hyperparameter.replace('_', ' ')} over "
 
 
 def verdict_table(curves: Sequence[TransferCurve]) -> str:
@@ -221,14 +243,15 @@ def verdict_table(curves: Sequence[TransferCurve]) -> str:
     for axis, hyperparameter in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
         block = [c for c in curves if (c.axis, c.hyperparameter) == (axis, hyperparameter)]
         sizes = {f"{size:g}": (f"{size:g}", "{:>8}") for size in block[0].result.values}
-        drift, verdict = {"drift": ("drift per doubling", "   {:22}")}, ("verdict", " {:18}")
+        drift = {"drift": ("drift per doubling", "   {:22}")}
         name = hyperparameter.replace("_", " ")
         found = verdicts(block)
-        table = _text(found, sizes | drift | {"verdict": verdict, "by regret": ("by regret", "{}")})
+        more = {"cost at most": ("costs at most", " {:21}"), "verdict": ("verdict", "{}")}
+        table = _text(found, sizes | drift | more)
         legend = _legend(found, sizes, {"*": "at the edge", "none": "no optimum inside the grid"})
         blocks.append(f"log2 of the best {name} at {axis}{legend}\n{table}")
         if found := edges(block):
-            table = _text(found, sizes | drift | {"verdict": verdict})
+            table = _text(found, sizes | drift)
             legend = _legend(found, sizes, {"above": "beyond the grid", "none": "no value trains every seed"})
             blocks.append(
                 f"log2 of the edge, the {name} above which training is not possible, at {axis}{legend}\n{table}"
@@ -290,13 +313,17 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
             "learning_rate": [o.edge and o.edge.learning_rate for o in found.optima],
             "interval": [o.edge and [o.edge.low, o.edge.high] for o in found.optima],
             "all_train": [o.edge and o.edge.all_train for o in found.optima],
-            **_law(found.edge),
+            "drift": _interval(found.edge_drift),
         },
-        "drift": found.drift and _fields(found.drift, "octaves_per_doubling", "low", "high"),
+        "drift": _interval(found.drift),
         "regret": found.regret,
+        "margin": found.margin,
+        "tuned": found.tuned,
+        "answers": found.answers,
         "cost": [cost and cost._asdict() for cost in found.costs],
-        "by_regret": {"verdict": found.by_regret.verdict, "reason": found.by_regret.reason},
-        "regret_accuracy": found.regret_accuracy,
+        "largest_cost": found.cost and found.cost._asdict(),
+        "needs": [need._asdict() for need in found.needs],
+        "regret_accuracy": [cost and cost._asdict() for cost in found.regret_accuracy],
         "best_loss": [o.loss for o in found.optima],
         "verdict": found.verdict,
         "reason": found.reason,
@@ -365,9 +392,8 @@ def _drift(drift: Drift | None) -> str:
     return f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]" if drift else NONE
 
 
-def _law(law: Law) -> dict[str, Any]:
-    drift = law.drift and _fields(law.drift, "octaves_per_doubling", "low", "high")
-    return {"drift": drift, "verdict": law.verdict, "reason": law.reason}
+def _interval(drift: Drift | None) -> dict[str, Any] | None:
+    return drift and _fields(drift, "octaves_per_doubling", "low", "high")
 
 
 def _edge(o: Optimum) -> str:
@@ -375,13 +401,6 @@ def _edge(o: Optimum) -> str:
         return NONE
     interval = "" if math.isnan(o.edge.low) else f" [{_log2(o.edge.low)}, {_log2(o.edge.high)}]"
     return f"{_log2(o.edge.learning_rate)}{interval}"
-
-
-def _cost(cost: Cost | None) -> str:
-    if cost is None:
-        return NONE
-    interval = "" if math.isnan(cost.low) else f" [{100 * cost.low:.1f}, {100 * cost.high:.1f}]"
-    return f"{100 * cost.share:.1f}%{interval}"
 
 
 def _rule_at(rule: Rule, i: int) -> str:

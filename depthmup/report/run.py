@@ -22,11 +22,13 @@ from depthmup.train.workdir import Row
 
 
 class Result(NamedTuple):
-    """rows: of all trials. verdicts: as text. page: the path of report.html, or None for a part of a sweep."""
+    """rows: of all trials. verdicts: a line for each curve, and the learning rates to use. page: the path of
+    report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text."""
 
     rows: list[Row]
     verdicts: str
     page: Path | None
+    tables: str = ""
 
 
 def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
@@ -53,7 +55,7 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
     curves = judge(table, settings, _calibrated(settings, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
     path = page.write(curves, table, settings, Path(workdir), command)
-    return Result(rows, "\n\n".join(tables) or page.best_table(table, settings), path)
+    return Result(rows, page.answers(curves) or page.best_table(table, settings), path, "\n\n".join(tables))
 
 
 def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup.fit import log_losses, optimum
-from depthmup.fit.optimum import POINTS
+from depthmup.fit.curve import POINTS
 from depthmup.settings import Settings
 from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row

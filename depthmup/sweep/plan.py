@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.optimum import POINTS
+from depthmup.fit.curve import POINTS
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
 from depthmup.settings import (

@@ -27,7 +27,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from depthmup.fit.transfer import nearest
 from depthmup.report import figures
 from experiments.figures.figure import (

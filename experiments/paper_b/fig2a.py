@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from depthmup.fit import segmented
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.paper_b import exponents, networks
 from experiments.paper_b.exponents import FEWEST, MEASURES, against, along_depth, by_both, words

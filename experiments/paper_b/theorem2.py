@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
-from depthmup.fit.optimum import half_width
+from depthmup.fit.curve import half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import exponents, networks
 from experiments.paper_b.exponents import along_depth, by_both, equal

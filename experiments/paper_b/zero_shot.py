@@ -27,7 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.fit import Rule, Transfer, learning_rate_rules
-from depthmup.fit.transfer import COST
+COST = 0.05  # TODO
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth

@@ -1,0 +1,165 @@
+"""How often is the verdict of `fit.transfer` wrong, and how often does it decide?
+
+    python -m experiments.planted_verdicts [redraws] [file.json]      1,000 redraws: about an hour on one core
+
+docs/results/planted_verdicts.json has the numbers of 1,000 redraws, docs/laws.md the table that `summary` makes of
+them.
+
+Sweeps over five depths, 2 to 32, are planted: a bowl of log loss over log2 learning rate whose minimum moves by a drift
+in octaves per doubling of depth, down unless it says up, on grids of half an octave whose place differs from redraw to
+redraw. Noise is that of single trainings (between learning rates, for one seed); a seed's own level scatters by .1 on
+top, and the same seeds are trained at every depth. The kinds of bowls:
+
+- sharp, flat: parabolas as of residual MLPs and of language models; "noisier" has twice the noise at depth 32.
+- one-sided: steep to the left, as with SGD.
+- cliff: all trainings diverge .75 octaves above the optimum, or .2 octaves of scatter between seeds around that.
+- soft cliff: losses rise by half there, and stay there.
+- octaves: a grid of an octave.
+- flat everywhere: no learning rate is better than another, so none costs anything.
+
+The truth is computed from the planted curves with the same margin: a value "transfers" if what it costs at every depth
+is below what `margin` octaves below the optimum cost there (or half a percent). Rows in which the two are equal within
+a tenth of an octave have no truth: a total drift of the margin. The columns are percentages of redraws: wrong (the other
+verdict than the truth), decided (either verdict).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depthmup import fit
+from depthmup.fit.contrast import LEAST
+from experiments.planted_curves import OF_SEED, Shape, corner
+
+REDRAWS = 1000
+DEPTHS = (2, 4, 8, 16, 32)
+SEEDS = (3, 6, 12, 24)
+DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
+LEVEL = -3.0  # log loss at the optimum
+CLOSE = 0.1  # octaves of total drift within which a truth is none
+
+
+class Kind(NamedTuple):
+    """A kind of bowl. noise: of a training at the smallest depth; grows: factor of the noise at the largest depth."""
+
+    name: str
+    shape: Shape
+    noise: float
+    cliff: float = math.inf
+    moving: float = 0.0
+    jump: float = math.inf
+    step: float = 0.5
+    grows: float = 1.0
+    up: bool = False
+
+    def loss(self, u: np.ndarray | float, cliff: np.ndarray | float) -> np.ndarray:
+        """Log loss above LEVEL at u octaves from the minimum; infinite where it diverges."""
+        return self.shape(np.minimum(u, cliff)) + np.where(u > cliff, self.jump, 0.0)
+
+
+def parabola(curvature: float) -> Shape:
+    return lambda u: curvature * np.square(u)
+
+
+KINDS = (
+    Kind("sharp", parabola(0.2), 0.08),
+    Kind("sharp, up", parabola(0.2), 0.08, up=True),
+    Kind("sharp, octaves", parabola(0.2), 0.08, step=1.0),
+    Kind("sharp, noisier", parabola(0.2), 0.08, grows=2.0),
+    Kind("flat", parabola(0.015), 0.008),
+    Kind("flat, up", parabola(0.015), 0.008, up=True),
+    Kind("one-sided", corner(0.7, 0.35, 0.4), 0.15),
+    Kind("cliff", parabola(0.1), 0.05, cliff=0.75),
+    Kind("moving cliff", parabola(0.1), 0.05, cliff=0.75, moving=0.2),
+    Kind("soft cliff", parabola(0.1), 0.05, cliff=0.75, jump=math.log(1.5)),
+    Kind("flat everywhere", parabola(0.0), 0.02),
+)
+
+
+def truth(kind: Kind, drift: float, margin: float = fit.MARGIN) -> str:
+    """The verdict that is right; "" where a tenth of an octave more or less of the total drift decides."""
+    verdicts = set()
+    for shift in (-CLOSE, CLOSE):
+        off = -math.copysign(max(0.0, abs(drift) * (len(DEPTHS) - 1) + shift), drift)  # from the last depth's optimum
+        cost = float(kind.loss(off, kind.cliff))
+        unit = float(kind.shape(np.array(-margin)))
+        verdicts.add("does not transfer" if cost > max(unit, LEAST) else "transfers")
+    return verdicts.pop() if len(verdicts) == 1 else ""
+
+
+def plant(rng: np.random.Generator, kind: Kind, drift: float, seeds: int) -> list[dict[str, float]]:
+    """The rows of a made-up sweep. drift: octaves per doubling, as it is added."""
+    x = np.arange(-10, 6.01, kind.step) + rng.uniform(0, kind.step)
+    levels, rows = OF_SEED * rng.normal(size=seeds), []
+    for i, depth in enumerate(DEPTHS):
+        noise = kind.noise * kind.grows ** (i / (len(DEPTHS) - 1))
+        u = (x - drift * i)[:, None]
+        log = LEVEL + kind.loss(u, kind.cliff + kind.moving * rng.normal(size=seeds)) + levels
+        loss = np.exp(log + noise * rng.normal(size=log.shape))
+        rows += [
+            {"depth": depth, "learning_rate": 2.0**rate, "seed": seed, "loss": loss[j, seed]}
+            for j, rate in enumerate(x.tolist())
+            for seed in range(seeds)
+        ]
+    return rows
+
+
+def counted(kind: Kind, drift: float, seeds: int, redraws: int, margin: float = fit.MARGIN) -> dict[str, float]:
+    """Shares of the redraws that transfer, that do not, and that are wrong."""
+    rng = np.random.default_rng(0)
+    step, right = drift if kind.up else -drift, truth(kind, drift if kind.up else -drift, margin)
+    verdicts = [fit.transfer(plant(rng, kind, step, seeds), margin=margin).verdict for _ in range(redraws)]
+    found = {verdict: verdicts.count(verdict) / redraws for verdict in ("transfers", "does not transfer")}
+    wrong = sum(share for verdict, share in found.items() if verdict != right) if right else math.nan
+    return {**found, "decided": sum(found.values()), "wrong": wrong}
+
+
+def rows(redraws: int) -> Iterator[dict[str, Any]]:
+    for kind in KINDS:
+        for drift in DRIFTS if kind.name != "flat everywhere" else (0.0,):
+            for seeds in SEEDS:
+                shares = counted(kind, drift, seeds, redraws)
+                right = truth(kind, drift if kind.up else -drift)
+                yield {"bowl": kind.name, "drift": drift, "truth": right, "seeds": seeds, **shares}
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/laws.md: a row for each kind of bowl and drift."""
+    titles = ["bowl", "drift", "truth", *(f"decided, {seeds} seeds" for seeds in SEEDS), "wrong at most"]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    of_row: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for row in found:
+        of_row.setdefault((row["bowl"], row["drift"]), []).append(row)
+    for (bowl, drift), own in of_row.items():
+        decided = [f"{100 * row['decided']:.0f}" for row in own]
+        wrong = max(row["wrong"] for row in own)
+        cells = [
+            bowl,
+            f"{drift:g}",
+            own[0]["truth"] or "none",
+            *decided,
+            "" if math.isnan(wrong) else f"{100 * wrong:.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(redraws: int, path: Path | None) -> None:
+    found = []
+    for row in rows(redraws):
+        found.append(row)
+        print(json.dumps(row), flush=True)
+    print(summary(found))
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else REDRAWS, Path(sys.argv[2]) if sys.argv[2:] else None)
