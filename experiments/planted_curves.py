@@ -1,6 +1,6 @@
 """Does the estimator of optima find what was planted, also beside a divergence cliff?
 
-    python -m experiments.planted_curves [redraws] [file.json]      2,000 redraws: half an hour on one core
+    python -m experiments.planted_curves [redraws] [file.json]      2,000 redraws: an hour on one core
 
 docs/results/planted_curves.json has the numbers of 2,000 redraws, docs/laws.md the table that `summary` makes of them.
 
@@ -13,18 +13,18 @@ Curves of known shape are planted, with noise between seeds, on grids whose plac
   optimum below the drawn seeds' edges and the one below the middle of all edges.
 - width: the median width of the interval in octaves.
 - edge: how often the 95% interval of the edge holds the planted one.
-- old: bias, coverage and width of the vertex of a parabola through the five grid points around the smallest mean log
-  loss, with diverged losses cut to that of chance and the interval from redraws of the seeds: the estimator of before.
 - on curve: how often the loss at the optimum, interpolated between grid points, is at most the smallest of the grid
-  plus its standard error.
+  plus its standard error (with one seed: at most that of the worse neighbour of the smallest).
 
 Of curves with a flat bottom the regret is shown instead: by how much, in percent, the planted loss at the optimum that
 was found is above the smallest planted loss.
 
 Cliffs: "fixed" is the same for all seeds, "moving" scatters by .2 octaves between seeds, "soft" is fixed and the loss
-rises by a third within the half octave below it. The noise (between learning rates, for one seed; a seed's own level
+rises by a third within the half octave below it. At a "finite" one the loss rises to 1.02, 1.1 or 3 times (1.5 or 3
+times where the bowl is as deep as those of the digits) within a quarter of an octave or a whole one, and stays there.
+"Shallow" bowls are those of language models. The noise (between learning rates, for one seed; a seed's own level
 scatters by .1 on top) is like that of our sweeps: .08 for smooth bowls, as with Adam, .15 for one-sided curves, as with
-SGD.
+SGD, .003 for shallow ones.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup import fit
-from depthmup.fit.curve import half_width
 
 REDRAWS = 2000
 CAP = math.log(10)
 LEVEL = -3.0  # log loss at the optimum
 OF_SEED = 0.1  # scatter of a seed's own level
 MOVING, SOFT = 0.2, 0.5  # octaves
+PLACES = 8  # of the grid, within a grid step: smoothing weights are made once for each grid
 Shape = Callable[[np.ndarray], np.ndarray]
 
 
@@ -109,7 +109,12 @@ CLIFFS = [
 ]
 SHALLOW = Kind("shallow", lambda u: 0.004 * u**2, 0.003)  # as of language models
 JUMPS = [
-    kind._replace(name=f"{kind.name}, finite cliff of {jump:g} over {ramp:g}", cliff=distance, jump=jump, ramp=ramp)
+    kind._replace(
+        name=f"{kind.name}, finite cliff {'half an octave' if distance < 1 else '1 or 2 octaves'} above",
+        cliff=distance,
+        jump=jump,
+        ramp=ramp,
+    )
     for kind, jumps in ((SHALLOW, (1.02, 1.1, 3.0)), (SYMMETRIC, (1.5, 3.0)))
     for jump in jumps
     for ramp in (0.25, 1.0)
@@ -129,7 +134,7 @@ class Planted(NamedTuple):
 
 def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Planted:
     """A curve of `kind` on a grid of `step` octaves, whose place is drawn as well."""
-    x = np.arange(-5, 3.01, step) + rng.uniform(0, step)
+    x = np.arange(-5, 3.01, step) + step * (rng.integers(PLACES) + 0.5) / PLACES
     hard = kind.cliff is not None and kind.jump is None
     edges = (kind.cliff or 0.0) + kind.moving * rng.normal(size=seeds) if hard else np.full(seeds, np.inf)
     log_loss = LEVEL + kind.loss(x[:, None], edges) + kind.noise * rng.normal(size=(len(x), seeds))
@@ -141,31 +146,9 @@ def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Plan
     return Planted(2**x, np.where(x[:, None] > edges, np.nan, np.exp(log_loss)), *map(float, best))
 
 
-def parabola(lrs: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
-    """(optimum, low, high), log2, of the estimator of before; NaN without an optimum."""
-    x, log = np.log2(lrs), fit.log_losses(losses, CAP)
-    if int(log.mean(axis=1).argmin()) in (0, len(x) - 1):
-        return math.nan, math.nan, math.nan
-
-    def vertex(mean: np.ndarray) -> float:
-        best = int(mean.argmin())
-        near = slice(start := min(max(best - 2, 0), len(x) - 5), start + 5)
-        square, linear, _ = np.polyfit(x[near] - x[best], mean[near], 2)
-        return float(np.clip(x[best] - linear / (2 * square), *x[near][[0, -1]])) if square > 0 else float(x[best])
-
-    seeds = log.shape[1]
-    if seeds == 1:
-        return vertex(log[:, 0]), math.nan, math.nan
-    draws = np.random.default_rng(0).integers(seeds, size=(100, seeds))
-    star = vertex(log.mean(axis=1))
-    scatter = np.std([vertex(log[:, draw].mean(axis=1)) for draw in draws]) * math.sqrt(seeds / (seeds - 1))
-    half = float(half_width(seeds - 1) * scatter)
-    return star, star - half, star + half
-
-
 def compare(kind: Kind, planted: Planted) -> dict[str, float]:
     """The columns of the table for one curve; NaN where there is nothing to compare."""
-    found, (old, old_low, old_high) = fit.optimum(planted.rates, planted.losses, CAP), parabola(*planted[:2])
+    found = fit.optimum(planted.rates, planted.losses, CAP)
     if found.learning_rate is None:
         return {"none": 1.0}
     star, low, high = (math.log2(value) for value in (found.learning_rate, found.low, found.high))
@@ -191,9 +174,6 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
         "of the middle": float(low - 1e-9 <= planted.middle <= high + 1e-9),
         "width": high - low,
         "edge": edge,
-        "old bias": old - planted.optimum,
-        "old coverage": math.nan if math.isnan(old_low) else float(old_low <= planted.optimum <= old_high),
-        "old width": old_high - old_low,
         "on curve": float(math.log(found.loss) <= worst + 1e-9),
         "regret": math.expm1(at[0] - at[1]),
     }
@@ -222,78 +202,44 @@ def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
                     yield kind, step, seeds, measured(kind, step, seeds, redraws)
 
 
-def line(kind: Kind, step: float, seeds: int, found: dict[str, float]) -> str:
-    """A row of the table, in Markdown."""
-    percent = {name: f"{100 * found[name]:.1f}" for name in ("coverage", "old coverage", "on curve", "edge")}
-    cells = [f"{found['bias']:+.2f}", percent["coverage"], f"{found['width']:.2f}"]
-    cells += [f"{found['old bias']:+.2f}", percent["old coverage"], f"{found['old width']:.2f}"]
-    if kind.flat:
-        cells = [
-            f"regret {100 * found['regret']:.1f}%",
-            "",
-            f"{found['width']:.2f}",
-            "",
-            "",
-            f"{found['old width']:.2f}",
-        ]
-    cells += ["" if kind.cliff is None else percent["edge"], percent["on curve"]]
-    distance = "" if kind.cliff is None else f" {kind.cliff:g} above"
-    return f"| {kind.name}{distance} | {step:g} | {seeds} | " + " | ".join(cells) + " |"
-
-
 def summary(found: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of one kind of curve and one grid in one row: ranges over seeds and over distances of the cliff."""
-    of_curve: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    """The rows of one kind of curve and one grid, of one seed or of several, in one row: ranges over 3 and 6 seeds,
+    over distances of the cliff, and over heights of a finite one."""
+    of_curve: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
     for row in found:
-        of_curve.setdefault((row["curve"], row["step"]), []).append(row)
-    titles = "curve", "grid step", "bias", "coverage", "width", "edge", "old bias", "old coverage", "old width"
+        of_curve.setdefault((row["curve"], row["step"], "1" if row["seeds"] == 1 else "3, 6"), []).append(row)
+    titles = "curve", "grid step", "seeds", "bias", "coverage", "width", "edge"
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for (name, step), own in of_curve.items():
+    for (name, step, seeds), rows_of_curve in of_curve.items():
         cells = [
-            "" if np.isnan([row[column] for row in own]).any() else _range([row[column] for row in own], form, scale)
+            "" if np.isnan([row[column] for row in rows_of_curve]).any() else _range(rows_of_curve, column, form, scale)
             for column, form, scale in (
                 ("bias", "+.2f", 1),
                 ("coverage", ".1f", 100),
                 ("width", ".2f", 1),
                 ("edge", ".1f", 100),
-                ("old bias", "+.2f", 1),
-                ("old coverage", ".1f", 100),
-                ("old width", ".2f", 1),
             )
         ]
         if name == FLAT.name:
-            cells[:2] = [f"regret {_range([row['regret'] for row in own], '.1f', 100)}%", ""]
-            cells[4:6] = ["", ""]
-        lines.append(f"| {name} | {step:g} | " + " | ".join(cells) + " |")
+            cells[:2] = [f"regret {_range(rows_of_curve, 'regret', '.1f', 100)}%", ""]
+        lines.append(f"| {name} | {step:g} | {seeds} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _range(values: Sequence[float], form: str, scale: float) -> str:
+def _range(rows_of_curve: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
+    values = [row[column] for row in rows_of_curve]
     low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
 def main(redraws: int, path: Path | None) -> None:
-    titles = (
-        "curve",
-        "step",
-        "seeds",
-        "bias",
-        "coverage",
-        "width",
-        "old bias",
-        "old coverage",
-        "old width",
-        "edge",
-        "on curve",
-    )
-    print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|", flush=True)
-    found = []
-    for kind, step, seeds, numbers in rows(redraws):
-        print(line(kind, step, seeds, numbers), flush=True)
-        found.append({"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **numbers})
+    numbers = []
+    for kind, step, seeds, columns in rows(redraws):
+        numbers.append({"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **columns})
+        print(json.dumps(numbers[-1]), flush=True)
+    print(summary(numbers))
     if path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

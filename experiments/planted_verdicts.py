@@ -1,9 +1,8 @@
 """How often is the verdict of `fit.transfer` wrong, and how often does it decide?
 
-    python -m experiments.planted_verdicts [redraws] [file.json]      1,000 redraws: about an hour on one core
+    python -m experiments.planted_verdicts [redraws] [file.json]      200 redraws: a quarter of an hour on one core
 
-docs/results/planted_verdicts.json has the numbers of 1,000 redraws, docs/laws.md the table that `summary` makes of
-them.
+docs/results/planted_verdicts.json has its numbers, docs/laws.md the table that `summary` makes of them.
 
 Sweeps over five depths, 2 to 32, are planted: a bowl of log loss over log2 learning rate whose minimum moves by a drift
 in octaves per doubling of depth, down unless it says up, on grids of half an octave whose place differs from redraw to
@@ -19,8 +18,8 @@ top, and the same seeds are trained at every depth. The kinds of bowls:
 
 The truth is computed from the planted curves with the same margin: a value "transfers" if what it costs at every depth
 is below what `margin` octaves below the optimum cost there (or half a percent). Rows in which the two are equal within
-a tenth of an octave have no truth: a total drift of the margin. The columns are percentages of redraws: wrong (the other
-verdict than the truth), decided (either verdict).
+a tenth of an octave have no truth: a total drift of the margin. The columns are percentages of redraws: wrong (the
+other verdict than the truth), decided (either verdict).
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
-from experiments.planted_curves import OF_SEED, Shape, corner
+from experiments.planted_curves import OF_SEED, PLACES, Shape, corner
 
-REDRAWS = 1000
+REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)
 SEEDS = (3, 6, 12, 24)
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
@@ -96,7 +95,7 @@ def truth(kind: Kind, drift: float, margin: float = fit.MARGIN) -> str:
 
 def plant(rng: np.random.Generator, kind: Kind, drift: float, seeds: int) -> list[dict[str, float]]:
     """The rows of a made-up sweep. drift: octaves per doubling, as it is added."""
-    x = np.arange(-10, 6.01, kind.step) + rng.uniform(0, kind.step)
+    x = np.arange(-10, 6.01, kind.step) + kind.step * (rng.integers(PLACES) + 0.5) / PLACES
     levels, rows = OF_SEED * rng.normal(size=seeds), []
     for i, depth in enumerate(DEPTHS):
         noise = kind.noise * kind.grows ** (i / (len(DEPTHS) - 1))

@@ -24,7 +24,7 @@ def test_the_best_learning_rate_of_the_smallest_size(tmp_path):
     assert math.log2(grown.changes["optimizer.learning_rate"]) == pytest.approx(-1, abs=0.1)
     assert set(grown.changes) == {"model.width", "model.depth", "optimizer.learning_rate"}
     assert (grown.settings.model.width, grown.settings.model.depth) == (64, 48)
-    assert "at depth 3; over depth: does not transfer" in grown.notes[0]
+    assert "at depth 3; depth 3 to 24: does not transfer: " in grown.notes[0]
     assert flat(grown.settings)["optimizer.learning_rate"] == grown.changes["optimizer.learning_rate"]
 
 

@@ -80,7 +80,7 @@ def test_points_are_means_over_their_trials(sweep, found):
     assert [panel["names"]["parameterization"] for panel in panels] == ["mup", "depth_mup"]
     seen = 0
     for panel, c in zip(panels, curves, strict=True):
-        assert panel["says"] == [["", f"{c.result.verdict} (by regret: {c.result.by_regret.verdict})",
+        assert panel["says"] == [["", f"{c.result.verdict}: {c.result.reason}",
                                   interactive.VERDICT_COLORS[c.result.verdict]]]  # fmt: skip
         for trace in panel["traces"]:
             kind = trace["meta"]["kind"]

@@ -78,7 +78,7 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     now[0] += 2
     report(part(rows, 3, 4, 8, but=1), progress)
     assert "So far: depth 3, 4." in path.read_text()
-    assert path.read_text().count("transfers</b>") == 4  # depth_mup, by drift and by regret, in two tables
+    assert path.read_text().count("transfers</b>") == 4  # both, over less than an octave of depth, in two tables
     assert [found.name for found in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()

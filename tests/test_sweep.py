@@ -140,7 +140,8 @@ def test_from_python_is_main(finished, tmp_path):
     copy(workdir, tmp_path)
     result = sweep.run(tiny.config(), tmp_path, "here", progress=False)
     assert result.rows == rows
-    assert "log2 of the best learning rate at depth" in result.verdicts
+    assert result.verdicts.splitlines()[0].startswith("sgd, sp, depth 2 to 4: ")
+    assert "log2 of the best learning rate at depth" in result.tables
     assert "here" in result.page.read_text()
 
 
@@ -366,7 +367,10 @@ def test_report_without_any_optimum(tmp_path):
     ]
     table = pandas.DataFrame(rows)
     curves = judge(table, settings)
-    assert {c.result.verdict for c in curves} == {"does not transfer"}
+    assert {c.result.verdict for c in curves} == {"undecided"}
+    assert page.answers(curves).startswith(
+        "sgd, sp, depth 2 to 4: undecided: depth 2 has no best learning rate: at the upper edge of the grid"
+    )
     assert page.write(curves, table, settings, tmp_path, "").exists()
 
 

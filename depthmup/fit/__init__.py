@@ -10,7 +10,8 @@ from depthmup.fit.optimum import Edge, Optimum, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.transfer import MARGIN, VERDICTS, Cost, Need, Transfer, Verdict, regret_at, transfer
+from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer
+from depthmup.fit.verdict import VERDICTS, Cost, Need, Verdict
 
 __all__ = [
     "MARGIN",

@@ -174,8 +174,8 @@ def _merged(x: np.ndarray, losses: np.ndarray, absent: np.ndarray) -> tuple[np.n
 def levels(log: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """((points,) means, (points, seeds) residuals) of log = mean of its point + level of its seed, by least squares.
 
-    log: (points, seeds), NaN where a seed was not trained; the residual is 0 there. The levels of all seeds have mean 0:
-    seeds that were trained at some points only do not bend the curve.
+    log: (points, seeds), NaN where a seed was not trained; the residual is 0 there. The levels of all seeds have mean
+    0: seeds that were trained at some points only do not bend the curve.
     """
     present = ~np.isnan(log)
     values = np.where(present, log, 0.0)
@@ -272,7 +272,7 @@ class Smooth:
         for misses in (np.eye(size) - self._hat, _cubic_misses(self.x)):
             power = float((misses**2).sum())
             freedom = power**2 / max(float(((misses @ misses.T) ** 2).sum()), 1e-300)
-            if power > 0 and freedom >= 1:
+            if power > 1e-9 and freedom >= 1:
                 values = misses @ self.mean
                 return math.sqrt(float(values @ values) / power), freedom
         return math.nan, 0.0
@@ -328,7 +328,7 @@ def _between(fine: np.ndarray, weights: np.ndarray, at: float) -> np.ndarray:
     return (1 - share) * weights[after - 1] + share * weights[after]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _smoother(x: tuple[float, ...], degree: int, bandwidth: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(fine,) places between x[0] and x[-1], and twice (fine, points): the weights of the values and of the slopes."""
     points = np.array(x)

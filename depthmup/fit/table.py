@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
             raise ValueError(f"a row of the table has no {key!r}")
     for key in (axis, hyperparameter):
         for row in rows:
-            if not (math.isfinite(row[key]) and row[key] > 0):
-                raise ValueError(f"{key} must be a positive number, got {row[key]}")
+            if not (isinstance(row[key], numbers.Real) and math.isfinite(row[key]) and row[key] > 0):
+                raise ValueError(f"{key} must be a positive number, got {row[key]!r}")
     sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")

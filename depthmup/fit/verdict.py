@@ -1,0 +1,275 @@
+"""Is the value tuned at the smallest size as good at a larger one as tuning there? Size by size; what would decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from depthmup.fit.contrast import LEAST, Contrast, Measured, Size, measured
+from depthmup.fit.curve import CONFIDENCE
+
+MOST_SEEDS = 999  # more are not worth naming
+
+Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
+TRANSFERS, NOT, UNDECIDED, NOTHING = VERDICTS = get_args(Verdict)
+Answer = Literal["within", "beyond", "open", "not learned"]
+WITHIN, BEYOND, OPEN, UNLEARNED = get_args(Answer)
+Kind = Literal["finer", "lower", "higher", "seeds"]
+
+
+class Cost(NamedTuple):
+    """What a value costs at one size: the share by which its loss is above the best loss, such as .05; or, of
+    accuracies, the difference. low, high: 95% interval; NaN where nothing tells the error, high infinite where the
+    next learning rate of the grid diverges."""
+
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return f"{100 * self.share:.1f}%"
+        high = "?" if math.isinf(self.high) else f"{100 * self.high:.1f}"
+        return f"{100 * self.share:.1f}% [{100 * self.low:.1f}, {high}]"
+
+
+class Need(NamedTuple):
+    """What would decide an open size.
+
+    kind: "seeds" (more of them at learning rates from low to high, here and at the smallest size), "finer" (rates
+        between low, which trains, and high, which does not), "lower" or "higher" (rates beyond the grid's end).
+    seeds: how many there would have to be in all, if losses stay what they are; the present number for other kinds.
+    """
+
+    size: Any
+    kind: Kind
+    low: float
+    high: float
+    seeds: int
+
+
+class Judged(NamedTuple):
+    """The verdict over some sizes; every list has one entry per size. `Transfer` explains the fields.
+
+    margins: what a value `margin` octaves below the optimum costs, as a share of the best loss; NaN without an optimum.
+    """
+
+    verdict: Verdict
+    answers: list[Answer]
+    tuned: float | None
+    costs: list[Cost | None]
+    cost: Cost | None
+    needs: list[Need]
+    margins: list[float]
+
+
+def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
+    """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks."""
+    learned = [size.curve.learned() for size in sizes]
+    answers: list[Answer] = [OPEN if known else UNLEARNED for known in learned]
+    none = Judged(NOTHING, answers, None, [None] * len(sizes), None, [], [math.nan] * len(sizes))
+    if sum(learned) < 2:
+        return none
+    if sizes[0].optimum.learning_rate is None:
+        return none._replace(verdict=UNDECIDED, needs=[_wider(sizes[0])] if learned[0] else [])
+    error = (1 - CONFIDENCE) / 2 / looks
+    tuned = Tuned(sizes[0], sizes[0].star, _interval(sizes[0], error), margin, error, error / (len(sizes) - 1))
+    answers[0] = WITHIN
+    needs, tested = list[Need](), dict[int, Contrast]()
+    for i, size in enumerate(sizes):
+        if not i or not learned[i]:
+            continue
+        answers[i], need = tuned.without_test(size)
+        if answers[i] == OPEN and need is None:
+            contrast = tuned.against_margin(size)
+            assert contrast is not None
+            tested[i] = contrast
+        elif need:
+            needs.append(need)
+    for (i, contrast), difference in zip(tested.items(), measured(list(tested.values())), strict=True):
+        answers[i], need = tuned.answer(contrast.at, difference)
+        needs += [need] if need else []
+    contrasts = {i: cost for i, size in enumerate(sizes) if learned[i] and (cost := tuned.cost(size)) is not None}
+    differences = dict(zip(contrasts, measured(list(contrasts.values())), strict=True))
+    costs = [tuned.share(size, differences[i]) if i in differences else None for i, size in enumerate(sizes)]
+    verdict: Verdict = NOT if BEYOND in answers else TRANSFERS if set(answers) == {WITHIN} else UNDECIDED
+    if max(len(size.seeds) for size in sizes) == 1:  # another seed may have another curve: one does not show it
+        verdict = UNDECIDED
+    largest = _largest(differences, costs, tuned.error_of_all)
+    return Judged(verdict, answers, 2**tuned.at, costs, largest, needs, [tuned.margin_at(size) for size in sizes])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The value that was tuned, and the questions that are asked of it at other sizes.
+
+    base: the size where it was tuned. at: log2 of the value. interval: that may be the base's optimum, log2.
+    margin: octaves. error: probability of a wrong answer to one side; error_of_all: the same, for all sizes together.
+    """
+
+    base: Size
+    at: float
+    interval: tuple[float, float]
+    margin: float
+    error: float
+    error_of_all: float
+
+    def cost(self, size: Size) -> Contrast | None:
+        """What the value costs at a size, in log loss; None where it was not trained or the size has no optimum."""
+        if size.optimum.learning_rate is None:
+            return None
+        here, best = size.value(self.at), size.value(size.star)
+        if here is None or best is None:
+            return None
+        if size is self.base:
+            return Contrast(size, 0 * best, size, 0 * best)
+        return Contrast(size, here - best, self.base, size.slope(self.at) * self.base.shift(self.at))
+
+    def margin_at(self, size: Size) -> float:
+        """What a value `margin` octaves below the size's optimum costs, as a share of the best loss."""
+        if size.optimum.learning_rate is None:
+            return math.nan
+        below, best = size.value(self._below(size)), size.value(size.star)
+        return math.expm1(LEAST if below is None or best is None else max(LEAST, float((below - best) @ size.mean)))
+
+    def against_margin(self, size: Size, at: float | None = None) -> Contrast | None:
+        """The cost of the value minus the margin, in log loss. at: of this log2 value instead, which is no optimum and
+        so without its error."""
+        cost = (self if at is None else dataclasses.replace(self, at=at)).cost(size)
+        if cost is None:
+            return None
+        if at is not None:
+            cost = cost._replace(tuned=0 * cost.tuned)
+        if self.margin_at(size) <= math.expm1(LEAST):
+            return cost._replace(less=LEAST)
+        below, best = size.value(self._below(size)), size.value(size.star)
+        assert below is not None
+        assert best is not None
+        weights = cost.weights + best - below
+        if self._below(size) > size.curve.x[0]:  # the place of the margin moves with the optimum
+            weights = weights - size.slope(self._below(size)) * size.shift(size.star)
+        return cost._replace(weights=weights)
+
+    def without_test(self, size: Size) -> tuple[Answer, Need | None]:
+        """The answer where differences on smooth curves give none: at the ends of grids, beside divergence, and without
+        an optimum. (OPEN, None) where they do."""
+        x, curve, step = size.curve.x, size.curve, float(np.diff(size.curve.x).min())
+        if not x[0] <= self.at <= x[-1]:
+            end = float(x[0] if self.at < x[0] else x[-1])  # what costs too much there costs more beyond
+            if abs(self.at - end) > self.margin and self._surely_beyond(size, end):
+                return BEYOND, None
+            return OPEN, _wider(size, "lower" if self.at < x[0] else "higher")
+        above = int(np.searchsorted(x, self.at - 1e-9))
+        below = above if x[above] <= self.at + 1e-9 else above - 1
+        fails = curve.failed & (x > x[curve.best or 0])[:, None]
+        if fails[above].any() or fails[below].any():
+            first = int(np.argmax(fails.any(axis=1)))
+            if self._surely_beyond(size, float(x[first - 1])):
+                return BEYOND, None
+            lowest = int(np.searchsorted(x, self.interval[0] + step / 4)) - 1
+            if fails[below].any() and 2 * fails[max(lowest, 0)].sum() > (~np.isnan(curve.log[max(lowest, 0)])).sum():
+                return BEYOND, None
+            return OPEN, Need(size.size, "finer", float(2 ** x[first - 1]), float(2 ** x[first]), len(size.seeds))
+        if size.optimum.learning_rate is not None:
+            return OPEN, None
+        return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
+
+    def answer(self, size: Size, difference: Measured) -> tuple[Answer, Need | None]:
+        """The answer that the difference `against_margin` gives, and what is missing for one."""
+        if difference.value + difference.reach(self.error) < 0:
+            return WITHIN, None
+        if difference.value - difference.reach(self.error_of_all) > 0 and self._far(size):
+            return BEYOND, None
+        if size.star - self.margin < size.curve.x[0] - 1e-9:
+            return OPEN, _wider(size, "lower")
+        reach = difference.reach(self.error if difference.value < 0 else self.error_of_all)
+        seeds, needed = len(size.seeds), MOST_SEEDS
+        if difference.value and math.isfinite(reach):
+            needed = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
+        low, high = min(self.at, size.star - self.margin), max(self.at, size.star)
+        return OPEN, Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, needed))
+
+    def share(self, size: Size, difference: Measured) -> Cost:
+        """The cost as a share, with its interval, which has no end beside divergence."""
+        reach = difference.reach(self.error)
+        if math.isinf(reach):
+            return Cost(math.expm1(difference.value), math.nan, math.nan)
+        above = int(np.searchsorted(size.curve.x, self.at - 1e-9))
+        fails = size.curve.failed[above].any() and size.curve.x[above] > size.star
+        low = max(min(0.0, difference.value), difference.value - reach)
+        return Cost(math.expm1(difference.value), math.expm1(low), math.inf if fails else math.expm1(low + 2 * reach))
+
+    def _below(self, size: Size) -> float:
+        return float(max(size.star - self.margin, size.curve.x[0]))
+
+    def _far(self, size: Size) -> bool:
+        """Whether the value costs more than the margin also where straight lines do not tell its error: at the end of
+        its interval that is nearer to the size's optimum, since a cliff may lie between; and by its distance, where the
+        grid is too short to show the margin."""
+        star, first = size.star, float(size.curve.x[0])
+        if star - self.margin < first - 1e-9 and abs(self.at - star) <= self.margin:
+            return False
+        nearer = max(self.interval[0], star, first) if self.at > star else min(self.interval[1], star)
+        contrast = self.against_margin(size, nearer)
+        return contrast is not None and float(contrast.weights @ size.mean) - contrast.less > 0
+
+    def _surely_beyond(self, size: Size, at: float) -> bool:
+        """Whether a learning rate of the grid, log2, surely costs more than the margin."""
+        contrast = self.against_margin(size, at)
+        if contrast is None or (
+            size.star - self.margin < size.curve.x[0] - 1e-9 and abs(at - size.star) <= self.margin
+        ):
+            return False
+        (difference,) = measured([contrast])
+        return difference.value - difference.reach(self.error_of_all) > 0
+
+    def _surely_beyond_the_end(self, size: Size) -> bool:
+        """Whether the best value lies beyond an end of the grid that is farther than the margin, and surely better."""
+        smooth = size.smooth
+        if smooth is None or len(smooth.x) < 3:
+            return False
+        end = float(smooth.x[0] if smooth.best == 0 else smooth.x[-1])
+        distance = self.at - end if smooth.best == 0 else end - self.at
+        here, there = size.value(self.at), size.value(end)
+        if distance <= self.margin or here is None or there is None:
+            return False
+        moved = size.slope(self.at) * self.base.shift(self.at)
+        (difference,) = measured([Contrast(size, here - there, self.base, moved, LEAST)])
+        return difference.value - difference.reach(self.error_of_all) > 0
+
+
+def _interval(base: Size, error: float) -> tuple[float, float]:
+    """Where the optimum of the tuned size may be, log2: the interval of `Optimum`, or that of its shift by noise where
+    it is narrower."""
+    at, low, high = base.star, math.log2(base.optimum.low), math.log2(base.optimum.high)  # NaN stays NaN
+    shift = base.shift(at)
+    (found,) = measured([Contrast(base, shift, base, 0 * shift)])
+    reach = found.reach(error) if shift.any() else math.inf  # the end of a curve that holds an optimum tells no shift
+    low, high = (at - reach, at + reach) if math.isnan(low) else (min(at, low), max(at, high))
+    return max(low, at - reach), min(high, at + reach)
+
+
+def _largest(differences: Mapping[int, Measured], costs: Sequence[Cost | None], error_of_all: float) -> Cost | None:
+    """An interval for the largest cost beyond the smallest size. Its upper end is the largest upper end: it is exceeded
+    no more often than that of the size whose cost is the largest. Its lower end is that of all sizes together."""
+    known = [cost for cost in costs[1:] if cost is not None]
+    if len(known) < len(costs) - 1:
+        return None
+    share = max(cost.share for cost in known)
+    if any(math.isnan(cost.high) for cost in known):
+        return Cost(share, math.nan, math.nan)
+    lows = [difference.value - difference.reach(error_of_all) for i, difference in differences.items() if i]
+    return Cost(share, math.expm1(max(0.0, *lows)), max(cost.high for cost in known))
+
+
+def _wider(size: Size, kind: Kind | None = None) -> Need:
+    """What a size lacks whose grid is too short. kind: by default the end of the grid at which its best rate is."""
+    x, smooth = size.curve.x, size.smooth
+    if kind is None:
+        kind = "lower" if smooth is None or smooth.best == 0 or len(smooth.x) < 3 else "higher"
+    low, high = (x[0] - 2, x[0]) if kind == "lower" else (x[-1], x[-1] + 2)
+    return Need(size.size, kind, float(2**low), float(2**high), len(size.seeds))
