@@ -1,6 +1,7 @@
 """Planted optima and drifts; verdicts that must come out."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -178,28 +179,31 @@ def test_one_seed_has_an_interval_from_its_scatter():
     assert math.log2(few.learning_rate) == pytest.approx(-4.1, abs=0.2)
 
 
-# step-law/steplaw, commit 32a8f4c, data/dense_lr_bs_loss.csv and moe_lr_bs_loss.csv: log2 learning rate: loss of one
-# seed. The losses beyond the cliff are finite.
-PUBLISHED = [
-    "-11:2.6532 -10.5:2.6475 -9.5:2.6391 -9:2.6470 -8.5:2.6543 -8:2.6713 -7.5:2.7158 -7:2.8761 -6.5:2.8506 -6:6.4376 "
-    "-5.5:6.7413",
-    "-11:2.6945 -10.5:2.6803 -10:2.6695 -9.5:2.6554 -9:2.6399 -8.5:2.6359 -8:2.6464 -7.5:2.6983 -7:2.7134 -6.5:2.7471 "
-    "-6:2.8900 -5.5:6.7300",
-    "-11:2.7426 -10.5:2.7191 -10:2.7127 -9.5:2.7026 -9:2.6785 -8.5:2.6787 -8:2.6879 -7.5:2.7347 -7:2.7436 -6.5:2.7808 "
-    "-6:5.5948 -5.5:6.5170",
-]
+# step-law/steplaw, commit 32a8f4c: the smoothed losses of data/dense_lr_bs_loss.csv and moe_lr_bs_loss.csv, of the curves
+# over the learning rate with seven points or more and the smallest loss inside. One seed each; the losses beyond the cliff
+# are finite, and some rates are there twice with another last digit.
+STEP_LAW = pandas.read_parquet(Path(__file__).parent / "golden" / "step_law.parquet")
 
 
-@pytest.mark.parametrize("text", PUBLISHED)
-def test_published_curves_with_cliffs_of_finite_losses(text):
-    """The optimum is where the three lowest points have theirs, and not before the cliff, octaves above."""
-    x, losses = np.array([[float(number) for number in point.split(":")] for point in text.split()]).T
-    best = int(losses.argmin())
-    square, linear, _ = np.polyfit(x[best - 1 : best + 2] - x[best], np.log(losses[best - 1 : best + 2]), 2)
-    found = fit.optimum(2.0**x, losses)
-    assert math.log2(found.learning_rate) == pytest.approx(x[best] - linear / (2 * square), abs=0.25)
-    assert found.loss < 1.002 * losses.min()
-    assert found.low < found.learning_rate < found.high
+def test_published_curves():
+    """230 curves of language models: the optimum is that of the three lowest points, and not the last point before the
+    cliff, octaves above; a star lies on its curve; intervals hold the vertex."""
+    off, height, holds = [], [], []
+    for _, curve in STEP_LAW.groupby("curve"):
+        x, losses = np.log2(curve["learning_rate"].to_numpy()), curve["loss"].to_numpy(np.float64)
+        best = int(losses.argmin())
+        square, linear, _ = np.polyfit(x[best - 1 : best + 2] - x[best], np.log(losses[best - 1 : best + 2]), 2)
+        vertex = x[best] - linear / (2 * square)
+        found = fit.optimum(2.0**x, losses)
+        off.append(math.log2(found.learning_rate) - vertex)
+        height.append(found.loss / losses.min() - 1)
+        holds.append(found.low <= 2.0**vertex <= found.high)
+    assert len(off) == 230
+    assert abs(np.mean(off)) < 0.03
+    assert np.quantile(np.abs(off), 0.9) < 0.25
+    assert np.max(np.abs(off)) < 0.5
+    assert np.max(height) < 0.01
+    assert np.mean(holds) > 0.95
 
 
 @pytest.mark.parametrize("jump", [1.02, 1.1, 3.0, math.inf])
@@ -277,9 +281,11 @@ def test_the_margin_is_what_a_factor_costs_at_that_size():
     found = fit.transfer(rows, cap=CAP, margin=0.5)
     assert found.verdict == "does not transfer"
     assert found.answers == ["within", "within", "beyond"]
-    assert "at depth 8, where a factor of 1.41421 below the best costs 5" in found.reason
+    assert "at depth 8 (1/1.41421 of the best: 5." in found.reason
     assert found.costs[2].share == pytest.approx(math.expm1(0.2 * 0.7**2), rel=0.15)
-    shallow = [{**row, "loss": math.exp(math.log(row["loss"]) / 100)} for row in rows]  # differences below half a percent
+    shallow = [
+        {**row, "loss": math.exp(math.log(row["loss"]) / 100)} for row in rows
+    ]  # differences below half a percent
     assert fit.transfer(shallow, margin=0.5).verdict == "transfers"
 
 

@@ -203,8 +203,8 @@ def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str)
         parts.append(f"diverges at {where(fails)}")
     if costly:
         worst = max(costly, key=lambda i: cost.share if (cost := result.costs[i]) else 0.0)
-        unit = f"where {factor} below the best costs {100 * margins[worst]:.1f}%"
-        parts.append(f"costs {result.costs[worst]} at {where([worst])}, {unit}")
+        unit = f"1/{2**result.margin:g} of the best: {100 * margins[worst]:.1f}%"
+        parts.append(f"costs {result.costs[worst]} at {where([worst])} ({unit})")
     if outside:
         parts.append(f"is more than {factor} beyond the grid at {where(outside)}")
     if no_best:

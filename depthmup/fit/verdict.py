@@ -31,10 +31,9 @@ class Cost(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        if math.isnan(self.low):
-            return f"{100 * self.share:.1f}%"
-        high = "?" if math.isinf(self.high) else f"{100 * self.high:.1f}"
-        return f"{100 * self.share:.1f}% [{100 * self.low:.1f}, {high}]"
+        share, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in self)
+        interval = "" if math.isnan(self.low) else f" [{low}, {'?' if math.isinf(self.high) else high}]"
+        return f"{share}%{interval}"
 
 
 class Need(NamedTuple):

@@ -57,7 +57,7 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
         if highest > c.chance / 1.5:  # far above all curves the line would squeeze them
             panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        words = textwrap.fill(found.reason, 56, max_lines=3, placeholder=" ...")
+        words = textwrap.fill(found.reason, 50, max_lines=3, placeholder=" ...")
         panel.set_title(
             f"{_names(c, f': {found.verdict}')}\n{words}", fontsize=8.5, color=VERDICT_COLORS[found.verdict]
         )
