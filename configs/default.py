@@ -235,6 +235,9 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         log2_learning_rates=dict(sgd=(-8.0, 1.0), momentum=(-11.0, -2.0), adam=(-12.0, -3.0), adamw=(-12.0, -3.0)),
         per_octave=2,  # grid points per factor of 2
         seeds=6,  # config.seed, config.seed + 1, ...: so many trainings of each point
+        # planned | decided; decided: then more seeds and rates, where verdicts need them (docs/sweeps.md)
+        until="planned",
+        max_seeds=24,  # seeds are doubled up to this until verdicts are decided
         axes="",  # more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"
         # loss | last_loss | mean_loss | validation_loss | accuracy | validation_accuracy; last_loss: of the last tenth
         # of the steps; mean_loss: of all steps

@@ -26,6 +26,7 @@ FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"
 JUDGED = ("loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy")
 QUANTITIES = ("updates", "sharpness", "kernels")  # train.quantities measures them
+UNTIL = ("planned", "decided")
 SCHEDULES = ("linear", "cosine", "constant")
 LOSSES = ("cross_entropy", "mse", "centered_mse")
 # The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
@@ -174,6 +175,10 @@ class SweepSettings:
     )
     per_octave: int = key(2, "grid points per factor of 2", low=1)
     seeds: int = key(6, "config.seed, config.seed + 1, ...: so many trainings of each point", low=1)
+    until: str = key(
+        "planned", "decided: then more seeds and rates, where verdicts need them (docs/sweeps.md)", choices=UNTIL
+    )
+    max_seeds: int = key(24, "seeds are doubled up to this until verdicts are decided", low=1)
     axes: str = key("", 'more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"')
     judge_by: str = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps", choices=JUDGED)
     calibrate: bool = key(True, "the report predicts learning rates by a gradient and a jvp at each depth too")
@@ -309,6 +314,11 @@ class Settings:
         """What is wrong with several keys at once, or with one in a way that bounds do not say."""
         if not self.sweep.depths and not self.sweep.widths:
             raise SettingsError("sweep.depths and sweep.widths are empty: the grid has no trial; give a value")
+        if self.sweep.until == "decided" and not 1 < self.sweep.seeds <= self.sweep.max_seeds:
+            raise SettingsError(
+                f"sweep.until = decided needs sweep.seeds from 2 to sweep.max_seeds = {self.sweep.max_seeds}, got "
+                f"{self.sweep.seeds}: one seed decides nothing"
+            )
         for where, swept in (("sweep", self.sweep), ("check", self.check)):
             for name in swept.optimizers:
                 if name not in swept.log2_learning_rates:

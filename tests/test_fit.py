@@ -75,6 +75,14 @@ def test_the_optimum_lies_on_its_curve():
         assert math.log2(found.learning_rate) <= math.log2(found.edge.all_train) + 1e-9
 
 
+def test_the_optimum_lies_where_all_seeds_train():
+    """One seed's cliff is below the others' optimum: what trains five of six does not count."""
+    for optimum in (-3.0, -2.6, -2.0):
+        losses = np.where((np.log2(LRS) > -3.3)[:, None] & (np.arange(6) == 3), np.nan, curve(optimum, cliff=0.4))
+        found = fit.optimum(LRS, losses, 0.4)
+        assert found.learning_rate <= found.edge.all_train * (1 + 1e-9) == pytest.approx(2.0**-3.5)
+
+
 def test_the_edge_is_the_median_of_the_seeds():
     """One seed's cliff is far below, five lie together; a loss of chance above the optimum is no better than NaN."""
     losses = curve(-4.1, cliff=2.0)
@@ -179,9 +187,9 @@ def test_one_seed_has_an_interval_from_its_scatter():
     assert math.log2(few.learning_rate) == pytest.approx(-4.1, abs=0.2)
 
 
-# step-law/steplaw, commit 32a8f4c: the smoothed losses of data/dense_lr_bs_loss.csv and moe_lr_bs_loss.csv, of the curves
-# over the learning rate with seven points or more and the smallest loss inside. One seed each; the losses beyond the cliff
-# are finite, and some rates are there twice with another last digit.
+# step-law/steplaw, commit 32a8f4c: the smoothed losses of data/dense_lr_bs_loss.csv and moe_lr_bs_loss.csv, of the
+# curves over the learning rate with seven points or more and the smallest loss inside. One seed each; the losses beyond
+# the cliff are finite, and some rates are there twice with another last digit.
 STEP_LAW = pandas.read_parquet(Path(__file__).parent / "golden" / "step_law.parquet")
 
 
@@ -330,7 +338,7 @@ def test_seeds_of_which_each_has_its_own_optimum_are_not_taken_for_scatter():
                 log = 0.2 * (math.log2(rate) + 4 + shift) ** 2 - 2 + 0.005 * rng.normal()
                 rows.append({"depth": size, "learning_rate": rate, "seed": seed, "loss": math.exp(log)})
     cost = fit.transfer(rows, cap=None).cost
-    assert cost.high > 0.05  # independent trainings would make it .002
+    assert cost.high > 0.12  # independent trainings would make it .09
 
 
 def test_where_nothing_learned_there_is_no_verdict():
@@ -383,6 +391,15 @@ def test_planted_verdicts(kind):
         assert shares["decided"] >= {"moving cliff": 0.5, "flat everywhere": 0}.get(kind.name, 0.75), drift
 
 
+@pytest.mark.parametrize(("kind", "drift", "seeds", "share"), [("sharp", 0.25, 6, 0.07), ("soft cliff", 0.1, 3, 0.03)])
+def test_errors_are_those_of_both_optima(kind, drift, seeds, share):
+    """Of 100 sweeps: at the margin, where 2.5% to either side are wrong; and with a cliff between the tuned value's
+    interval and the optimum, which first-order errors do not see."""
+    kinds = {kind.name: kind for kind in planted_verdicts.KINDS}
+    counted = planted_verdicts.counted(kinds[kind], drift, seeds, 100)
+    assert counted["decided" if math.isnan(counted["wrong"]) else "wrong"] <= share
+
+
 def test_what_would_decide():
     """Seeds, where that many do decide; a finer grid beside a cliff; rates beyond the end of the grid."""
     shift = {2: -4.0, 4: -4.8, 8: -4.8}
@@ -400,6 +417,13 @@ def test_what_would_decide():
     low = fit.transfer(table({2: -7.4, 4: -8.2}, noise=0.02), cap=CAP)
     assert [need.kind for need in low.needs] == ["lower"]
     assert fit.transfer(table({2: -9.0, 4: -4.0}, noise=0.01), cap=CAP).verdict == "undecided"
+
+
+def test_one_seed_needs_another():
+    """However well the optima agree."""
+    found = fit.transfer(table({2: -4.0, 4: -4.0}, seeds=1, noise=0.01), cap=CAP)
+    assert (found.verdict, {need.kind for need in found.needs}) == ("undecided", {"seeds"})
+    assert found.reason.startswith("one seed does not decide: several are needed; 0.06")
 
 
 def test_more_looks_ask_for_more():

@@ -98,6 +98,8 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
     verdict: Verdict = NOT if BEYOND in answers else TRANSFERS if set(answers) == {WITHIN} else UNDECIDED
     if max(len(size.seeds) for size in sizes) == 1:  # another seed may have another curve: one does not show it
         verdict = UNDECIDED
+        needs = [need for need in needs if need.kind != "seeds"]
+        needs += [tuned.more_seeds(size, 2) for size, answer in zip(sizes, answers, strict=True) if answer != UNLEARNED]
     largest = _largest(differences, costs, tuned.error_of_all)
     return Judged(verdict, answers, 2**tuned.at, costs, largest, needs, [tuned.margin_at(size) for size in sizes])
 
@@ -189,8 +191,13 @@ class Tuned:
         seeds, needed = len(size.seeds), MOST_SEEDS
         if difference.value and math.isfinite(reach):
             needed = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
-        low, high = min(self.at, size.star - self.margin), max(self.at, size.star)
-        return OPEN, Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, needed))
+        return OPEN, self.more_seeds(size, needed)
+
+    def more_seeds(self, size: Size, number: int) -> Need:
+        """So many seeds, at the learning rates that the difference looks at."""
+        star = self.at if size.optimum.learning_rate is None else size.star
+        low, high = min(self.at, star - self.margin), max(self.at, star)
+        return Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, number))
 
     def share(self, size: Size, difference: Measured) -> Cost:
         """The cost as a share, with its interval, which has no end beside divergence."""

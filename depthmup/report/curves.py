@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas
 
-from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented, transfer
-from depthmup.fit.curve import POINTS
-from depthmup.fit.table import ACCURACY
+from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
-from depthmup.settings import LEARNING_RATE, Settings, column, flat, put
+from depthmup.settings import LEARNING_RATE, Settings, flat
 from depthmup.sweep.adaptive import Search
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import Trial, axes, cap, combinations, followed, score
+from depthmup.sweep.plan import Trial, axes, cap, combinations
 from depthmup.sweep.plan import trials as planned
+from depthmup.sweep.until import decide
+from depthmup.sweep.verdicts import Names, added, best, in_words, variants, verdicts
 from depthmup.train.workdir import Row
 
-COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
-Names = tuple[str, str, str]  # optimizer, parameterization, variant
+__all__ = ["DepthLaws", "TransferCurve", "best", "curves_along_depth", "finished", "judge", "variants"]
 
 
 class DepthLaws(NamedTuple):
@@ -98,41 +96,26 @@ def judge(
       calibrated: as `calibration.calibrations` returns them.
       classes: of the data set, if it is not at hand: the laws along depth are then without rules, which need a model.
     """
-    measure = settings.sweep.judge_by
     along_depth = {} if classes else curves_along_depth(settings)
     result = []
-    for axis, sizes in axes(settings):
-        other = "width" if axis == "depth" else "depth"
-        for key in followed(settings):
-            for names, trials in variants(rows, settings, key):
-                on_axis = (trials[other] == getattr(settings.model, other)) & trials[axis].isin(sizes)
-                name, trials = _about(key, trials[on_axis], axis, settings)
-                counts = trials.groupby(axis)[name].nunique().reindex(sizes, fill_value=0)
-                if key != LEARNING_RATE and counts.min() < POINTS:
-                    continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
-                trials = trials.sort_values([axis, name, "seed"], ignore_index=True)
-                own = _settings_of(trials, settings)
-                columns = dict.fromkeys((axis, name, "seed", measure, "diverged", ACCURACY))
-                table = trials.filter(items=list(columns)).to_dict("records")
-                chance = cap(own, measure, classes)
-                found = transfer(table, axis, chance, hyperparameter=name, measure=measure)
-                laws = DepthLaws()
-                if axis == "depth" and key == LEARNING_RATE:
-                    of_depth = {depth: along_depth[names, depth] for depth in found.values if along_depth}
-                    laws = _laws(found, of_depth, calibrated or {})
-                result.append(
-                    TransferCurve(
-                        *names,
-                        axis=axis,
-                        hyperparameter=name,
-                        measure=measure,
-                        trials=trials,
-                        result=found,
-                        chance=chance,
-                        chance_loss=cap(own, "loss", classes),
-                        laws=laws,
-                    )
-                )
+    for found in verdicts(rows, settings, classes):
+        laws = DepthLaws()
+        if found.axis == "depth" and found.key == LEARNING_RATE:
+            of_depth = {depth: along_depth[found.names, depth] for depth in found.result.values if along_depth}
+            laws = _laws(found.result, of_depth, calibrated or {})
+        result.append(
+            TransferCurve(
+                *found.names,
+                axis=found.axis,
+                hyperparameter=found.hyperparameter,
+                measure=settings.sweep.judge_by,
+                trials=found.trials,
+                result=found.result,
+                chance=found.chance,
+                chance_loss=cap(found.settings, "loss", classes),
+                laws=laws,
+            )
+        )
     return result
 
 
@@ -142,7 +125,7 @@ def finished(
     """The rows at the sizes whose trials are all there, and the settings with these sizes alone; None without any.
 
     Of an adaptive sweep, which decides about sizes by the results of others: all rows that it asks for, once they are
-    there.
+    there. Of a sweep until its verdicts are decided, once its plan is there: the rows that its last verdicts are about.
 
     Args:
       rows: {key: row} of a sweep that may be going on.
@@ -152,9 +135,15 @@ def finished(
         search = Search(settings)
         if not rows or search.next_trials(rows):
             return None
-        return pandas.DataFrame([rows[trial.key] for trial in search.evaluated(rows)]), settings
+        plan = search.evaluated(rows)
+    else:
+        plan = plan or planned(settings)
+    if all(trial.key in rows for trial in plan):
+        if settings.sweep.until == "decided":
+            plan = decide(plan, rows, settings).asked
+        return pandas.DataFrame([rows[trial.key] for trial in plan]), settings
     shapes: dict[tuple[int, int], list[str]] = {}
-    for trial in plan or planned(settings):
+    for trial in plan:
         shapes.setdefault((trial.settings.model.width, trial.settings.model.depth), []).append(trial.key)
     whole = [shape for shape, keys in shapes.items() if all(key in rows for key in keys)]
     width, depth, sweep = settings.model.width, settings.model.depth, settings.sweep
@@ -166,43 +155,16 @@ def finished(
     return found, dataclasses.replace(settings, sweep=dataclasses.replace(sweep, depths=depths, widths=widths))
 
 
-def best(trials: pandas.DataFrame, settings: Settings, *others: str) -> tuple[float, float]:
-    """The learning rate with the smallest score, and that score; of equal ones the smallest learning rate.
-
-    Scores are means over seeds. others: columns of further settings in which the trials differ; the learning rate's
-    score is then the best of them.
-    """
-    scores = [score(row, settings) for row in trials[[settings.sweep.judge_by, "diverged"]].to_dict("records")]
-    means = trials.assign(score=scores).groupby(["learning_rate", *others], dropna=False)["score"].mean()
-    of_rate = means.groupby("learning_rate").min()
-    return float(of_rate.idxmin()), float(of_rate.min())
-
-
-def variants(
-    rows: pandas.DataFrame, settings: Settings, hyperparameter: str = LEARNING_RATE
-) -> Iterator[tuple[Names, pandas.DataFrame]]:
-    """The rows of every optimizer, parameterization and variant, in the order of sweep.optimizers and of the rows.
-
-    A variant is a combination of values of the axes in sweep.axes, apart from the learning rate and `hyperparameter`.
-    """
-    keys = _added(settings, hyperparameter)
-    values = rows[[column(key) for key in keys]].to_numpy(object)
-    rows = rows.assign(variant=[_words(keys, of_row) for of_row in values])
-    for optimizer in settings.sweep.optimizers:
-        own = rows[rows["optimizer"] == optimizer]
-        yield from own.groupby(["optimizer", "parameterization", "variant"], sort=False)
-
-
 def curves_along_depth(settings: Settings) -> dict[tuple[Names, float], Settings]:
     """((optimizer, parameterization, variant), depth) -> the settings of these trials; {} without an axis of depths."""
     result: dict[tuple[Names, float], Settings] = {}
     if all(axis != "depth" for axis, _ in axes(settings)):
         return result
-    keys = _added(settings, LEARNING_RATE)
+    keys = added(settings, LEARNING_RATE)
     for curve, _ in combinations(settings):
         if curve.model.width == settings.model.width and curve.model.depth in settings.sweep.depths:
             leaves = flat(curve)
-            variant = _words(keys, [leaves[key] for key in keys])
+            variant = in_words(keys, [leaves[key] for key in keys])
             names = curve.optimizer.name, curve.parameterization.name, variant
             result[names, float(curve.model.depth)] = curve
     return result
@@ -231,39 +193,3 @@ def _laws(found: Transfer, settings: Mapping[float, Settings], calibrated: Mappi
         segments=segmented(found.values, found.optimal_lr),
         updates=updates,
     )
-
-
-def _about(
-    hyperparameter: str, trials: pandas.DataFrame, axis: str, settings: Settings
-) -> tuple[str, pandas.DataFrame]:
-    """The column that has the hyperparameter, and the trials that say where its optimum is."""
-    if hyperparameter == LEARNING_RATE:
-        return "learning_rate", trials
-    name = column(hyperparameter)
-    rate, _ = best(trials[trials[axis] == trials[axis].min()], settings, name)
-    trials = trials[(trials["learning_rate"] == rate) & trials[name].notna()]  # some parameterizations do not have it
-    if hyperparameter in COMPLEMENTS:
-        trials = trials.assign(**{f"1 - {name}": 1 - trials[name]})
-        name = f"1 - {name}"
-    return name, trials[trials[name] > 0]
-
-
-def _settings_of(trials: pandas.DataFrame, settings: Settings) -> Settings:
-    """The settings with the loss and the data set of the trials, which may be axes and decide what chance is."""
-    keys = [key for key in ("loss", "data.name") if key in parse(settings)]
-    return put(settings, {key: trials[column(key)].iloc[0] for key in keys})
-
-
-def _added(settings: Settings, hyperparameter: str) -> list[str]:
-    return [key for key in parse(settings) if key not in (LEARNING_RATE, hyperparameter)]
-
-
-def _words(keys: Sequence[str], values: Sequence[Any]) -> str:
-    """The values of some config keys, in words."""
-    return ", ".join(f"{column(key)} {_short(value)}" for key, value in zip(keys, values, strict=True))
-
-
-def _short(value: Any) -> str:
-    if value is None or value != value:  # a table has NaN where a row has None
-        return "None"
-    return f"{value:g}" if isinstance(value, float) else str(value)

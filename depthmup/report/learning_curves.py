@@ -80,7 +80,9 @@ class LearningCurves:
         """
         result: list[float | None] = []
         for size, rates in zip(curve.result.values, curve.result.learning_rates, strict=True):
-            losses = self._stretches(curve.at(size)).reshape(len(rates), -1, STRETCHES)  # rates, seeds, times
+            trials = curve.at(size)
+            everywhere = trials.groupby("seed")["key"].transform("size") == len(rates)  # others were added later
+            losses = self._stretches(trials[everywhere]).reshape(len(rates), -1, STRETCHES)  # rates, seeds, times
             known = np.isfinite(losses).any()
             time = settled(rates, np.moveaxis(losses, -1, 0), curve.chance_loss) if known else None
             result.append(None if time is None else (time + 1) / STRETCHES)

@@ -20,8 +20,9 @@ from depthmup.sweep.axes import parse
 from depthmup.sweep.estimate import Estimator, at_once
 from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
 from depthmup.sweep.plan import Group, Trial, count, grouped, identity, part, trials
-from depthmup.sweep.progress import CompileClock, Progress
+from depthmup.sweep.progress import CompileClock, Progress, about
 from depthmup.sweep.store import Claims, Finished, Store
+from depthmup.sweep.until import decide, most
 from depthmup.train.build import check_split, identity_of_data, task_of
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
@@ -53,7 +54,8 @@ def train(
       settings: the settings or the config of the sweep.
       launcher: "local"; or "ray": each group of trials is a task of a Ray cluster (sweep.cluster).
       shard: (i, n): train only part i of n parts of the plan, i from 0. Parts may have separate workdirs on separate
-        machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`.
+        machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`, and then
+        goes on until verdicts are decided, if sweep.until says so.
       yes: allow a plan of more than sweep.max_trials trials.
       progress: whether to show the progress.
       watch: called with the rows so far, {key: row}, and the progress whenever there is news, many times a minute.
@@ -87,6 +89,8 @@ def train(
             plan = search.evaluated(store.rows)
         else:
             sweep.run(part(plan, *shard))
+        if settings.sweep.until == "decided" and shard[1] == 1:
+            plan = sweep.until_decided(plan)
         if shard[1] == 1 and claims.alone():
             shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
@@ -103,7 +107,10 @@ def cost(
     plan = part(checked(settings, launcher, shard, yes), *shard)
     groups, estimator = grouped(plan, _sizes(plan, _devices(settings, launcher))), Estimator()
     estimator.measure(groups, Runner())
-    return f"{estimator.total(groups)}{'; adaptive: about half of that' if settings.sweep.adaptive else ''}"
+    adaptive = "; adaptive: about half of that" if settings.sweep.adaptive else ""
+    most_more = most(settings) if shard[1] == 1 else 0
+    more = f"; and up to {most_more:,} more trials until verdicts are decided" if most_more else ""
+    return f"{estimator.total(groups)}{adaptive}{more}"
 
 
 def checked(
@@ -164,12 +171,23 @@ class _Sweep:
         self.runner, self.estimator = Runner(), Estimator()
         self.said = False
 
-    def run(self, wanted: Sequence[Trial]) -> None:
-        """Train the wanted trials that the store does not have. Wait for trials that other processes train."""
+    def until_decided(self, plan: Sequence[Trial]) -> list[Trial]:
+        """Train what verdicts need beyond the plan, whose rows are there. Returns all trials that they are about."""
+        while (so_far := decide(plan, self.store.rows, self.settings)).more:
+            self.run(so_far.more, f"undecided so far: {so_far}")
+        if so_far.undecided:
+            self.progress.say(f"undecided: {so_far}; {so_far.spent}")
+        return so_far.asked
+
+    def run(self, wanted: Sequence[Trial], why: str = "") -> None:
+        """Train the wanted trials that the store does not have. Wait for trials that other processes train.
+
+        why: what the trials are for, if not those of the plan.
+        """
         todo = self._missing(grouped(wanted, self.sizes))
         if not todo:
             return self._say_messages()
-        self._say_cost(todo)
+        self._say_cost(todo, why)
         while todo:
             self.progress.expect(self.estimator.expected(todo), self.estimator.measured)
             if self.cluster:
@@ -236,21 +254,24 @@ class _Sweep:
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
 
-    def _say_cost(self, todo: Sequence[Group]) -> None:
-        """Print the cost of the groups, once per call of `train`.
+    def _say_cost(self, todo: Sequence[Group], why: str) -> None:
+        """Print the cost of the groups: of the plan once per call of `train`, and of all that follows it.
 
         Steps are measured for it only if this process trains them and the progress is shown.
         """
-        if self.said:
+        if self.said and not why:
             return
-        if self.progress.shown and not self.cluster:
+        if self.progress.shown and not self.cluster and not self.said:
             every = grouped(self.plan, self.sizes) if self.settings.sweep.adaptive else todo
             self.estimator.measure(every, self.runner)
         self._say_messages()
-        done, words = len(self.store.rows), str(self.estimator.total(todo))
-        words = f"{done:,} trials are there; to do: {words}" if done else words
-        self.progress.say(words + " for the first sizes" * self.settings.sweep.adaptive)
-        self.said = True
+        self.said, done, estimate = True, len(self.store.rows), self.estimator.total(todo)
+        words = f"{done:,} trials are there; to do: {estimate}" if done else str(estimate)
+        words += " for the first sizes" * self.settings.sweep.adaptive
+        if why:
+            time_left = "" if estimate.seconds is None else f", {about(estimate.seconds)}"
+            words = f"{why}; {estimate.trials:,} more trials{time_left}"
+        self.progress.say(words)
 
     def _say_messages(self) -> None:
         for message in self.store.messages():

@@ -60,6 +60,13 @@ class Trial(NamedTuple):
         """The values of all settings except these keys."""
         return tuple(_hashable(v) for k, v in self.leaves.items() if k not in keys)
 
+    def at(self, learning_rate: float, seed: int) -> Trial:
+        """The same training at another learning rate and seed."""
+        leaves = {**self.leaves, LEARNING_RATE: learning_rate, "seed": seed}
+        optimizer = dataclasses.replace(self.settings.optimizer, learning_rate=learning_rate)
+        settings = dataclasses.replace(self.settings, optimizer=optimizer, seed=seed)
+        return Trial(digest({"schema": SCHEMA, **leaves}), settings, leaves)
+
     def __str__(self) -> str:
         s = self.settings
         return f"{s.optimizer.name} {s.parameterization.name} width {s.model.width} depth {s.model.depth}"
@@ -192,13 +199,10 @@ def trials(settings: Settings) -> list[Trial]:
 
 def trials_of(curve: Settings, rates: Iterable[float]) -> Iterator[Trial]:
     """The trials of one learning-rate curve: all seeds at each of these rates."""
-    leaves = flat(curve)
+    any_of_them = Trial("", curve, flat(curve))
     for rate in rates:
-        optimizer = dataclasses.replace(curve.optimizer, learning_rate=rate)
         for seed in range(curve.seed, curve.seed + curve.sweep.seeds):
-            own = {**leaves, LEARNING_RATE: rate, "seed": seed}
-            settings = dataclasses.replace(curve, optimizer=optimizer, seed=seed)
-            yield Trial(digest({"schema": SCHEMA, **own}), settings, own)
+            yield any_of_them.at(rate, seed)
 
 
 def grouped(wanted: Iterable[Trial], size_of: Callable[[tuple[Any, ...]], int]) -> list[Group]:
@@ -232,6 +236,8 @@ def identity(settings: Settings) -> dict[str, Any]:
     axes = [*OWN, LEARNING_RATE, *parse(settings)]
     fixed = {key: value for key, value in flat(settings).items() if key not in axes}
     sweep = {**dataclasses.asdict(settings.sweep), "width": settings.model.width, "depth": settings.model.depth}
+    if settings.sweep.until == "planned":  # as sweeps have it that are older than these settings
+        sweep = {key: value for key, value in sweep.items() if key not in ("until", "max_seeds")}
     return {"schema": SCHEMA, **fixed, "axes": sorted(axes), "sweep": sweep}
 
 
@@ -243,7 +249,7 @@ def from_identity(saved: Mapping[str, Any]) -> Settings:
     if saved.get("schema") != SCHEMA:
         kind = f"of schema {saved['schema']}" if "schema" in saved else "not that of a sweep"
         raise SettingsError(f"it is {kind}, and this is schema {SCHEMA}")
-    sweep = dict(saved["sweep"])
+    sweep = {**dataclasses.asdict(SweepSettings()), **saved["sweep"]}
     shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
     family = saved["model.name"]
     values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}

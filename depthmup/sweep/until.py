@@ -1,0 +1,163 @@
+"""A sweep that goes on until its verdicts are decided (sweep.until): more seeds and rates, only where they are needed.
+
+When the plan is trained, all verdicts are asked for: the first look. Where one is undecided, the trials that it needs
+follow, then the next look, up to as many as `verdicts.looks` allows. A look is at the plan and what the looks before it
+asked for: rows of other trials change nothing, and what comes next is a pure function of settings and rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+
+from depthmup.fit import Need, Transfer
+from depthmup.fit.curve import BANDWIDTH
+from depthmup.settings import LEARNING_RATE, Settings
+from depthmup.sweep.adaptive import WIDER
+from depthmup.sweep.axes import parse
+from depthmup.sweep.plan import Trial, axes, combinations, count, learning_rates
+from depthmup.sweep.verdicts import Judged, looks, seed_stages, verdicts
+from depthmup.train.workdir import Row
+
+PARTS = 4  # of a grid's step: it is halved twice at most
+NAMED = 6  # verdicts that a message names at most
+Seeds = Mapping[Any, Mapping[float, int]]  # {size: {value of the hyperparameter: number of seeds}}
+
+
+class Lattice(NamedTuple):
+    """The learning rates that a grid may be refined and extended by: numbered, with PARTS to a step of the grid.
+
+    rates: the grid, which starts at 2^low. It is extended by WIDER octaves at either end.
+    """
+
+    rates: tuple[float, ...]
+    low: float
+    per_octave: int
+
+    def number(self, rate: float) -> int:
+        return round((math.log2(rate) - self.low) * PARTS * self.per_octave)
+
+    def rate(self, number: int) -> float:
+        place, part = divmod(number, PARTS)
+        if not part and 0 <= place < len(self.rates):
+            return self.rates[place]
+        return float(np.exp2(self.low + number / (PARTS * self.per_octave)))
+
+    def more(self, need: Need) -> list[float]:
+        """The rates that a finer or a wider grid has in addition; none where it is as fine or wide as it may be."""
+        low, high = self.number(need.low), self.number(need.high)
+        if need.kind == "finer":
+            return [self.rate((low + high) // 2)] if high - low > 1 else []
+        beyond = WIDER * self.per_octave * PARTS
+        numbers = range(low, high, PARTS) if need.kind == "lower" else range(high, low, -PARTS)
+        return [self.rate(n) for n in numbers if -beyond <= n <= (len(self.rates) - 1) * PARTS + beyond]
+
+
+class Decision(NamedTuple):
+    """How far a sweep is.
+
+    asked: the trials that the last verdicts are about. more: those that must follow before the next verdicts and that
+    have no row yet; none at the end. undecided: the last verdicts that are. spent: what kept the sweep from more; "".
+    """
+
+    asked: list[Trial]
+    more: list[Trial]
+    undecided: list[Judged]
+    spent: str = ""
+
+    def __str__(self) -> str:
+        names = [str(verdict) for verdict in self.undecided]
+        rest = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+        return ", ".join([*names[:NAMED], *rest])
+
+
+def needed(
+    result: Transfer, seeds: Seeds, stages: Sequence[int], lattice: Lattice | None
+) -> dict[tuple[Any, float], int]:
+    """{(size, value): the number of seeds that it must have}, as far as there are fewer, to decide an open verdict.
+
+    seeds: that there are. stages: the numbers of seeds that a value may have. lattice: None if only seeds may be added.
+    """
+    wanted: dict[tuple[Any, float], int] = {}
+
+    def want(size: Any, values: Sequence[float], number: int) -> None:
+        wanted.update(
+            {(size, v): max(number, wanted.get((size, v), 0)) for v in values if seeds[size].get(v, 0) < number}
+        )
+
+    for need in result.needs:
+        rates = lattice.more(need) if lattice and need.kind != "seeds" else []
+        want(need.size, rates, need.seeds)
+        if rates or need.kind in ("lower", "higher"):
+            continue  # where the grid is as fine as it may be, seeds tell how often trainings fail
+        near, first = _near(seeds[need.size], need.low, need.high), result.values[0]
+        present = max((seeds[need.size][value] for value in near), default=0)
+        number = next((stage for stage in stages if stage > present), stages[-1])
+        want(need.size, near, number)
+        if result.tuned is not None:
+            want(first, _near(seeds[first], result.tuned, result.tuned), number)
+    return wanted
+
+
+def _near(values: Mapping[float, int], low: float, high: float) -> list[float]:
+    """The values that a smoothed curve between low and high depends on."""
+    reach = 2.0 ** (BANDWIDTH + 1e-6)
+    return [value for value in values if low / reach <= value <= high * reach]
+
+
+def decide(plan: Sequence[Trial], rows: Mapping[str, Row], settings: Settings) -> Decision:
+    """How far the sweep is by these rows, which must have those of the plan; others than it asks for change nothing."""
+    asked, limit, spent = {trial.key: trial for trial in plan}, len(plan) + settings.sweep.max_trials, ""
+    for left in reversed(range(looks(settings))):
+        found = verdicts(pandas.DataFrame([rows[key] for key in asked]), settings)
+        undecided = [verdict for verdict in found if verdict.result.verdict == "undecided"]
+        more = {trial.key: trial for verdict in undecided for trial in _trials(verdict, asked, settings)}
+        if not undecided:
+            break
+        if not more:
+            kinds = {need.kind for verdict in undecided for need in verdict.result.needs}
+            reached = f"sweep.max_seeds = {settings.sweep.max_seeds} is reached"
+            spent = reached if kinds & {"seeds", "finer"} else "no more seeds or rates would decide"
+        elif not left:
+            spent = f"it has looked {looks(settings)} times, as often as it may"
+        elif len(asked) + len(more) > limit:
+            spent = f"sweep.max_trials = {settings.sweep.max_trials:,} would be passed"
+        if spent:
+            break
+        in_order = sorted(more.values(), key=lambda trial: trial.settings.model.width**2 * trial.settings.model.depth)
+        if missing := [trial for trial in in_order if trial.key not in rows]:
+            return Decision(list(asked.values()), missing, undecided)
+        asked |= {trial.key: trial for trial in in_order}
+    return Decision(list(asked.values()), [], undecided, spent)
+
+
+def _trials(verdict: Judged, asked: Mapping[str, Trial], settings: Settings) -> Iterator[Trial]:
+    """The trials that an undecided verdict needs and that were not asked for."""
+    optimizer, lattice = verdict.names[0], None
+    if verdict.key == LEARNING_RATE and LEARNING_RATE not in parse(settings):
+        low, _ = settings.sweep.log2_learning_rates[optimizer]
+        lattice = Lattice(learning_rates(settings, optimizer), low, settings.sweep.per_octave)
+    there: dict[Any, dict[float, list[Trial]]] = {}
+    for size, value, key in verdict.trials[[verdict.axis, verdict.hyperparameter, "key"]].itertuples(index=False):
+        there.setdefault(size, {}).setdefault(value, []).append(asked[key])
+    seeds = {size: {value: len(trials) for value, trials in of_size.items()} for size, of_size in there.items()}
+    for (size, value), number in needed(verdict.result, seeds, seed_stages(settings), lattice).items():
+        present = there[size].get(value, [])
+        (like, *_) = present or next(iter(there[size].values()))
+        rate = float(value) if verdict.key == LEARNING_RATE else like.learning_rate
+        yield from (like.at(rate, settings.seed + seed) for seed in range(len(present), number))
+
+
+def most(settings: Settings) -> int:
+    """How many trials may follow the plan at most."""
+    if settings.sweep.until == "planned":
+        return 0
+    planned, more = count(settings), 0
+    if LEARNING_RATE not in parse(settings):  # a wider grid at both ends, and a midpoint at each look and axis
+        more = 2 * WIDER * settings.sweep.per_octave + (looks(settings) - 1) * len(list(axes(settings)))
+    whole = (planned // settings.sweep.seeds + more * len(combinations(settings))) * seed_stages(settings)[-1]
+    return min(settings.sweep.max_trials, whole - (0 if settings.sweep.adaptive else planned))
