@@ -1,11 +1,11 @@
-"""The tables and pictures of docs/ that come from sweeps, drawn again from committed rows; no training.
+"""The documents' tables and pictures that come from sweeps, made again from committed rows; no training.
 
-    python -m experiments.documents                                     draws all of them again
+    python -m experiments.documents                                     makes all of them again, in a minute
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
 
-docs/results/ has the rows (`experiments.published`). A table stands in a document between the lines
-<!-- NAME: TABLE --> and <!-- end -->.
+docs/results/ has the rows (`experiments.published`). docs/results.md and docs/language.md are written whole; in others
+a table stands between the lines <!-- NAME: TABLE --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 from configs import digits, patches16_simple_resnet, patches16_vit
 from depthmup.report import figures, page
 from depthmup.settings import Settings, from_config
-from experiments import learning_rate_rules, planted_curves, published, verdict_redraws
+from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, verdict_redraws
+from experiments.figures import command
+from experiments.figures.page import PAPERS
+from experiments.language.page import write as write_language
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/laws.md",)
+DOCUMENTS = ("docs/laws.md", "docs/guide/choose.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -110,8 +113,15 @@ def _code(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
-OTHERS: dict[str, Callable[[], str]] = {
-    "planted_curves": lambda: planted_curves.summary(json.loads((RESULTS / "planted_curves.json").read_text()))
+def _numbers(name: str) -> Any:
+    """What an experiment has written to docs/results."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
+    "planted_curves": lambda _: planted_curves.summary(_numbers("planted_curves")),
+    "planted_verdicts": lambda _: planted_verdicts.summary(_numbers("planted_verdicts")),
+    "choose": choose.table,
 }
 
 
@@ -120,7 +130,7 @@ def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
 
     def made(block: re.Match[str]) -> str:
         head, name, table, end = block.groups()
-        content = OTHERS[name]() if name in OTHERS else TABLES[table](sweeps[name])
+        content = OTHERS[name](sweeps) if name in OTHERS else TABLES[table](sweeps[name])
         return f"{head}\n{content}\n\n{end}"
 
     return BLOCK.sub(made, text)
@@ -141,6 +151,8 @@ def main() -> None:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
+    command.draw(*PAPERS)
+    print(write_language())
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def planted(rng: np.random.Generator, case: Case, shift: float) -> dict[str, boo
         hold[f"{name} exponent"] = law.low <= case.exponent <= law.high
         hold[f"{name} band"] = bool(low <= truth <= high)
     judged = fit.transfer(rows, cap=math.log(10))
-    for name, drift in (("drift", judged.drift), ("edge's drift", judged.edge.drift)):
+    for name, drift in (("drift", judged.drift), ("edge's drift", judged.edge_drift)):
         if drift is not None:
             hold[name] = drift.low <= case.exponent <= drift.high
     return hold

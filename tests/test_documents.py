@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from depthmup.report.curves import judge
-from experiments import documents, published
+from experiments import choose, documents, published
 from experiments.documents import PUBLISHED, RESULTS
 
 
@@ -22,8 +22,44 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     sweep = sweeps["digits_transfer"]
     without = judge(sweep.rows[sweep.rows["seed"] != 0], sweep.settings)
     assert documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)}) != text
-    with pytest.raises(KeyError, match="tables"):
-        documents.rendered(text.replace(": verdicts -->", ": tables -->"), sweeps)
+
+
+def test_tables_that_are_not_known(sweeps):
+    for block, wrong in (("digits_transfer: tables", "tables"), ("digit: verdicts", "digit")):
+        with pytest.raises(KeyError, match=wrong):
+            documents.rendered(f"<!-- {block} -->\n<!-- end -->", sweeps)
+
+
+def test_the_evidence_of_the_guide(sweeps):
+    """A cell is what its curves say, each verdict once, and links lead to headings that are there."""
+    rows = [line.split(" | ") for line in choose.table(sweeps).splitlines()[2:]]
+    evidence = {tuple(row[:3]): row[4] for row in rows}
+    curves = {(c.optimizer, c.parameterization, c.axis): c.result for c in sweeps["digits_transfer"].curves}
+    adam = curves["adam", "depth_mup", "depth"]
+    assert evidence["| residual MLP", "Adam", "depth"].startswith(
+        f"Digits, depth 2 to 32: {adam.verdict}, costs at most {adam.cost}; `sp`, `mup` does not transfer"
+    )
+    sgd = curves["sgd", "mup", "width"]
+    assert (
+        f"Digits, width 32 to 256: {sgd.verdict}, costs at most {sgd.cost}"
+        in evidence["| any of these", "SGD", "width only"]
+    )
+    results = (documents.ROOT / "docs" / "results.md").read_text().lower()
+    for heading in ("figure 2, b.4", "figure 2a"):
+        assert f"### {heading}\n" in results
+        assert f"results.md#{heading.replace(',', '').replace('.', '').replace(' ', '-')})" in choose.table(sweeps)
+
+
+def test_one_command_makes_all(monkeypatch, capsys):
+    """Every document that shows committed rows."""
+    made = []
+    monkeypatch.setattr(documents, "PUBLISHED", {})
+    monkeypatch.setattr(documents, "DOCUMENTS", ())
+    monkeypatch.setattr(documents.command, "draw", lambda *papers: made.extend(paper.name for paper in papers))
+    monkeypatch.setattr(documents, "write_language", lambda: made.append("language") or "language.md")
+    monkeypatch.setattr("sys.argv", ["documents"])
+    documents.main()
+    assert made == ["paper_a", "paper_b", "language"]
 
 
 def test_what_is_committed_is_small():

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from depthmup.fit import transfer
+from depthmup.fit import Cost, transfer
 from depthmup.fit.drift import Drift
 from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
@@ -20,6 +20,7 @@ from experiments import published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
 from experiments.paper_a import FIGURES, PAPER, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
+from experiments.paper_a import small as small_experiments
 from tests import figures, tiny
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
 
@@ -35,7 +36,7 @@ def test_the_page_is_that_of_the_rows():
 
 
 def test_every_figure_has_one_row():
-    """All that audit.md of the paper lists: what has a module, and what has none."""
+    """All figures, tables and appendices of the paper: what has a module, and what has none."""
     named = [one.figure for one in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
     words = [word.strip() for name in named for word in name.split(",")]
     assert len(words) == len(set(words))
@@ -46,13 +47,13 @@ def test_every_figure_has_one_row():
 
 
 def test_headers():
-    """Claim, command, cost and what to expect at the head of every module."""
+    """Claim, command, measure, sizes that count, cost and what to expect at the head of every module."""
     for name, one in FIGURES.items():
         if one is figb1.FOOTNOTE:
             continue  # in the module of B.1
         text = importlib.import_module(one.outcome.__module__).__doc__
-        assert f"python -m experiments.paper_a {name} --data=DIR" in text
-        for word in ("Claim", "\nCost: ", "\nExpect: "):
+        assert f"python -m experiments.paper_a {'3' if one is fig3.RULE else name} --data=DIR" in text
+        for word in ("Claim", "udged", "count", "\nCost: ", "\nExpect: "):
             assert word in text, (name, word)
 
 
@@ -78,33 +79,53 @@ def curve(name, axis, found):
     return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", None, found, 2.3, 2.3, DepthLaws())
 
 
-def verdicts(drift, regret):
-    """A result with these two verdicts."""
+def verdict(says):
+    """A result with this verdict."""
     rows = [dict(depth=d, learning_rate=2.0**k, seed=s, loss=1 + 0.1 * k * k) for d in (1, 2) for k in range(-3, 4)
             for s in (0, 1)]  # fmt: skip
-    found = transfer(rows, cap=2.3)
-    found = found._replace(by_regret=found.by_regret._replace(verdict=regret))
-    return found._replace(verdict=drift, drift=Drift(0.1, -0.2, 0.4, 0.0))
+    result = transfer(rows, cap=2.3)
+    return result._replace(verdict=says, drift=Drift(0.1, -0.2, 0.4, 0.0), cost=Cost(0.018, 0.004, 0.032))
 
 
 @pytest.mark.parametrize(
-    ("drift", "regret", "claimed", "says"),
+    ("says", "claimed", "agrees"),
     [
-        ("transfers", "does not transfer", True, AGREES),
-        ("transfers", "transfers", False, DISAGREES),
-        ("does not transfer", "transfers", False, AGREES),
-        ("does not transfer", "transfers", True, DISAGREES),
-        ("undecided", "transfers", True, AGREES),
-        ("undecided", "does not transfer", True, DISAGREES),
-        ("undecided", "undecided", True, UNDECIDED),
-        ("undecided", "undecided", False, UNDECIDED),
+        ("transfers", True, AGREES),
+        ("transfers", False, DISAGREES),
+        ("does not transfer", False, AGREES),
+        ("does not transfer", True, DISAGREES),
+        ("undecided", True, UNDECIDED),
+        ("undecided", False, UNDECIDED),
+        ("nothing learned", True, UNDECIDED),
+        ("nothing learned", False, UNDECIDED),
     ],
 )
-def test_verdicts_on_a_claim(drift, regret, claimed, says):
-    found = judged([curve("mup", "depth", verdicts(drift, regret))], {("mup", "depth"): claimed})
-    assert found.verdict == says
-    assert f"+0.10 [-0.20, +0.40], {drift}" in found.ours[0]
-    assert ("by regret" in found.ours[0]) == (drift == "undecided")
+def test_verdicts_on_a_claim(says, claimed, agrees):
+    outcome = judged([curve("mup", "depth", verdict(says))], {("mup", "depth"): claimed})
+    assert outcome.verdict == agrees
+    drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40], "
+    assert outcome.ours == [f"mup over depth: {drift}{says}, costs at most 1.8% [0.4, 3.2]"]
+
+
+def test_paired_seeds():
+    """By hand: t with 2 degrees of freedom is 4.3027."""
+    half = 4.3027 * 1.0 / 3**0.5
+    assert figure.paired(np.array([1.0, 2.0, 3.0])) == pytest.approx((2.0, 2 - half, 2 + half), abs=1e-3)
+
+
+def test_other_measures():
+    """Optima that stay by the loss and fall by accuracy; chance of an accuracy is an error."""
+    sweep = planted("simple_resnet", lambda row: -3)
+    c = figure.curve_of(sweep.curves, "depth", "depth_mup")
+    x = np.log2(c.trials["learning_rate"]) + 2 * np.log2(c.trials["depth"] / 3)
+    c = dataclasses.replace(c, trials=c.trials.assign(validation_accuracy=(0.5 - 0.02 * (x + 3) ** 2).clip(0.1)))
+    assert figure.by(c, "loss").result.verdict == "transfers"
+    other = figure.by(c, "validation_accuracy")
+    assert other.result.verdict == "does not transfer"
+    assert (other.chance, figure.by(c, "loss").chance) == pytest.approx((0.9, np.log(10)))
+    text = figure.by_measures([c], {"loss": "last step", "validation_accuracy": "accuracy"}).splitlines()
+    assert text[2].startswith("| depth_mup over depth | last step | ")
+    assert "does not transfer" in text[3]
 
 
 def test_one_disagreement_disagrees():
@@ -154,7 +175,7 @@ def test_figures_from_rows(small):
         np.testing.assert_allclose(losses, by_hand)
     two = np.array(list(of_depth.values()))
     assert fig4.spread(c, slice(0, 10)) == pytest.approx((two.max(0) / two.min(0) - 1)[:10].max())
-    rates, losses = figb3.over_time(c, 4)
+    rates, losses = small_experiments.over_time(c, 4)
     at, seed = list(rates).index(c.carried(4)["learning_rate"].iloc[0]), 1
     own = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
     np.testing.assert_allclose(losses[:, at, seed], own.reshape(10, 4).mean(axis=1))
@@ -258,7 +279,8 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
         loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
         way = np.linspace(early(row), loss, published.STRETCHES)
         kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
-        rows.append({**kept, "loss": loss, "last_loss": loss, "validation_accuracy": 0.5, "diverged": False,
+        losses = dict.fromkeys(("loss", "last_loss", "validation_loss"), loss)
+        rows.append({**kept, **losses, "validation_accuracy": 0.5, "diverged": False,
                      "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
@@ -273,7 +295,7 @@ def falling(*names):
 def test_figure_1_on_planted_optima():
     assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("sp", "mup"))}).verdict == AGREES
     assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("depth_mup"))}).verdict == DISAGREES
-    wide = planted("simple_resnet", lambda row: falling("mup")(row) - np.log2(row["width"]))
+    wide = planted("simple_resnet", lambda row: falling("mup")(row) + 5 - np.log2(row["width"]))
     assert fig1.outcome({"simple_resnet": wide}).verdict == DISAGREES
 
 
@@ -292,35 +314,57 @@ def test_figure_2_on_planted_optima(plain, beta0, says):
 
 
 def test_figure_3_on_planted_optima():
-    """All settings must transfer, and whether losses fall with depth is said of each."""
+    """The paper's settings must transfer, and the losses of the scaled ones fall; the others have no say."""
     deeper = {"floor": lambda row: 1.0 - 0.1 * np.log2(row["depth"])}
     stays = {name: planted(name, lambda row: -8, **deeper) for name in ("vit", "vit_cosine")}
-    found = fig3.outcome(stays)
-    assert found.verdict == AGREES
-    assert all("falls with every doubling" in words for words in found.ours)
-    assert len(found.ours) == 6 + 4
-    moves = stays | {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (row["norm"] == "layer"))}
-    assert fig3.outcome(moves).verdict == DISAGREES
-    assert "does not fall with every doubling" in fig3.outcome(moves).ours[0]
+    outcome = fig3.outcome(stays)
+    assert outcome.verdict == AGREES
+    assert all("falls with every doubling" in words for words in outcome.ours)
+    assert len(outcome.ours) == 3 + 3
+
+    def drifts(*names):
+        return {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (setting(row) in names), **deeper)}
+
+    def setting(row):
+        scaled = row["lr_depth"] if row["parameterization"] == "depth_mup" else None
+        return row["norm"], row["parameterization"], scaled
+
+    assert fig3.outcome(stays | drifts(("layer", "mup", None))).verdict == DISAGREES
+    assert fig3.outcome(stays | drifts(("none", "mup", None))).verdict == AGREES
+    ours = drifts(("none", "depth_mup", -0.5))
+    assert fig3.outcome(stays | ours).verdict == AGREES
+    assert (fig3.of_our_rule(stays).verdict, fig3.of_our_rule(ours).verdict) == (AGREES, DISAGREES)
+    flat = stays | {"vit": planted("vit", lambda row: -8, floor=lambda row: 1 + 0.1 * np.log2(row["depth"]))}
+    assert fig3.outcome(flat).verdict == UNDECIDED
+    assert "does not fall with every doubling" in fig3.outcome(flat).ours[0]
 
 
 def test_figure_4_on_planted_optima():
     middle = {"momentum": -3, "weight_decay": -7, "gamma0": 0, "beta0": 0}
-    own = {name: planted(name, lambda row, at=at: at) for name, at in middle.items()}
+    optima = {name: planted(name, lambda row, at=at: at) for name, at in middle.items()}
     alike = planted("simple_resnet", falling("sp", "mup"))
-    found = fig4.outcome({**own, "simple_resnet": alike})
-    assert found.verdict == AGREES
-    assert "losses differ by at most" in found.ours[-1]
+    outcome = fig4.outcome({**optima, "simple_resnet": alike})
+    assert outcome.verdict == AGREES
+    assert "losses differ by at most" in outcome.ours[-1]
     apart = planted("simple_resnet", falling("sp", "mup"), early=lambda row: 2 + 0.1 * np.log2(row["depth"]))
-    assert fig4.outcome({**own, "simple_resnet": apart}).verdict == DISAGREES
-    decays = planted("weight_decay", lambda row: -7, floor=lambda row: 1 + 0.05 * np.log2(row["depth"]))
-    assert fig4.outcome({**own, "weight_decay": decays, "simple_resnet": alike}).verdict == DISAGREES
-    assert "no optimum" not in found.ours[1]
-    smallest = fig4.outcome({**own, "weight_decay": planted("weight_decay", lambda row: -15), "simple_resnet": alike})
-    assert "no optimum inside the grid at depth 3, 6, 12, 24" in smallest.ours[1]
-    assert smallest.verdict == AGREES
-    moves = {**own, "gamma0": planted("gamma0", lambda row: np.log2(row["depth"]) - 2)}
-    assert fig4.outcome({**moves, "simple_resnet": alike}).verdict == DISAGREES
+    assert fig4.outcome({**optima, "simple_resnet": apart}).verdict == DISAGREES
+    smallest = {**optima, "weight_decay": planted("weight_decay", lambda row: -15), "simple_resnet": alike}
+    assert fig4.outcome(smallest).verdict == UNDECIDED  # no optimum to follow
+    moves = lambda row: np.log2(row["depth"]) - 2  # noqa: E731
+    assert fig4.outcome({**optima, "gamma0": planted("gamma0", moves), "simple_resnet": alike}).verdict == DISAGREES
+    assert fig4.outcome({**optima, "beta0": planted("beta0", moves), "simple_resnet": alike}).verdict == AGREES
+
+
+def test_figure_b3_on_planted_optima():
+    """What is best early must be as good at the end."""
+    outcome = figb3.outcome({"simple_resnet": planted("simple_resnet", lambda row: -3)})
+    assert outcome.verdict == AGREES
+    assert len(outcome.ours) == 2
+    sweep = planted("simple_resnet", lambda row: -3)
+    for c in sweep.curves:  # early in the training rates four octaves below the best are the best
+        for curve, rate in zip(c.trials["curve"], c.trials["learning_rate"], strict=True):
+            curve[:12] = 2000 + 100 * (np.log2(rate) + 7) ** 2
+    assert figb3.outcome({"simple_resnet": sweep}).verdict == DISAGREES
 
 
 @pytest.mark.parametrize(
@@ -350,25 +394,30 @@ def test_figure_b2_on_planted_optima():
     both = lambda *names: lambda row: falling(*names)(row) + 5 - np.log2(row["width"])  # noqa: E731
     sweeps = {"simple_resnet": planted("simple_resnet", both("sp")), "depth_sp": planted("depth_sp", both("depth_sp"))}
     assert figb2.outcome(sweeps).verdict == AGREES
-    sweeps["depth_sp"] = planted("depth_sp", both())  # flat over depth
+    sweeps["depth_sp"] = planted("depth_sp", both())  # flat over depth, as theory has it
+    assert figb2.outcome(sweeps).verdict == AGREES
+    sweeps["depth_sp"] = planted("depth_sp", falling("depth_sp"))  # flat over width
     assert figb2.outcome(sweeps).verdict == DISAGREES
 
 
-def test_figure_m1_on_planted_losses():
-    whole = planted("zero_init", lambda row: -1.5)
+@pytest.mark.parametrize(
+    ("early", "late", "says"),
+    [(0.02, 0.02, AGREES), (-0.02, 0.0, DISAGREES), (0.0, 0.0, UNDECIDED), (0.02, -0.02, UNDECIDED)],
+)
+def test_figure_m1_on_planted_losses(early, late, says):
+    """Losses that rise by these shares a doubling of depth under depth_mup and fall so under depth_ode."""
 
-    def sweeps(size):
-        """Early losses that grow by `size` a doubling of depth under depth_mup and fall so under depth_ode."""
+    def slope(share):
+        return lambda row: 1 + share * np.log2(row["depth"]) * (1 if row["parameterization"] == "depth_mup" else -1)
 
-        def early(row):
-            return 2 * (1 + size * np.log2(row["depth"]) * (1 if row["parameterization"] == "depth_mup" else -1))
-
-        return {"zero_init": whole, "zero_init_early": planted("zero_init_early", lambda row: -1.5, early=early)}
-
-    assert figm1.outcome(sweeps(0.02)).verdict == AGREES
-    assert figm1.outcome(sweeps(-0.02)).verdict == DISAGREES
-    assert figm1.outcome(sweeps(0.0)).verdict == UNDECIDED
-    assert set(figm1.pictures(sweeps(0.02))) == {"figm1", "figm1_dynamics"}
+    sweeps = {
+        "zero_init": planted("zero_init", lambda row: -1.5, slope(late)),
+        "zero_init_early": planted("zero_init_early", lambda row: -1.5, early=lambda row: 2 * slope(early)(row)),
+    }
+    outcome = figm1.outcome(sweeps)
+    assert outcome.verdict == says
+    assert "at 2^-1.5" in outcome.ours[-1]
+    assert set(figm1.pictures(sweeps)) == {"figm1", "figm1_dynamics"}
 
 
 def test_growth_of_the_early_loss():
@@ -392,10 +441,7 @@ def test_every_page_section_is_drawn(tmp_path, monkeypatch):
 
 
 def test_the_readmes_numbers_are_those_of_figure_1():
-    sweeps = page.read(PAPER)
-    words = {line.split(":")[0]: line for line in FIGURES["1"].outcome(sweeps).ours}
+    curves = page.read(PAPER)["simple_resnet"].curves
     readme = (page.ROOT / "README.md").read_text().replace("\n", " ")
-    wordings = {"depth": "at most 0.1% [-0.7, 1.0] of the best loss", "width": "at most 0.5% [0.2, 0.8] up to"}
-    for of, said in wordings.items():
-        assert said in readme
-        assert said.rpartition("]")[0] in words[f"depth_mup over {of}"]
+    for axis, wording in {"depth": "at most {} of the best loss", "width": "at most {} up to"}.items():
+        assert wording.format(figure.curve_of(curves, axis, "depth_mup").result.cost) in readme

@@ -78,17 +78,16 @@ def cost(settings: Settings) -> str:
     return f"{Estimator().total(grouped(plan, lambda program: len(plan)))}{half}"
 
 
-def draw(paper: Paper) -> None:
-    """Draw the pictures of a paper's figures whose sweeps are finished, and write docs/results.md."""
-    found = {one.name: page.read(one) for one in page.PAPERS}
-    sweeps = found[paper.name]
-    for figure in paper.figures.values():
-        own = page.finished(figure, sweeps)
-        if own:
-            paper.images.mkdir(parents=True, exist_ok=True)
-            for name, picture in figure.pictures(own).items():
+def draw(*papers: Paper) -> None:
+    """Draw the pictures of papers' figures whose sweeps are finished, and write docs/results.md."""
+    sweeps = {paper.name: page.read(paper) for paper in page.PAPERS}
+    for paper in papers:
+        paper.images.mkdir(parents=True, exist_ok=True)
+        for figure in paper.figures.values():
+            complete = page.finished(figure, sweeps[paper.name])
+            for name, picture in (figure.pictures(complete) if complete else {}).items():
                 write_atomically(paper.images / f"{name}.png", figures.png(picture))
-    write_atomically(page.PAGE, page.text(found))
+    write_atomically(page.PAGE, page.text(sweeps))
     print(page.PAGE)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from depthmup.fit import VERDICTS, Transfer, transfer
+from depthmup.fit.curve import half_width
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.report.page import verdict_table
 from experiments.published import RESULTS, ROOT, Sweep
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided at this scale"
-TRANSFERS = "transfers"
+TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
 
@@ -31,7 +36,8 @@ class Experiment(NamedTuple):
 
     paper: what the paper found.
     sweeps: {name of a sweep: scale ("demo" or "paper") -> its config}. Figures that share a sweep share its trials.
-    remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them.
+    remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them; or what
+        makes this from the sweeps.
     classes: of the folder of images that its sweeps are trained on.
     table: the numbers of its section, as Markdown; None: the verdicts of its curves.
     needs: the sweeps without which there is no outcome; the others enter it when they are finished. None named: all.
@@ -43,7 +49,7 @@ class Experiment(NamedTuple):
     sweeps: Mapping[str, Callable[[str], Any]]
     outcome: Callable[[Sweeps], Outcome]
     pictures: Callable[[Sweeps], Mapping[str, Figure]]
-    remarks: str = ""
+    remarks: str | Callable[[Sweeps], str] = ""
     classes: int = 10
     table: Callable[[Sweeps], str] | None = None
     needs: Sequence[str] = ()
@@ -83,51 +89,73 @@ def curve_of(curves: Sequence[TransferCurve], axis: str, parameterization: str, 
     return next(c for c in curves if (c.axis, c.parameterization, c.variant, c.hyperparameter) == wanted)
 
 
-def verdict(c: TransferCurve) -> str:
-    """The verdict by the drift of the optimum; where that is undecided, the verdict by regret."""
-    return c.result.by_regret.verdict if c.result.verdict == "undecided" else c.result.verdict
-
-
 def words(c: TransferCurve) -> str:
-    """A curve's drift, verdict and cost, as `Paper.reading` explains them."""
-    found = c.result
-    text = f"{c.name} over {c.axis}: "
-    if found.drift:
-        low, high = found.drift.low, found.drift.high
-        text += f"{found.drift.octaves_per_doubling:+.2f} [{low:+.2f}, {high:+.2f}], "
-    text += found.verdict
-    if found.verdict == "undecided":
-        text += f" (by regret: {found.by_regret.verdict})"
-    costs = [cost for cost in found.costs[1:] if cost]
-    if len(costs) == len(found.costs) - 1:
-        worst = max(costs, key=lambda cost: cost.share)
-        text += f", costs at most {100 * worst.share:.1f}%"
-        text += f" [{100 * worst.low:.1f}, {100 * worst.high:.1f}]"
-    return text
+    """A curve's drift, verdict and cost, as `Paper.reading` explains them; of a curve that learned nothing no drift."""
+    result, parts = c.result, list[str]()
+    if result.drift and result.verdict != NOTHING:
+        drift = result.drift
+        parts.append(f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]")
+    parts.append(result.verdict)
+    if result.cost:
+        parts.append(f"costs at most {result.cost}")
+    return f"{c.name} over {c.axis}: {', '.join(parts)}"
 
 
-def agreement(c: TransferCurve, transfers: bool = True) -> str:
-    """What a curve says of the claim that its optimum transfers, or that it does not."""
-    said = verdict(c)
-    return UNDECIDED if said == "undecided" else AGREES if (said == TRANSFERS) == transfers else DISAGREES
+def agreement(result: Transfer, transfers: bool = True) -> str:
+    """What a verdict says of the claim that the optimum transfers, or that it does not."""
+    if result.verdict not in (TRANSFERS, DOES_NOT):
+        return UNDECIDED
+    return AGREES if (result.verdict == TRANSFERS) == transfers else DISAGREES
+
+
+def chance(c: TransferCurve, measure: str) -> float:
+    """What a network that has learned nothing has by one of the measures in a sweep's rows, as it is minimized."""
+    if measure.endswith("accuracy"):
+        return c.chance if c.measure.endswith("accuracy") else 1 - math.exp(-c.chance_loss)
+    return c.chance if measure == c.measure else c.chance_loss
+
+
+def by(c: TransferCurve, measure: str) -> TransferCurve:
+    """The same trials judged by another measure in their rows."""
+    result = transfer(c.trials, c.axis, chance(c, measure), hyperparameter=c.hyperparameter, measure=measure)
+    return dataclasses.replace(c, measure=measure, chance=chance(c, measure), result=result)
+
+
+def best_losses(result: Transfer, i: int) -> np.ndarray:
+    """(seeds,), the losses, or errors, of the size with index `i` at its best learning rate that trains all seeds."""
+    means = np.where(result.diverged[i].any(axis=1), np.inf, result.losses[i].mean(axis=1))
+    return result.losses[i][means.argmin()]
+
+
+def paired(differences: np.ndarray) -> tuple[float, float, float]:
+    """The mean of paired differences, (seeds,), with its 95% interval by Student's t."""
+    half = half_width(len(differences) - 1) * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    mean = float(np.mean(differences))
+    return mean, mean - half, mean + half
 
 
 def judged(curves: Sequence[TransferCurve], expected: Mapping[tuple[str, str], bool], variant: str = "") -> Outcome:
     """Our curves against a claim. expected: {(parameterization, axis): whether the claim says that it transfers}."""
     chosen = {curve_of(curves, axis, name, variant): transfers for (name, axis), transfers in expected.items()}
-    said = [agreement(c, transfers) for c, transfers in chosen.items()]
-    return Outcome([words(c) for c in chosen], combined(said))
+    answers = [agreement(c.result, transfers) for c, transfers in chosen.items()]
+    return Outcome([words(c) for c in chosen], combined(answers))
 
 
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
     """The loss against the hyperparameter, a line for each size: {name of a picture: its curves} -> {name: picture}."""
-    drawn = {name: figures.loss_curves(own) for name, own in curves.items()}
+    drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
 
 
 def verdicts(sweep: Sweep) -> str:
     """The drifts and verdicts of a sweep's curves, as a block of Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines())
+
+
+def by_measures(curves: Iterable[TransferCurve], measures: Mapping[str, str]) -> str:
+    """What each curve says by other measures, as a Markdown table. measures: {column of the rows: its words}."""
+    rows = [(*words(by(c, name)).split(": ", 1), label) for c in curves for name, label in measures.items()]
+    return markdown(("curve", "by", "drift, verdict, cost"), [(name, label, text) for name, text, label in rows])
 
 
 def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:
@@ -140,6 +168,6 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
 
 
-def combined(said: Sequence[str]) -> str:
+def combined(answers: Sequence[str]) -> str:
     """One disagreement disagrees; else one undecided answer is undecided."""
-    return next((word for word in (DISAGREES, UNDECIDED) if word in said), AGREES)
+    return next((word for word in (DISAGREES, UNDECIDED) if word in answers), AGREES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 
 from depthmup.models.stack import natural
@@ -19,6 +20,7 @@ HEADER = """# Results: the papers' figures, trained anew
     python -m experiments.paper_a --data=DIR           # trains what is missing; draws all; writes this page
     python -m experiments.paper_b --data=DIR
     python -m experiments.paper_a --data=DIR 1 --dry_run
+    python -m experiments.documents                    # this page, its pictures and others, from the committed rows
 
 A row for every figure and table of the papers. The settings of each experiment beside the paper's, and why they differ,
 are at the head of its module in experiments/paper_a/ and experiments/paper_b/. **CIFAR-10 (JPEG)** is CIFAR-10 with its
@@ -32,9 +34,9 @@ COLUMNS = ("figure", "claim", "paper", "ours", "verdict", "command")
 
 def read(paper: Paper) -> dict[str, Sweep]:
     """The sweeps of all figures of a paper whose rows are committed."""
-    there = {name: config for name, config in paper.sweeps.items() if (paper.rows / f"{name}.json").exists()}
+    committed = {name: config for name, config in paper.sweeps.items() if (paper.rows / f"{name}.json").exists()}
     return {
-        name: published.read(paper.rows / name, from_config(config("demo")), True) for name, config in there.items()
+        name: published.read(paper.rows / name, from_config(config("demo")), True) for name, config in committed.items()
     }
 
 
@@ -47,17 +49,17 @@ def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
     """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
     rows, sections, shown = list(paper.elsewhere), [], dict[str, str]()  # shown: {sweep: the section of its numbers}
     for name, figure in paper.figures.items():
-        own, left = finished(figure, sweeps), missing(figure, sweeps)
-        ours, verdict = left, "not finished"
-        if own:
-            found = figure.outcome(own)
-            ours = "<br>".join([*found.ours, left] if left else found.ours)
-            verdict = f"**{found.verdict}**{', so far' if left else ''}"
-            sections.append(_section(paper, figure, own, shown))
-            shown |= {} if figure.table else dict.fromkeys(own.keys() - shown.keys(), title(figure))
+        complete, left = finished(figure, sweeps), missing(figure, sweeps)
+        numbers, verdict = left, "not finished"
+        if complete:
+            outcome = figure.outcome(complete)
+            numbers = "<br>".join([*outcome.ours, left] if left else outcome.ours)
+            verdict = f"**{outcome.verdict}**{', so far' if left else ''}"
+            sections.append(_section(paper, figure, complete, shown))
+            shown |= {} if figure.table else dict.fromkeys(complete.keys() - shown.keys(), title(figure))
         folder = "DIR" if figure.classes == 10 else f"DIR{figure.classes}"
         command = f"`python -m experiments.{paper.name} {name} --data={folder}`"
-        rows.append((figure.figure, figure.claim, figure.paper, ours, verdict, command))
+        rows.append((figure.figure, figure.claim, figure.paper, numbers, verdict, command))
     rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
     head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]
     return "\n".join([*head, markdown(COLUMNS, rows), "", *_totals(sweeps), *sections])
@@ -80,17 +82,17 @@ def _totals(sweeps: Sweeps) -> list[str]:
 
 def finished(figure: Experiment, sweeps: Sweeps) -> Sweeps:
     """The sweeps of a figure whose trials are all there; none if its outcome needs another one."""
-    there = {name: sweeps[name] for name in figure.sweeps if name in sweeps and sweeps[name].curves}
-    return there if set(figure.needs or figure.sweeps) <= there.keys() else {}
+    complete = {name: sweeps[name] for name in figure.sweeps if name in sweeps and sweeps[name].curves}
+    return complete if set(figure.needs or figure.sweeps) <= complete.keys() else {}
 
 
 def missing(figure: Experiment, sweeps: Sweeps) -> str:
     """What of a figure's trials is missing, in words; "" if nothing is."""
-    there = finished(figure, sweeps)
-    if len(there) == len(figure.sweeps):
+    complete = finished(figure, sweeps)
+    if len(complete) == len(figure.sweeps):
         return ""
-    if there:
-        return f"so far {len(there)} of {len(figure.sweeps)} sweeps"
+    if complete:
+        return f"so far {len(complete)} of {len(figure.sweeps)} sweeps"
     trials = sum(len(sweeps[name].rows) for name in figure.sweeps if name in sweeps and not sweeps[name].curves)
     return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
@@ -109,8 +111,8 @@ def _whole_grid(sweep: Sweep) -> int:
     columns = list(sweep.rows)  # hyperparameters, then results, of which the loss is the first
     sizes = [name for name in columns[: columns.index("loss")] if name != "learning_rate"]
     curve = [name for name in sizes if name not in ("width", "depth", "seed")]
-    grids = (own for _, own in sweep.rows.groupby(curve, dropna=False))
-    return sum(len(own[sizes].drop_duplicates()) * own["learning_rate"].nunique() for own in grids)
+    grids = (trials for _, trials in sweep.rows.groupby(curve, dropna=False))
+    return sum(len(trials[sizes].drop_duplicates()) * trials["learning_rate"].nunique() for trials in grids)
 
 
 def title(figure: Experiment) -> str:
@@ -119,12 +121,20 @@ def title(figure: Experiment) -> str:
     return name[0].upper() + name[1:] if name.startswith(OTHERS) else f"Figure {name}"
 
 
+def _filled(text: str) -> str:
+    """The paragraphs of a text in lines of one length; tables stay."""
+    paragraphs = (" ".join(part.split()) if part[0] != "|" else part for part in text.split("\n\n"))
+    wrapper = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join(part if part[0] == "|" else wrapper.fill(part) for part in paragraphs)
+
+
 def _section(paper: Paper, figure: Experiment, sweeps: Sweeps, shown: Mapping[str, str]) -> str:
     """Pictures, cost, remarks and numbers of a figure, without those that another section has shown."""
     lines = [f"### {title(figure)}", "", f"{figure.claim[0].upper()}{figure.claim[1:]}.", ""]
     lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
     lines += [_cost(sweeps), ""]
-    lines += [figure.remarks.strip(), ""] if figure.remarks else []
+    remarks = figure.remarks if isinstance(figure.remarks, str) else figure.remarks(sweeps)
+    lines += [_filled(remarks.strip()), ""] if remarks else []
     if figure.table:
         return "\n".join([*lines, figure.table(sweeps), ""])
     for name, sweep in sweeps.items():

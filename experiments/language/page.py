@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 
-import pandas
+import numpy as np
 
 from depthmup.fit import transfer
 from depthmup.report import figures
 from depthmup.report.curves import DepthLaws, TransferCurve
 from depthmup.report.page import verdict_table
 from depthmup.train.workdir import write_atomically
-from experiments.figures.figure import along, loss_pictures, markdown, verdict, words
+from experiments.figures.figure import along, best_losses, loss_pictures, markdown, paired, words
 from experiments.language.gpt_linen import VOCABULARY
-from experiments.language.study import CASES, SCALES, read
+from experiments.language.study import CASES, SCALES, read, twin
 from experiments.published import ROOT
 
 PAGE = ROOT / "docs" / "language.md"
@@ -24,6 +24,7 @@ HEADER = """# A language model
 
     python -m experiments.language                  # the demo; goes on where it stopped, draws this page
     python -m experiments.language --scale=study
+    python -m experiments.documents                 # this page and others, from the committed rows
 
 The demo takes 15 minutes on two cores, the study two hours on one.
 
@@ -35,45 +36,43 @@ is the mean training loss over the last tenth of the steps. The number of heads 
 CompleteP's claim (Dey et al. 2025): for transformers, whose branches have two layers, the depth exponent 1
 (`completep`) transfers and trains better than 1/2 (`depth_mup`).
 """
-# What the rows of a scale say, for a reader; to be read again when they change.
+# What the rows of a scale say, for a reader; to be read again when they change. The numbers are in the tables.
 REMARKS = {
     "study": """
-What these rows say, of small GPTs in the first 300 steps, up to 32 blocks:
+What these rows say, of small GPTs of width 32 with 32 bytes of context, in the first 300 steps (154 thousand bytes),
+up to 32 blocks:
 
-- **CompleteP's claim holds here.** Under `completep` the best learning rate has no trend over depth, -.06 [-.27, .15]
-  octaves (factors of 2) a doubling; under `depth_mup` it rises by .23 [.13, .32], under `sp` and `mup` it falls by .31
-  [.16, .46]. And from depth 4 on the best loss of `completep` is 1.0 to 2.3% below that of `depth_mup`. Both transfer
-  by regret: the learning rate that is best at depth 2 costs at most .6% and .8% of the best loss at every depth.
-- **Depth.** At the best learning rate the loss rises with every doubling of the depth under `sp` and `mup`, and hardly
-  moves from depth 4 on under the two others: models this narrow gain little from more blocks in 300 steps.
-- **Width.** `sp` needs .95 octaves less for every doubling: a learning rate inverse to the width. Under the others the
-  drift is -.20 [-.27, -.13], which costs at most 1.3%.
+- **CompleteP's claim.** Under `completep` the best learning rate of depth 2 transfers over depth; its optimum has no
+  trend, but wanders by .7 octaves (factors of 2). Under `depth_mup` the optimum rises with depth. What this costs is
+  small, but so is what an octave costs, and the verdict is undecided. At depths 4, 16 and 32 the best loss of
+  `completep` is surely below that of `depth_mup`.
+- **Depth.** At the best learning rate the loss rises with every doubling of the depth under `sp`, which along depth
+  is `mup`, and hardly moves from depth 4 on under the two others: models this narrow gain little from more blocks in
+  300 steps.
+- **Width.** `sp` needs about an octave less for every doubling: a learning rate inverse to the width. The others,
+  which at depth 2 are one rule, transfer.
 - **Linen and NNX** agree: the drifts of `depth_mup` are within each other's intervals along both axes.
-- **Muon** trains to a lower loss than AdamW at every size, but does not transfer over depth under `depth_mup`: its best
-  learning rate rises by .43 [.39, .48] octaves a doubling, about as much as the factor 1/sqrt(depth) of its rule takes
-  away. The learning rate of depth 2 costs up to 3.6% [3.4, 3.9] of the best loss.
+- **Muon** trains to a loss that is 6 to 8% lower than AdamW's under `depth_mup` at every depth, but does not transfer
+  over depth: its best learning rate rises by about as much as the factor 1/sqrt(depth) of its rule takes away.
 """,
     "demo": """
-What these rows say, of small GPTs in the first 150 steps:
+What these rows say, of small GPTs in the first 150 steps, with two seeds:
 
 - **Depth.** The best learning rate hardly moves with depth under any parameterization, `sp` among them. What differs
-  is the loss. At the best learning rate it rises with depth under `sp` and `mup`, stays under `depth_mup`, whose
-  curves lie on each other, and falls under `completep`. That is one half of CompleteP's claim. The other half,
-  transfer, holds for `completep` by regret, and for `depth_mup` as well.
-- **Width.** `sp` needs .85 octaves less for every doubling. Under the others the drift is .2 to .3 octaves, which two
-  seeds and three widths leave undecided.
-- **Muon** trains to a lower loss than AdamW at every size. Under `depth_mup` its best learning rate rises with depth,
-  by .3 octaves a doubling, which costs less than 1%.
+  is the loss. At the best learning rate it rises with depth under `sp`, stays under `depth_mup`, whose curves lie on
+  each other, and falls under `completep`, at depth 16 surely below that of `depth_mup`.
+- **Width.** `sp` needs .85 octaves less for every doubling. Under the others the drift is .2 to .3 octaves.
+- **Muon** trains to a lower loss than AdamW at every size. Under `depth_mup` its best learning rate rises with depth.
 """,
 }
 
 
 def curves(name: str, scale: str) -> list[TransferCurve]:
     """The curve of a case along each axis of which all sizes are there."""
-    rows, own, case, found = read(name, scale), SCALES[scale], CASES[name], []
+    rows, settings, case, results = read(name, scale), SCALES[scale], CASES[name], []
     for axis, sizes, other, fixed in (
-        ("depth", own.depths, "width", own.base[0]),
-        ("width", own.widths, "depth", own.base[1]),
+        ("depth", settings.depths, "width", settings.base[0]),
+        ("width", settings.widths, "depth", settings.base[1]),
     ):
         trials = rows[(rows[other] == fixed) & rows[axis].isin(sizes)]
         if set(trials[axis]) != set(sizes):
@@ -83,16 +82,25 @@ def curves(name: str, scale: str) -> list[TransferCurve]:
         result = transfer(table, axis, CHANCE)
         variant = "nnx" if name.endswith("nnx") else ""
         names = (case.optimizer, case.parameterization, variant, axis, "learning_rate", "loss")
-        found.append(TransferCurve(*names, trials, result, CHANCE, CHANCE, DepthLaws()))
-    return found
+        results.append(TransferCurve(*names, trials, result, CHANCE, CHANCE, DepthLaws()))
+    return results
 
 
-def best(c: TransferCurve) -> list[float]:
-    """The lowest mean loss over seeds at each size."""
-    means: pandas.Series = c.trials.groupby([c.axis, "learning_rate"])["loss"].agg(
-        lambda losses: losses.mean(skipna=False)
-    )
-    return [float(means[size].min()) for size in c.result.values]
+def shown(scale: str) -> list[TransferCurve]:
+    """The curves of all cases; those of the same trainings (`twin`) are one curve, which has all their names."""
+    merged: dict[tuple[str, str], TransferCurve] = {}
+    for name in CASES:
+        for c in curves(name, scale):
+            width, depth = SCALES[scale].base
+            shapes = {(size, depth) if c.axis == "width" else (width, size) for size in c.result.values}
+            twins = {twin(name, scale, *shape) for shape in shapes - {(width, depth)}}
+            at = (twins.pop() if len(twins) == 1 else name, c.axis)
+            if at in merged:
+                other = merged[at]
+                merged[at] = dataclasses.replace(other, parameterization=f"{other.parameterization} = {c.name}")
+            else:
+                merged[at] = c
+    return list(merged.values())
 
 
 def write() -> str:
@@ -104,56 +112,54 @@ def write() -> str:
 
 def section(scale: str) -> str:
     """What the rows of a scale say, "" without a curve. Draws its pictures."""
-    found = [c for name in CASES for c in curves(name, scale)]
-    if not found:
+    chosen = shown(scale)
+    if not chosen:
         return ""
     left = [name.replace("_", " ") for name in CASES if len(curves(name, scale)) < 2]
+    best = {
+        (c.name, c.optimizer, c.axis): [best_losses(c.result, i) for i in range(len(c.result.values))] for c in chosen
+    }
     rows = [
         (
             f"{c.name}, {c.optimizer}",
             c.axis,
             words(c).split(": ", 1)[1],
-            verdict(c),
-            " ".join(f"{b:.3f}" for b in best(c)),
+            " ".join(f"{losses.mean():.3f}" for losses in best[c.name, c.optimizer, c.axis]),
         )
-        for c in found
+        for c in chosen
     ]
     lines = [f"## The {scale}", "", describe(scale), ""]
     lines += [f"Not finished: {', '.join(left)}.", ""] if left else []
     lines += [
-        markdown(("model", "along", "drift of the best learning rate", "verdict", "best loss at each size"), rows),
+        markdown(("model", "along", "drift of the best learning rate, verdict, cost", "best loss at each size"), rows),
         "",
     ]
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for name, picture in loss_pictures(along(found, f"gpt_{scale}")).items():
+    for name, picture in loss_pictures(along(chosen, f"gpt_{scale}")).items():
         write_atomically(IMAGES / f"{name}.png", figures.png(picture))
         lines += [f"![{name}](images/language/{name}.png)", ""]
-    depth = {c.name: best(c) for c in found if c.axis == "depth" and c.optimizer == "adamw"}
-    if {"depth_mup", "completep"} <= depth.keys():
-        lines += [compared(depth["completep"], depth["depth_mup"], SCALES[scale].depths), ""]
+    pair = [best.get((name, "adamw", "depth")) for name in ("completep", "depth_mup")]
+    if pair[0] and pair[1]:
+        lines += [compared(pair[0], pair[1], SCALES[scale].depths), ""]
     lines += [REMARKS[scale].strip(), ""] if scale in REMARKS else []
-    lines += [f"    {line}".rstrip() for line in verdict_table(found).splitlines()]
+    lines += [f"    {line}".rstrip() for line in verdict_table(chosen).splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def compared(completep: list[float], depth_mup: list[float], depths: tuple[int, ...]) -> str:
-    """What the best losses say of CompleteP's claim, in a sentence."""
-    changes = [f"{100 * (a / b - 1):+.1f}% at depth {d}" for a, b, d in zip(completep, depth_mup, depths, strict=True)]
-    falls = {
-        name: "falls" if all(b < a for a, b in itertools.pairwise(losses)) else "does not fall"
-        for name, losses in (("completep", completep), ("depth_mup", depth_mup))
-    }
-    return (
-        f"Best loss of `completep` against `depth_mup`: {', '.join(changes)}. At every doubling of the depth it "
-        f"{falls['completep']} under `completep`, and {falls['depth_mup']} under `depth_mup`."
-    )
+def compared(completep: list[np.ndarray], depth_mup: list[np.ndarray], depths: tuple[int, ...]) -> str:
+    """What the best losses, (seeds,) at each depth, say of CompleteP's claim."""
+    changes = []
+    for a, b, depth in zip(completep[1:], depth_mup[1:], depths[1:], strict=True):
+        mean, low, high = (100 * math.expm1(x) for x in paired(np.log(a / b)))
+        changes.append(f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}] at depth {depth}")
+    return f"Best loss of `completep` against `depth_mup`, with 95% intervals of paired seeds: {', '.join(changes)}."
 
 
 def describe(scale: str) -> str:
-    own = SCALES[scale]
+    at = SCALES[scale]
     return (
-        f"Base width {own.base[0]} and depth {own.base[1]}; depths {own.depths}, widths {own.widths}; {own.steps} "
-        f"steps of {own.batch} sequences of {own.context} bytes; {own.seeds} seeds, "
-        + (f"{len(own.octaves)} learning rates." if own.reach is None else
-           f"{2 * own.reach + 1} learning rates around the best of one seed on a grid twice as coarse.")
+        f"Base width {at.base[0]} and depth {at.base[1]}; depths {at.depths}, widths {at.widths}; {at.steps} "
+        f"steps of {at.batch} sequences of {at.context} bytes; {at.seeds} seeds, "
+        + (f"{len(at.octaves)} learning rates." if at.reach is None else
+           f"{2 * at.reach + 1} learning rates around the best of one seed on a grid twice as coarse.")
     )  # fmt: skip

@@ -13,6 +13,7 @@ FIGURES: dict[str, Experiment] = {
     "1": fig1.EXPERIMENT,
     "2": fig2.EXPERIMENT,
     "3": fig3.EXPERIMENT,
+    "3rule": fig3.RULE,
     "3d": fig3.COSINE,
     "4": fig4.EXPERIMENT,
     "B.1": figb1.EXPERIMENT,
@@ -26,10 +27,11 @@ PAPER = Paper(
     title='A, "Depthwise hyperparameter transfer"',
     reading="""
 *ours* has three things: the drift of the best learning rate, in octaves (factors of 2) a doubling of depth or width,
-with its 95% interval; the verdict; and the cost, by how much the smallest size's best learning rate raises the loss at
-the worst of the other sizes. The learning rate *transfers* if the drift's interval is within +-.25 of 0, and does not
-if the interval is beyond or a size has no optimum inside the grid. Where this is undecided, the verdict *by regret*
-decides: whether the cost is below 5% at every size ([laws.md](laws.md)).
+with its 95% interval, as a description; the verdict; and the cost, by how much the smallest size's best learning rate
+raises the loss at the worst of the other sizes, with the 95% interval of that largest cost. The learning rate
+*transfers* if at every size it surely costs less than an octave below the optimum would; it *does not transfer* if at
+some size it surely costs more, or diverges there; else it is *undecided* ([laws.md](laws.md)). The claims are the
+paper's: a row of several is undecided where one of them is, and disagrees where one of them does.
 """,
     figures=FIGURES,
     elsewhere=ELSEWHERE,

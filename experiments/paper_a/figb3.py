@@ -3,12 +3,14 @@
     python -m experiments.paper_a B.3 --data=DIR
 
 Claim (B.2): "after the first few epochs it is already possible to decide the optimal learning rate". The paper has 20
-epochs, two depths and four learning rates; here it is one epoch of figure 1's networks, in tenths. Two answers: what it
-costs at the end to choose the learning rate that is best in the third tenth, and the share of the training after which
-the optimum stays within a quarter of an octave of the last tenth's.
+epochs, SimpleResNets and ViTs, two depths and four learning rates; here it is one epoch of the networks of figures 1
+and 3, in tenths. The first few of 20 epochs are at most three tenths of the training, so the learning rate that is best
+in the third tenth is judged in the last one, as one that is carried from depth to depth is (docs/laws.md). Beside it:
+the share of the training after which the optimum stays within a quarter of an octave of the last tenth's. All depths
+count.
 
-Cost: nothing besides figure 1's trainings.
-Expect: costs far below 5%, and optima that still move by parts of an octave.
+Cost: nothing besides the trainings of figures 1 and 3.
+Expect: small costs for SimpleResNets, and optima that still move by parts of an octave.
 """
 
 from __future__ import annotations
@@ -18,55 +20,44 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from depthmup.fit import log_losses, optimum, settled
+from depthmup.fit import Transfer, optimum, settled, transfer
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import AGREES, DISAGREES, Experiment, Outcome, Sweeps, curve_of
-from experiments.paper_a import fig1
-from experiments.published import SCALE, STRETCHES
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, curve_of
+from experiments.paper_a import fig1, fig3
+from experiments.paper_a.fig3 import CLAIMED, named
+from experiments.paper_a.small import TIMES, in_tenth, over_time
 
-TIMES = 10  # equal parts of the training
-EARLY = 3  # the learning rate is chosen by the loss in this tenth
-CHEAP = 0.05  # what the choice may cost, as in a verdict by regret
-
-
-def over_time(c: TransferCurve, size: float) -> tuple[np.ndarray, np.ndarray]:
-    """(learning rates, mean training losses (TIMES, rates, seeds)) of one size; NaN after divergence."""
-    trials = c.at(size)
-    losses = np.full((len(trials), STRETCHES), np.nan)
-    for row, curve in zip(losses, trials["curve"], strict=True):
-        row[: len(curve)] = np.asarray(curve) / SCALE
-    rates = trials["learning_rate"].unique()
-    of_time = losses.reshape(len(rates), -1, TIMES, STRETCHES // TIMES).mean(axis=-1)
-    return rates, np.moveaxis(of_time, -1, 0)
+EARLY = 3  # the tenth by whose loss the learning rate is chosen
 
 
 def shares(c: TransferCurve) -> dict[float, float | None]:
     """{size: share of the training after which the optimum stays}; None where the end has no optimum."""
-    found = {size: settled(*over_time(c, size), c.chance_loss) for size in c.result.values}
-    return {size: None if time is None else (time + 1) / TIMES for size, time in found.items()}
+    settles = {size: settled(*over_time(c, size), c.chance_loss) for size in c.result.values}
+    return {size: None if time is None else (time + 1) / TIMES for size, time in settles.items()}
 
 
-def cost_of_choosing_early(c: TransferCurve) -> float:
-    """The largest share, over sizes, by which the loss at the end is above the best one, with the choice of EARLY."""
-    worst = 0.0
-    for size in c.result.values:
-        losses = np.exp(log_losses(over_time(c, size)[1], c.chance_loss).mean(axis=-1))  # (TIMES, rates)
-        worst = max(worst, losses[-1, losses[EARLY - 1].argmin()] / losses[-1].min() - 1)
-    return float(worst)
+def choice(c: TransferCurve, size: float) -> Transfer:
+    """Is the learning rate that is best in the tenth EARLY as good in the last one as the best there?"""
+    rows = [row for tenth in (EARLY, TIMES) for row in in_tenth(c, size, tenth)]
+    return transfer(rows, "tenth", c.chance_loss)
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    ours, worst = [], 0.0
-    for name in ("mup", "depth_mup"):
-        c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
-        found = shares(c)
-        said = (f"{size:g}: {'none' if share is None else f'{100 * share:.0f}%'}" for size, share in found.items())
-        worst = max(worst, cost := cost_of_choosing_early(c))
-        ours.append(
-            f"{name}, the learning rate that is best after {10 * EARLY}% of the epoch costs at most {100 * cost:.1f}% "
-            f"at its end; the optimum stays within a quarter octave from this share on, at depth {', '.join(said)}"
+    """The choice must be as good at every depth of every network of the paper's figure."""
+    lines, answers = [], []
+    curves = [curve_of(sweeps["simple_resnet"].curves, "depth", name) for name in ("mup", "depth_mup")]
+    for c in [*curves, *named(sweeps, CLAIMED)]:
+        chosen = {size: choice(c, size) for size in c.result.values}
+        agreed = [agreement(result) for result in chosen.values()]
+        costs = ", ".join(f"{size:g}: {result.cost or result.verdict}" for size, result in chosen.items())
+        late = ", ".join(f"{size:g}: {'none' if at is None else f'{100 * at:.0f}%'}" for size, at in shares(c).items())
+        name = c.name if "norm" in c.name else f"SimpleResNet {c.name}"
+        lines.append(
+            f"{name}, what is best after {10 * EARLY}% of the epoch costs at its end, at depth {costs}: "
+            f"{combined(agreed)}; the optimum stays within a quarter octave from this share on, at depth {late}"
         )
-    return Outcome(ours, AGREES if worst <= CHEAP else DISAGREES)
+        answers += agreed
+    return Outcome(lines, combined(answers))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -92,7 +83,8 @@ EXPERIMENT = Experiment(
     figure="B.3",
     claim="the best learning rate is known early in the training",
     paper="after the first few of 20 epochs",
-    sweeps=fig1.EXPERIMENT.sweeps,
+    sweeps={**fig1.EXPERIMENT.sweeps, **fig3.EXPERIMENT.sweeps, **fig3.COSINE.sweeps},
     outcome=outcome,
     pictures=pictures,
+    needs=("simple_resnet",),
 )

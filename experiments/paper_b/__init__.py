@@ -27,6 +27,7 @@ FIGURES: dict[str, Experiment] = {
     "6": fig6.EXPERIMENT,
     "branches": branches.EXPERIMENT,
     "2a": fig2a.EXPERIMENT,
+    "anchors": fig2a.ANCHORS,
     "2b": dispute.EXPERIMENT,
     "averages": averages.EXPERIMENT,
     "rules": zero_shot.EXPERIMENT,
@@ -45,12 +46,14 @@ PAPER = Paper(
     title='B, "Arithmetic-mean muP"',
     reading="""
 *ours* has the exponent of the best learning rate over depth with its 95% interval, once by validation accuracy as in
-the paper and once by the training loss, never from fewer than five depths; the interval comes from the scatter about
-the line. "At the edge": the best learning rate is within a grid step of the *edge*, above which training is not
-possible. An octave is a factor of 2. A claim about an exponent *agrees* if the interval holds it and nothing as far as
-.5 from it, *disagrees* if the interval excludes it, and is *undecided* otherwise. A row of several claims disagrees if
-one of them does: of 18 true ones at least one is excluded by chance in three cases of five. The drifts below a figure
-are of the same optima, but fitted without weights (docs/laws.md), and differ from the exponents by up to .3.
+the paper and once by the training loss, never from fewer than five depths, and only from those at which a network is
+surely better than chance ([laws.md](laws.md)); the interval comes from the scatter about the line. "At the edge": the
+best learning rate is within a grid step of the *edge*, above which training is not possible. An octave is a factor of
+2. A claim about an exponent *agrees* if the interval holds it and nothing as far as .5 from it, *disagrees* if the
+interval excludes it, and is *undecided* otherwise. A row of several claims disagrees if one of them does: of 18 true
+ones at least one is excluded by chance in three cases of five. The drifts below a figure are fitted without weights and
+at all depths, learned or not, and differ from the exponents; verdicts there are about the same learning rate at all
+depths.
 
 K is the number of residual blocks, which the paper and this page call the depth of a residual network; a layer of a
 branch *carries the 1/K* if its weights start with variance c / (K fan_in). Sbar is the mean over layers of the squared

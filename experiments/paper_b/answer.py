@@ -9,7 +9,16 @@ import numpy as np
 
 from experiments.figures.figure import Sweeps, markdown
 from experiments.paper_b import at_start, exponents
-from experiments.paper_b.exponents import BOTH, MEASURES, Exponent, along_depth, apart, equal, of_edges, of_optima
+from experiments.paper_b.exponents import (
+    BOTH,
+    MEASURES,
+    Exponent,
+    along_depth,
+    apart,
+    equal,
+    of_edges,
+    of_optima,
+)
 from experiments.paper_b.ingredients import by_theory, name_of, settings_of
 
 
@@ -17,14 +26,14 @@ def table(sweeps: Sweeps) -> str:
     """The answer: the exponents of every ingredient, and what is known of it before any training."""
     predictors = ["edge", "minus baseline", "Sbar", "2 / sharpness", "PathSum", "theory"]
     columns = ["", *MEASURES.values(), *predictors]
-    own = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
+    baseline = next((along_depth(sweeps[name]) for name in sweeps if name_of(name) == "baseline"), None)
     rows = []
     for sweep in sweeps:
         name, judged = name_of(sweep), {measure: along_depth(sweeps[sweep], measure) for measure in MEASURES}
-        cells = [_cell(found, of_optima(found)) for found in judged.values()]
+        cells = [_cell(result, of_optima(result)) for result in judged.values()]
         depths = judged["loss"].values
         start = at_start.read(name)
-        moved = "" if own is None or name == "baseline" else equal(own, judged["validation_accuracy"])[0]
+        moved = "" if baseline is None or name == "baseline" else equal(baseline, judged["validation_accuracy"])[0]
         rows.append(
             [
                 name.replace("_", " "),
@@ -50,9 +59,8 @@ def predictions(sweeps: Sweeps) -> str:
         for measure in BOTH:
             known = []  # (prediction, exponent of the optima, difference, half its interval, exponent by theory)
             for sweep, trials in sweeps.items():
-                found = along_depth(trials, measure)
-                exponent, theory = of_optima(found), by_theory(settings_of(sweep))
-                gap = apart(predicted(sweep, found.values), exponent)
+                exponent, theory = of_optima(along_depth(trials, measure)), by_theory(settings_of(sweep))
+                gap = apart(predicted(sweep, exponent.used), exponent) if exponent else None
                 if exponent and gap:
                     known.append((exponent.value - gap[0], exponent.value, *gap, theory))
             if len(known) < exponents.FEWEST:
@@ -98,13 +106,13 @@ carries the 1/K; *over depth*: weights with 1/K instead of 1/sqrt(K); *one layer
 field head*: a readout with 1/N; *mse*: the squared error; *dense, conv dense*: one or both of the layers act on each
 pixel alone; *bottleneck*: 1x1, 3x3 and 1x1 with a quarter of the channels.
 
-Exponents of the best learning rate over depth with their 95% intervals; (n of m at the edge): so many of m optima are
-within a grid step of the learning rate above which training is not possible. *edge*: the exponent of that one; "-"
-where fewer than five depths have it among the learning rates trained. *minus baseline*: the exponent by accuracy
-minus the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-muP's criterion and the Hessian's largest
-eigenvalue allow at initialization (`python -m experiments.paper_b.initial`). PathSum: of the law 1 / sqrt(PathSum),
-which is no power of the depth, since the paths double with every block; the line through these depths. *theory*: for
-large depths ([theory.md](theory.md), section 6).
+Exponents of the best learning rate over depth with their 95% intervals; depths at which no network learned do not
+count; (n of m at the edge): so many of m optima are within a grid step of the learning rate above which training is not
+possible. *edge*: the exponent of that one; "-" where fewer than five depths have it among the learning rates trained.
+*minus baseline*: the exponent by accuracy minus the baseline's. Sbar, 2 / sharpness: of the learning rates that AM-
+muP's criterion and the Hessian's largest eigenvalue allow at initialization (`python -m experiments.paper_b.initial`).
+PathSum: of the law 1 / sqrt(PathSum), which is no power of the depth, since the paths double with every block; the line
+through these depths. *theory*: for large depths ([theory.md](theory.md), section 6).
 """
 
 
@@ -112,9 +120,8 @@ def _said(exponent: Exponent | None) -> str:
     return "-" if exponent is None else str(exponent)
 
 
-def _cell(found: Any, exponent: Exponent | None) -> str:
+def _cell(result: Any, exponent: Exponent | None) -> str:
     if exponent is None:
-        there = sum(rate is not None for rate in found.optimal_lr)
-        return f"{there} of {len(found.values)} depths have an optimum"
+        return exponents.counted(result)
     at_edge = f" ({len(exponent.at_edge)} of {len(exponent.used)} at the edge)" if exponent.at_edge else ""
     return f"{exponent}{at_edge}"

@@ -11,6 +11,9 @@ trained     -                           100 steps, with the trials of ingredient
 A dense layer acts on the channels of each position (a kernel of 1). Out of reach: dense layers over all positions,
 groups and dilation, which `ResidualCNN` does not have.
 
+Judged by validation accuracy at the depths at which a network learned, for the reasons in
+experiments/paper_b/networks.py.
+
 Cost: none besides those of ingredients.py.
 Expect: by theory the changes of a branch of m >= 2 layers that all carry 1/sqrt(K) do not grow with the number of
 branches, and the exponent is 0; Sbar of finite networks has small positive ones.
@@ -31,14 +34,14 @@ SWEEPS = {f"screen_{name}": ingredients.SCREEN[f"screen_{name}"] for name in BRA
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    found = {name: along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
-    ours = [f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}" for name in found]
-    return Outcome(ours, combined([against(own) for own in found.values()]))
+    results = {name: along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
+    lines = [f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}" for name in results]
+    return Outcome(lines, combined([against(result) for result in results.values()]))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    found = {name.replace("_", " "): along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
-    return {"branches": exponents.pictures(found, "Residual networks, 100 steps, by accuracy")}
+    results = {name.replace("_", " "): along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
+    return {"branches": exponents.pictures(results, "Residual networks, 100 steps, by accuracy")}
 
 
 EXPERIMENT = Experiment(

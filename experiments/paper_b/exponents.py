@@ -11,10 +11,10 @@ import pandas
 from matplotlib.figure import Figure
 
 from depthmup.fit import PowerLaw, Transfer, chain_path_sum, power_law, transfer
+from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
-from depthmup.report.curves import TransferCurve
 from depthmup.settings import Settings
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED
+from experiments.figures.figure import AGREES, DISAGREES, NOTHING, UNDECIDED, chance
 from experiments.published import SCALE, Sweep
 from experiments.results import ticks
 
@@ -36,7 +36,8 @@ UNKNOWN = "the difference of exponents is not known"
 class Exponent(NamedTuple):
     """A learning rate goes as depth to the power of `value`. low, high: its 95% interval.
 
-    used: the depths of the fit. at_edge: those of them whose optimum is within a grid step of the edge. law: the fit.
+    used: the depths of the fit; of optima those at which a network learned. at_edge: those of them whose optimum is
+    within a grid step of the edge. law: the fit.
     """
 
     value: float
@@ -55,20 +56,24 @@ def along_depth(
     measure: str = "validation_accuracy",
     depths: Sequence[int] = (),
     more: Sweep | None = None,
+    factors: Mapping[float, float] | None = None,
 ) -> Transfer:
     """The optima over depth of a sweep of one curve, judged by one of MEASURES.
 
-    depths: those that count; none: all. more: a sweep of the same networks at other learning rates; what both have
-    counts once.
+    depths: the only ones that are looked at; none: all. more: a sweep of the same networks at other learning rates;
+    what both have counts once. factors: {depth: what its learning rates are divided by}, so that one which is carried
+    as it is from depth to depth is multiplied by them.
     """
     (c,) = (c for c in sweep.curves if c.axis == "depth")
-    trials = pandas.concat([c.trials, *(own.trials for own in (more.curves if more else ()))])
+    trials = pandas.concat([c.trials, *(other.trials for other in (more.curves if more else ()))])
     trials = trials.drop_duplicates(["depth", "learning_rate", "seed"])
     trials = trials[trials["depth"].isin(depths)] if depths else trials
     rows = trials.assign(first_steps=_first_steps(trials))
-    columns = ["depth", "learning_rate", "seed", "diverged", measure]
-    chance = {c.measure: c.chance, "validation_accuracy": _chance_error(c), "first_steps": None}
-    return transfer(rows[columns].to_dict("records"), cap=chance.get(measure, c.chance_loss), measure=measure)
+    if factors:
+        rows = rows.assign(learning_rate=rows["learning_rate"] / rows["depth"].map(factors))
+    columns = list(dict.fromkeys(("depth", "learning_rate", "seed", "diverged", measure, "validation_accuracy")))
+    cap = None if measure == "first_steps" else chance(c, measure)
+    return transfer(rows[columns], cap=cap, measure=measure)
 
 
 def _first_steps(trials: pandas.DataFrame) -> list[float]:
@@ -81,22 +86,24 @@ def _first_steps(trials: pandas.DataFrame) -> list[float]:
     return result
 
 
-def _chance_error(c: TransferCurve) -> float:
-    """The error of guessing, where the curve itself is judged by a loss."""
-    return c.chance if c.measure.endswith("accuracy") else 1 - math.exp(-c.chance_loss)
+def best_rates(result: Transfer) -> list[float | None]:
+    """The best learning rate at each depth that counts: at which a network learned, by the rule of verdicts, since what
+    is best of networks that guess is noise. None at the others, and where there is no optimum."""
+    pairs = zip(result.optimal_lr, result.answers, strict=True)
+    return [None if answer == UNLEARNED else rate for rate, answer in pairs]
 
 
-def of_optima(found: Transfer) -> Exponent | None:
-    """The exponent of the best learning rate; None for fewer than FEWEST depths with an optimum."""
-    rates, stderr = found.optimal_lr, [o.stderr for o in found.optima]
-    at_edge = [size for size, o in zip(found.values, found.optima, strict=True) if o.learning_rate and o.at_edge]
-    return fitted(found.values, rates, stderr, at_edge)
+def of_optima(result: Transfer) -> Exponent | None:
+    """The exponent of the best learning rate; None for fewer than FEWEST depths that count and have an optimum."""
+    rates, stderr = best_rates(result), [o.stderr for o in result.optima]
+    at_edge = [size for size, o in zip(result.values, result.optima, strict=True) if o.learning_rate and o.at_edge]
+    return fitted(result.values, rates, stderr, at_edge)
 
 
-def of_edges(found: Transfer) -> Exponent | None:
+def of_edges(result: Transfer) -> Exponent | None:
     """The exponent of the edge, above which training is not possible."""
-    edges = [o.edge for o in found.optima]
-    return fitted(found.values, [e and e.learning_rate for e in edges], [e.stderr if e else math.nan for e in edges])
+    edges = [o.edge for o in result.optima]
+    return fitted(result.values, [e and e.learning_rate for e in edges], [e.stderr if e else math.nan for e in edges])
 
 
 def fitted(
@@ -113,15 +120,29 @@ def fitted(
     return Exponent(law.exponent, law.low, law.high, used, at_edge, law)
 
 
-def words(found: Transfer, measure: str = "validation_accuracy") -> str:
-    """The exponent by a measure, the depths that lack an optimum, and those whose optimum is at the edge."""
-    exponent, depths = of_optima(found), found.values
-    without = [size for size, rate in zip(depths, found.optimal_lr, strict=True) if rate is None]
+def words(result: Transfer, measure: str = "validation_accuracy") -> str:
+    """The exponent by a measure, the depths that do not count, and those whose optimum is at the edge."""
+    exponent = of_optima(result)
+    if result.verdict == NOTHING:
+        return f"{MEASURES[measure]}: nothing learned"
     if exponent is None:
-        return f"{MEASURES[measure]}: no exponent, {len(depths) - len(without)} of {len(depths)} depths have an optimum"
-    text = f"{MEASURES[measure]}: {exponent} from {len(exponent.used)} depths"
-    text += f", none at depth {_list(without)}" if without else ""
+        return f"{MEASURES[measure]}: no exponent, {counted(result)}{without(result)}"
+    text = f"{MEASURES[measure]}: {exponent} from {len(exponent.used)} depths{without(result)}"
     return text + (f", at the edge at depth {_list(exponent.at_edge)}" if exponent.at_edge else "")
+
+
+def counted(result: Transfer) -> str:
+    """How many depths count, in words."""
+    return f"{sum(rate is not None for rate in best_rates(result))} of {len(result.values)} depths count"
+
+
+def without(result: Transfer) -> str:
+    """The depths that do not count, in words; "" if all do."""
+    rates = list(zip(result.values, best_rates(result), result.answers, strict=True))
+    unlearned = [depth for depth, _, answer in rates if answer == UNLEARNED]
+    missing = [depth for depth, rate, answer in rates if rate is None and answer != UNLEARNED]
+    text = f", nothing learned at depth {_list(unlearned)}" if unlearned else ""
+    return text + (f", no optimum at depth {_list(missing)}" if missing else "")
 
 
 def by_both(sweep: Sweep, depths: Sequence[int] = ()) -> str:
@@ -129,13 +150,13 @@ def by_both(sweep: Sweep, depths: Sequence[int] = ()) -> str:
     return "; ".join(words(along_depth(sweep, measure, depths), measure) for measure in BOTH)
 
 
-def against(found: Transfer, claimed: float = CLAIMED) -> str:
+def against(result: Transfer, claimed: float = CLAIMED) -> str:
     """The verdict on the claim that the best learning rate goes as depth to the power of `claimed`.
 
     It disagrees where the 95% interval excludes the claim, agrees where the interval lies within CLOSE of it, and is
     undecided where the interval is wider, or where fewer than FEWEST depths have an optimum.
     """
-    exponent = of_optima(found)
+    exponent = of_optima(result)
     if exponent is None:
         return UNDECIDED
     if not exponent.low <= claimed <= exponent.high:
@@ -161,20 +182,20 @@ def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
 
 def same(first: Exponent | None, second: Exponent | None) -> tuple[str, str]:
     """As `equal`, of exponents."""
-    found = apart(first, second)
-    if found is None:
+    difference = apart(first, second)
+    if difference is None:
         return UNKNOWN, UNDECIDED
-    value, half = found
-    said = DISAGREES if abs(value) > half else AGREES if abs(value) + half < CLOSE else UNDECIDED
-    return _difference(value, half), said
+    value, half = difference
+    answer = DISAGREES if abs(value) > half else AGREES if abs(value) + half < CLOSE else UNDECIDED
+    return _difference(value, half), answer
 
 
 def steeper(first: Transfer, second: Transfer) -> tuple[str, str]:
     """(in words, verdict) on the claim that the second exponent is the more negative one."""
-    found = apart(of_optima(first), of_optima(second))
-    if found is None:
+    difference = apart(of_optima(first), of_optima(second))
+    if difference is None:
         return UNKNOWN, UNDECIDED
-    value, half = found
+    value, half = difference
     return _difference(value, half), AGREES if value < -half else DISAGREES if value > half else UNDECIDED
 
 
@@ -197,14 +218,14 @@ def by_path_sum(settings: Settings, depths: Sequence[float]) -> float:
 def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
     """The paper's axes: the best learning rate over depth, with its law, and L^-3/2 from the smallest depth.
 
-    Error bars end at the learning rates that were trained.
+    Of the depths that count. Error bars end at the learning rates that were trained.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()
-    for place, (name, found) in enumerate(of.items()):
-        color, law = f"C{place}", of_optima(found)
-        sizes = zip(found.values, found.optima, found.learning_rates, strict=True)
-        kept = [(d, o, trained) for d, o, trained in sizes if o.learning_rate]
+    for place, (name, result) in enumerate(of.items()):
+        color, law = f"C{place}", of_optima(result)
+        sizes = zip(result.values, result.optima, result.learning_rates, strict=True)
+        kept = [at for at, rate in zip(sizes, best_rates(result), strict=True) if rate]
         if not kept:
             continue
         depths, rates = np.array([(d, o.learning_rate) for d, o, _ in kept]).T
@@ -223,7 +244,7 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
             panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
-    ticks(panel.xaxis, sorted({d for found in of.values() for d in found.values}))
+    ticks(panel.xaxis, sorted({d for result in of.values() for d in result.values}))
     panel.set_xlabel("depth")
     panel.set_ylabel("best learning rate")
     if panel.get_legend_handles_labels()[0]:

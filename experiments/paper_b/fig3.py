@@ -8,6 +8,9 @@ Claim (D.1): with GELU and He's variance times sqrt(2), which is meant to keep t
 The paper's settings and ours: experiments/paper_b/networks.py; both initial variances, 2 sqrt(2) / fan_in as in the
 paper ("paper"), under which the variance grows (docs/theory.md, section 6a), and 2.352 / fan_in ("stationary").
 
+Judged by validation accuracy at the depths at which a network learned, for the reasons in
+experiments/paper_b/networks.py.
+
 Cost: two sweeps of about 150 trainings of 351 steps, 27 minutes on one core, besides figure 2a's.
 Expect: with the paper's variance a steeper exponent, since features and gradients grow with depth.
 """
@@ -33,22 +36,22 @@ GELU = {
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """The paper's network decides; the stationary variance stands beside it."""
-    ours = [f"{variance} variance, {by_both(sweeps[f'gelu_{variance}'])}" for variance in VARIANCES]
-    return Outcome(ours, against(along_depth(sweeps["gelu_paper"])))
+    lines = [f"{variance} variance, {by_both(sweeps[f'gelu_{variance}'])}" for variance in VARIANCES]
+    return Outcome(lines, against(along_depth(sweeps["gelu_paper"])))
 
 
 def than_relu(sweeps: Sweeps) -> Outcome:
     """Against ReLU at the same depths. The paper's variance decides, the stationary one stands beside it."""
     relu = along_depth(sweeps["plain"], depths=networks.SHORT)
-    found = {variance: steeper(relu, along_depth(sweeps[f"gelu_{variance}"])) for variance in VARIANCES}
-    ours = [f"ReLU, {by_both(sweeps['plain'], networks.SHORT)}"]
-    ours += [f"{variance} variance: {said}" for variance, (said, _) in found.items()]
-    return Outcome(ours, found["paper"][1])
+    differences = {variance: steeper(relu, along_depth(sweeps[f"gelu_{variance}"])) for variance in VARIANCES}
+    lines = [f"ReLU, {by_both(sweeps['plain'], networks.SHORT)}"]
+    lines += [f"{variance} variance: {text}" for variance, (text, _) in differences.items()]
+    return Outcome(lines, differences["paper"][1])
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    found = {f"{variance} variance": along_depth(sweeps[f"gelu_{variance}"]) for variance in VARIANCES}
-    return {"fig3": exponents.pictures(found, "Plain networks with GELU, by accuracy")}
+    results = {f"{variance} variance": along_depth(sweeps[f"gelu_{variance}"]) for variance in VARIANCES}
+    return {"fig3": exponents.pictures(results, "Plain networks with GELU, by accuracy")}
 
 
 EXPERIMENT = Experiment(

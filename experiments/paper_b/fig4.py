@@ -6,6 +6,9 @@ Claim (D.1): both paddings follow the same law; they differ by a factor, not by 
 
 The paper's settings and ours: experiments/paper_b/networks.py.
 
+Judged by validation accuracy at the depths at which a network learned, for the reasons in
+experiments/paper_b/networks.py.
+
 Cost: 150 trainings of 351 steps besides figure 2a's, 14 minutes on one core.
 Expect: on 8x8 pixels zero padding loses a part of the variance that grows with depth (docs/theory.md, section 6a), and
 with it a part of the slope.
@@ -32,12 +35,12 @@ def both(sweeps: Sweeps) -> dict[str, Transfer]:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    said, verdict = equal(*both(sweeps).values())
-    ours = [
+    text, verdict = equal(*both(sweeps).values())
+    lines = [
         f"circular padding, {by_both(sweeps['plain'], networks.SHORT)}",
         f"zero padding, {by_both(sweeps['zero_padding'])}",
     ]
-    return Outcome([*ours, said], verdict)
+    return Outcome([*lines, text], verdict)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:

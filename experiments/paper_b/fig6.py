@@ -8,6 +8,9 @@ rule is robust to these regularizers".
 The paper's settings and ours: experiments/paper_b/networks.py, after 100 steps, with the trials of ingredients.py. The
 rate of dropout, .1, is ours: the paper does not give it.
 
+Judged by validation accuracy at the depths at which a network learned, for the reasons in
+experiments/paper_b/networks.py.
+
 Cost: none besides those of ingredients.py.
 Expect: by Sbar at initialization dropout changes nothing; batch norm makes branches independent of the initial variance
 c / (K fan_in), so that the exponent moves.
@@ -33,20 +36,20 @@ def laws(sweeps: Sweeps) -> dict[str, Transfer]:
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """-3/2 for each, and the same exponent as without them."""
-    found = laws(sweeps)
-    ours, said = [], []
-    for name, own in found.items():
-        difference, same = equal(found["baseline"], own) if name != "baseline" else ("", against(own))
-        ours.append(
+    results = laws(sweeps)
+    lines, answers = [], []
+    for name, result in results.items():
+        difference, same = equal(results["baseline"], result) if name != "baseline" else ("", against(result))
+        lines.append(
             "; ".join(filter(None, (f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}", difference)))
         )
-        said += [against(own), same]
-    return Outcome(ours, combined(said))
+        answers += [against(result), same]
+    return Outcome(lines, combined(answers))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    found = {name.replace("_", " "): own for name, own in laws(sweeps).items()}
-    return {"fig6": exponents.pictures(found, "Residual networks, 100 steps, by accuracy")}
+    results = {name.replace("_", " "): result for name, result in laws(sweeps).items()}
+    return {"fig6": exponents.pictures(results, "Residual networks, 100 steps, by accuracy")}
 
 
 EXPERIMENT = Experiment(

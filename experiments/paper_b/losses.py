@@ -8,6 +8,9 @@ learning rate has the same exponent; the two fits are shifted against each other
 The paper's settings and ours: experiments/paper_b/networks.py; plain networks for an epoch, residual ones for 100 steps
 with the trials of ingredients.py.
 
+Judged by validation accuracy at the depths at which a network learned, for the reasons in
+experiments/paper_b/networks.py.
+
 Cost: 150 trainings of 351 steps besides figure 2a's and the ingredients, 11 minutes on one core.
 Expect: equal exponents, as at initialization (docs/theory.md, section 6).
 """
@@ -41,20 +44,20 @@ def pairs(sweeps: Sweeps) -> dict[str, tuple[Transfer, Transfer]]:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    ours, said = [], []
+    lines, answers = [], []
     for name, (cross_entropy, squared) in pairs(sweeps).items():
         difference, verdict = equal(cross_entropy, squared)
         first, second, depths = NAMES[name]
-        ours.append(f"{name}, cross-entropy, {by_both(sweeps[first], depths)}")
-        ours.append(f"{name}, squared error, {by_both(sweeps[second])}")
-        ours.append(f"{name}: {difference}")
-        said.append(verdict)
-    return Outcome(ours, combined(said))
+        lines.append(f"{name}, cross-entropy, {by_both(sweeps[first], depths)}")
+        lines.append(f"{name}, squared error, {by_both(sweeps[second])}")
+        lines.append(f"{name}: {difference}")
+        answers.append(verdict)
+    return Outcome(lines, combined(answers))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    of = {f"{name}, {loss}": own for name, both in pairs(sweeps).items()
-          for loss, own in zip(("cross-entropy", "squared error"), both, strict=True)}  # fmt: skip
+    of = {f"{name}, {loss}": result for name, both in pairs(sweeps).items()
+          for loss, result in zip(("cross-entropy", "squared error"), both, strict=True)}  # fmt: skip
     return {"losses": exponents.pictures(of, "By accuracy")}
 
 

@@ -10,6 +10,11 @@ learning rates  40 from 1e-4 to 10                       half octaves
 best by         validation accuracy                      validation accuracy, and the training loss beside it
 seeds           not given                                3; screens 2
 
+All figures are judged by validation accuracy, as the paper's are; losses stand beside it. A depth counts by a measure
+if a network there is surely better than chance by it (`Curve.learned` of depthmup.fit, the rule of every verdict): what
+is best of networks that guess is noise. The loss of the first steps has no chance to compare with: there all depths
+count.
+
 Why: a circular convolution of 64 channels on 32x32 pixels takes 250 times the operations of one of 8 on 16x16. The
 plain networks have more channels on fewer pixels: their features scatter between seeds as depth / width, and there is
 no skip that keeps them.
