@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
-	$(BIN)/python main.py sweep --config=configs/digits.py --workdir=runs/digits_transfer
+	$(BIN)/python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer
 
 # Coordinate checks of every family of models; writes docs/checks.md. About two hours on 2 cores; goes on where it stopped.
 checks: .venv/ready

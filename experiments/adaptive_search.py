@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas
 
-from configs import digits
+from configs import transfer
 from depthmup.backend import prepare_cpu
 from depthmup.report.curves import judge
 from depthmup.settings import column, from_config
@@ -27,14 +27,14 @@ from depthmup.sweep.plan import Trial, trials
 
 def main(workdir: Path) -> None:
     saved = json.loads((workdir / "settings.json").read_text())
-    config = digits.get_config()
+    config = transfer.get_config()
     config.sweep.update({key: value for key, value in saved["sweep"].items() if key in config.sweep})
     config.model.update({"width": saved["sweep"]["width"], "depth": saved["sweep"]["depth"]})
     settings = from_config(config)
     rows: dict[str, Any] = {row["key"]: row for row in load(workdir).to_dict("records")}
     plan, search, found = trials(settings), Search(settings), dict[str, Any]()
     if not all(trial.key in rows for trial in plan):
-        sys.exit(f"{workdir} is not a finished sweep of configs/digits.py")
+        sys.exit(f"{workdir} is not a finished sweep of configs/transfer.py")
     beyond = rounds = 0
     while more := search.next_trials(found):
         rounds += 1

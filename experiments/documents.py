@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs import digits, patches16_simple_resnet, patches16_vit
+from configs import digits, patches16_simple_resnet, patches16_vit, transfer
 from depthmup.report import figures, page
 from depthmup.settings import Settings, from_config
-from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, verdict_redraws
+from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, thinned_verdicts
 from experiments.figures import command
 from experiments.figures.page import PAPERS
 from experiments.language.page import write as write_language
@@ -48,8 +48,7 @@ def _pictures(prefix: str = "") -> dict[str, str]:
 
 
 PUBLISHED = {
-    "digits_transfer": Published(digits.get_config, pictures=_pictures()),
-    "digits_constant": Published(digits.get_config, {"schedule": "constant"}),
+    "digits_transfer": Published(transfer.get_config, pictures=_pictures()),
     "digits_measured": Published(
         digits.get_config,
         {
@@ -105,7 +104,8 @@ TABLES: dict[str, Callable[[Sweep], str]] = {
         page.summary(sweep.curves, sweep.settings), RATIO
     ),
     "measured": measured_table,
-    "redraws": lambda sweep: _code(verdict_redraws.table(sweep.rows, sweep.settings)),
+    "thinned": lambda sweep: _code(thinned_verdicts.table(sweep.curves, sweep.settings)),
+    "answers": lambda sweep: _code(page.answers(sweep.curves)),
 }
 
 

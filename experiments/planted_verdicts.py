@@ -10,6 +10,7 @@ redraw. Noise is that of single trainings (between learning rates, for one seed)
 top, and the same seeds are trained at every depth. The kinds of bowls:
 
 - sharp, flat: parabolas as of residual MLPs and of language models; "noisier" has twice the noise at depth 32.
+- skew: steeper to one side, where the local parabolas of a verdict are biased.
 - one-sided: steep to the left, as with SGD.
 - cliff: all trainings diverge .75 octaves above the optimum, or .2 octaves of scatter between seeds around that.
 - soft cliff: losses rise by half there, and stay there.
@@ -35,7 +36,7 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
-from experiments.planted_curves import OF_SEED, PLACES, Shape, corner
+from experiments.planted_curves import OF_SEED, PLACES, Shape, bowl, corner
 
 REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)
@@ -74,6 +75,8 @@ KINDS = (
     Kind("sharp, noisier", parabola(0.2), 0.08, grows=2.0),
     Kind("flat", parabola(0.015), 0.008),
     Kind("flat, up", parabola(0.015), 0.008, up=True),
+    Kind("skew, steep to the left", bowl(0.1, -0.6), 0.08),
+    Kind("skew, steep to the right", bowl(0.1, 0.6), 0.08),
     Kind("one-sided", corner(0.7, 0.35, 0.4), 0.15),
     Kind("cliff", parabola(0.1), 0.05, cliff=0.75),
     Kind("moving cliff", parabola(0.1), 0.05, cliff=0.75, moving=0.2),
@@ -136,11 +139,11 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
     of_row: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for row in found:
         of_row.setdefault((row["bowl"], row["drift"]), []).append(row)
-    for (bowl, drift), own in of_row.items():
+    for (name, drift), own in of_row.items():
         decided = [f"{100 * row['decided']:.0f}" for row in own]
         wrong = max(row["wrong"] for row in own)
         cells = [
-            bowl,
+            name,
             f"{drift:g}",
             own[0]["truth"] or "none",
             *decided,

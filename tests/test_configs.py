@@ -33,6 +33,7 @@ EXAMPLES = 20
 SHAPES = {
     "default": (2, 8, 0.5, 4.0),
     "digits": (2, 2, 1.0, 4.0),
+    "transfer": (2, 2, 1.0, 4.0),
     "patches16_simple_resnet": (3, 3, 1.0, 2.0),
     "patches16_vit": (2, 2, 1.0, 2.0),
     "patches_resnet": (6, 3, 1.4142, 0.5),
@@ -178,7 +179,7 @@ def test_the_protocol_of_paper_b(name, segments):
         assert model.options["gelu_variance"] == ("paper" if gelu else "stationary")
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - {"default", "digits", "patches16_vit"}))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - {"default", "digits", "transfer", "patches16_vit"}))
 def test_the_protocol_of_paper_a(name):
     """A.4: batches of 64. ViTs as in Fig 3: Adam without a power of depth, linear warm-up, layer norm or none."""
     settings = settings_of(name)

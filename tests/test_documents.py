@@ -37,7 +37,7 @@ def test_the_evidence_of_the_guide(sweeps):
     curves = {(c.optimizer, c.parameterization, c.axis): c.result for c in sweeps["digits_transfer"].curves}
     adam = curves["adam", "depth_mup", "depth"]
     assert evidence["| residual MLP", "Adam", "depth"].startswith(
-        f"Digits, depth 2 to 32: {adam.verdict}, costs at most {adam.cost}; `sp`, `mup` does not transfer"
+        f"Digits, depth 2 to 16: {adam.verdict}, costs at most {adam.cost}; `sp`, `mup` does not transfer"
     )
     sgd = curves["sgd", "mup", "width"]
     assert (
@@ -77,7 +77,7 @@ def test_rows_of_other_settings_are_refused(tmp_path, monkeypatch):
     (tmp_path / "digits_transfer.json").write_text(json.dumps(about))
     monkeypatch.setattr(documents, "RESULTS", tmp_path)
     with pytest.raises(
-        ValueError, match=r"computed with other settings than its config has: epochs was 3\.0, now it is 2"
+        ValueError, match=r"computed with other settings than its config has: epochs was 3\.0, now it is 4"
     ):
         documents.read("digits_transfer")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -76,7 +76,7 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
     if sizes[0].optimum.learning_rate is None:
         return none._replace(verdict=UNDECIDED, needs=[_wider(sizes[0])] if learned[0] else [])
     error = (1 - CONFIDENCE) / 2 / looks
-    tuned = Tuned(sizes[0], sizes[0].star, _interval(sizes[0], error), margin, error, error / (len(sizes) - 1))
+    tuned = Tuned(sizes[0], sizes[0].star, _interval(sizes[0], error), margin, error, sizes[-1], len(sizes) - 1)
     answers[0] = WITHIN
     needs, tested = list[Need](), dict[int, Contrast]()
     for i, size in enumerate(sizes):
@@ -100,7 +100,8 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
         verdict = UNDECIDED
         needs = [need for need in needs if need.kind != "seeds"]
         needs += [tuned.more_seeds(size, 2) for size, answer in zip(sizes, answers, strict=True) if answer != UNLEARNED]
-    largest = _largest(differences, costs, tuned.error_of_all)
+    lows = [differences[i].value - differences[i].reach(tuned.error_at(sizes[i])) for i in differences if i]
+    largest = _largest(costs, lows)
     return Judged(verdict, answers, 2**tuned.at, costs, largest, needs, [tuned.margin_at(size) for size in sizes])
 
 
@@ -109,7 +110,8 @@ class Tuned:
     """The value that was tuned, and the questions that are asked of it at other sizes.
 
     base: the size where it was tuned. at: log2 of the value. interval: that may be the base's optimum, log2.
-    margin: octaves. error: probability of a wrong answer to one side; error_of_all: the same, for all sizes together.
+    margin: octaves. error: probability of a wrong answer to one side. largest: the largest size. others: how many sizes
+    there are beside the base.
     """
 
     base: Size
@@ -117,7 +119,15 @@ class Tuned:
     interval: tuple[float, float]
     margin: float
     error: float
-    error_of_all: float
+    largest: Size
+    others: int
+
+    def error_at(self, size: Size) -> float:
+        """The share of the error that an answer "beyond" may have, which is one of several: half of it belongs to the
+        largest size, where a drift shows most, and the rest to all others."""
+        if self.others == 1:
+            return self.error
+        return self.error / 2 if size is self.largest else self.error / 2 / (self.others - 1)
 
     def cost(self, size: Size) -> Contrast | None:
         """What the value costs at a size, in log loss; None where it was not trained or the size has no optimum."""
@@ -161,7 +171,7 @@ class Tuned:
         x, curve, step = size.curve.x, size.curve, float(np.diff(size.curve.x).min())
         if not x[0] <= self.at <= x[-1]:
             end = float(x[0] if self.at < x[0] else x[-1])  # what costs too much there costs more beyond
-            if abs(self.at - end) > self.margin and self._surely_beyond(size, end):
+            if self._surely_beyond(size, end):
                 return BEYOND, None
             return OPEN, _wider(size, "lower" if self.at < x[0] else "higher")
         above = int(np.searchsorted(x, self.at - 1e-9))
@@ -181,13 +191,14 @@ class Tuned:
 
     def answer(self, size: Size, difference: Measured) -> tuple[Answer, Need | None]:
         """The answer that the difference `against_margin` gives, and what is missing for one."""
-        if difference.value + difference.reach(self.error) < 0:
+        side = self._side_of_optima(size)
+        if difference.value + difference.reach(self.error) < 0 and side <= 0:
             return WITHIN, None
-        if difference.value - difference.reach(self.error_of_all) > 0 and self._far(size):
+        if difference.value - difference.reach(self.error_at(size)) > 0 and side >= 0 and self._far(size):
             return BEYOND, None
         if size.star - self.margin < size.curve.x[0] - 1e-9:
             return OPEN, _wider(size, "lower")
-        reach = difference.reach(self.error if difference.value < 0 else self.error_of_all)
+        reach = difference.reach(self.error if difference.value < 0 else self.error_at(size))
         seeds, needed = len(size.seeds), MOST_SEEDS
         if difference.value and math.isfinite(reach):
             needed = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
@@ -223,6 +234,20 @@ class Tuned:
         contrast = self.against_margin(size, nearer)
         return contrast is not None and float(contrast.weights @ size.mean) - contrast.less > 0
 
+    def _side_of_optima(self, size: Size) -> float:
+        """The sign of the cost minus the margin by the optima of both sizes, from local cubics, without an error: the
+        parabolas of the test draw optima to the flatter side of a skew bowl. 0 where these curves do not reach."""
+        curve, tuned = size.curve.smooth(), self.base.optimum.learning_rate
+        assert tuned is not None
+        assert size.optimum.learning_rate is not None
+        at, best = math.log2(tuned), math.log2(size.optimum.learning_rate)
+        if not curve.x[0] <= min(at, best - self.margin) <= at <= curve.x[-1]:
+            return 0.0
+        cost, unit = (
+            float((curve.value(place) - curve.value(best)) @ curve.mean) for place in (at, best - self.margin)
+        )
+        return float(np.sign(cost - max(unit, LEAST)))
+
     def _surely_beyond(self, size: Size, at: float) -> bool:
         """Whether a learning rate of the grid, log2, surely costs more than the margin."""
         contrast = self.against_margin(size, at)
@@ -231,7 +256,7 @@ class Tuned:
         ):
             return False
         (difference,) = measured([contrast])
-        return difference.value - difference.reach(self.error_of_all) > 0
+        return difference.value - difference.reach(self.error_at(size)) > 0
 
     def _surely_beyond_the_end(self, size: Size) -> bool:
         """Whether the best value lies beyond an end of the grid that is farther than the margin, and surely better."""
@@ -245,7 +270,7 @@ class Tuned:
             return False
         moved = size.slope(self.at) * self.base.shift(self.at)
         (difference,) = measured([Contrast(size, here - there, self.base, moved, LEAST)])
-        return difference.value - difference.reach(self.error_of_all) > 0
+        return difference.value - difference.reach(self.error_at(size)) > 0
 
 
 def _interval(base: Size, error: float) -> tuple[float, float]:
@@ -259,16 +284,15 @@ def _interval(base: Size, error: float) -> tuple[float, float]:
     return max(low, at - reach), min(high, at + reach)
 
 
-def _largest(differences: Mapping[int, Measured], costs: Sequence[Cost | None], error_of_all: float) -> Cost | None:
+def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None:
     """An interval for the largest cost beyond the smallest size. Its upper end is the largest upper end: it is exceeded
-    no more often than that of the size whose cost is the largest. Its lower end is that of all sizes together."""
+    no more often than that of the size whose cost is the largest. lows: lower ends, in log loss, that hold together."""
     known = [cost for cost in costs[1:] if cost is not None]
     if len(known) < len(costs) - 1:
         return None
     share = max(cost.share for cost in known)
     if any(math.isnan(cost.high) for cost in known):
         return Cost(share, math.nan, math.nan)
-    lows = [difference.value - difference.reach(error_of_all) for i, difference in differences.items() if i]
     return Cost(share, math.expm1(max(0.0, *lows)), max(cost.high for cost in known))
 
 

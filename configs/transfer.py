@@ -1,0 +1,24 @@
+"""Learning-rate transfer over depth and width on handwritten digits, decided: residual MLPs, SGD and Adam.
+
+    python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer      (make transfer)
+
+Cost: 5,922 trainings of 88 steps, and some hundred more where a verdict needs them; 3 minutes on two CPU cores.
+Expect: the best learning rates of sp and mup fail over depth, and that of sp with Adam over width; those of depth_mup
+transfer. One label in twenty is drawn anew at every step: so the losses of the best networks are no noise, and the best
+rate of SGD does not lie right below divergence. The rate decays linearly to 0.
+"""
+
+from ml_collections import config_dict
+
+from configs import digits
+
+
+def get_config() -> config_dict.ConfigDict:
+    config = digits.get_config()
+    config.label_noise = 0.05
+    config.epochs = 4.0
+    config.sweep.depths = (2, 4, 8, 16)
+    config.sweep.per_octave = 3
+    config.sweep.log2_learning_rates.adam = (-9.5, -3.5)
+    config.sweep.until = "decided"
+    return config

@@ -1,0 +1,60 @@
+"""What do three of a sweep's seeds say, against all of them?
+
+    python -m experiments.thinned_verdicts digits_transfer          a published sweep (experiments/documents.py)
+
+The command judges every choice of three of the seeds that all trainings of the plan have, at most 40 of them, and prints
+how often each verdict comes out. A choice that decides against the decided verdict of all rows is counted as wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+
+import numpy as np
+import pandas
+
+from depthmup.fit import VERDICTS, transfer
+from depthmup.report.curves import TransferCurve
+from depthmup.settings import Settings
+from depthmup.sweep.plan import cap
+
+SEEDS, CHOICES = 3, 40
+
+
+def table(curves: list[TransferCurve], settings: Settings) -> str:
+    """A line for each curve over the learning rate."""
+    measure, rng = settings.sweep.judge_by, np.random.default_rng(0)
+    titles = "".join(f"{title:>19}" for title in (*VERDICTS, "wrong", "of"))
+    lines = [f"{f'{SEEDS} of the seeds':36}{titles}   all rows"]
+    for curve in curves:
+        if curve.hyperparameter != "learning_rate":
+            continue
+        planned = _planned(curve.trials, settings)
+        choices = list(itertools.combinations(sorted(planned["seed"].unique()), SEEDS))
+        chosen = rng.permutation(len(choices))[:CHOICES]
+        counts = Counter[str]()
+        for seeds in (choices[i] for i in chosen):
+            rows = planned[planned["seed"].isin(seeds)]
+            counts.update([transfer(rows, curve.axis, cap(settings, measure), measure=measure).verdict])
+        decided = [verdict for verdict in VERDICTS[:2] if verdict != curve.result.verdict in VERDICTS[:2]]
+        cells = [*(counts[verdict] for verdict in VERDICTS), sum(counts[verdict] for verdict in decided), len(chosen)]
+        words = f"{curve.axis:6} {curve.optimizer} {curve.name}"
+        lines.append(f"{words:36}" + "".join(f"{cell:>19}" for cell in cells) + f"   {curve.result.verdict}")
+    return "\n".join(lines)
+
+
+def _planned(trials: pandas.DataFrame, settings: Settings) -> pandas.DataFrame:
+    """The trials of the seeds and learning rates of the plan, without what was added where a verdict needed it."""
+    seeds = range(settings.seed, settings.seed + settings.sweep.seeds)
+    planned = trials[trials["seed"].isin(seeds)]
+    of_rate = planned.groupby("learning_rate").size()
+    return planned[planned["learning_rate"].isin(of_rate[of_rate == of_rate.max()].index)]
+
+
+if __name__ == "__main__":
+    from experiments import documents
+
+    sweep = documents.read(sys.argv[1])
+    print(table(sweep.curves, sweep.settings))
