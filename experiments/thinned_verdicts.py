@@ -2,8 +2,8 @@
 
     python -m experiments.thinned_verdicts digits_transfer          a published sweep (experiments/documents.py)
 
-The command judges every choice of three of the seeds that all trainings of the plan have, at most 40 of them, and prints
-how often each verdict comes out. A choice that decides against the decided verdict of all rows is counted as wrong.
+The command judges every choice of three of the seeds that all trainings of the plan have, at most 40 of them, and
+prints how often each verdict comes out. A choice that decides against the decided verdict of all rows is wrong.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ SHAPES = {
     "cifar100_residual_cnn": (1, 4, 1.0, 1.0),
     "imagenet_residual_cnn": (1, 4, 1.0, 1.0),
 }
+NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit"}
 TWO, THREE = ["A", "B"], ["A", "B", "C"]
 PAPER_B = {  # the segments of which the sweep has both anchors and all depths to predict, C's odd ones excepted
     "cifar10_cnn": THREE,
@@ -179,7 +180,7 @@ def test_the_protocol_of_paper_b(name, segments):
         assert model.options["gelu_variance"] == ("paper" if gelu else "stationary")
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - {"default", "digits", "transfer", "patches16_vit"}))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - NOT_PAPER_A))
 def test_the_protocol_of_paper_a(name):
     """A.4: batches of 64. ViTs as in Fig 3: Adam without a power of depth, linear warm-up, layer norm or none."""
     settings = settings_of(name)
