@@ -70,7 +70,7 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
         ("papers", "unknown config 'papers'"),
         ("", "unknown config ''"),
         ("nowhere/digits.py:x", r"no file nowhere/digits\.py; .*\(--config=digits is the shipped one\)"),
-        ("nowhere/mine.py", r"no file nowhere/mine\.py; .*\(known: cifar100_cnn, .*tiny_imagenet_vit\)"),
+        ("nowhere/mine.py", r"no file nowhere/mine\.py; .*\(known: cifar100_cnn, .*transfer\)"),
     ],
 )
 def test_errors_of_find(value, says):

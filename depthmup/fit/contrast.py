@@ -12,6 +12,7 @@ from depthmup.fit.curve import Curve, Smooth, half_width, levels
 from depthmup.fit.optimum import Optimum
 
 LEAST = math.log(1.005)  # a difference of log losses that nobody cares about, half a percent
+NEAR = 1e-9  # octaves: rounding
 HELD = 0.1  # octaves: an optimum so near to the end of its curve is held there
 ALIKE = 0.05  # the level of the tests that permit to pool
 
@@ -45,9 +46,9 @@ class Size(NamedTuple):
         """(points,), weights of the mean log losses that make the log loss at log2 rate `at`: of the smooth curve up to
         its cliff, beyond it of the line between grid points; None where one of these has diverged, or off the grid."""
         x, smooth = self.curve.x, self.smooth
-        if smooth is not None and smooth.x[0] <= at <= smooth.x[-1]:
+        if smooth is not None and smooth.x[0] - NEAR <= at <= smooth.x[-1] + NEAR:
             return self.embedded(smooth.value(at))
-        if not x[0] - 1e-9 <= at <= x[-1] + 1e-9:
+        if not x[0] - NEAR <= at <= x[-1] + NEAR:
             return None
         above = int(np.clip(np.searchsorted(x, at), 1, len(x) - 1))
         share = float(np.clip((at - x[above - 1]) / (x[above] - x[above - 1]), 0, 1))
@@ -69,7 +70,7 @@ class Size(NamedTuple):
     def slope(self, at: float) -> float:
         """Of the log loss at log2 rate `at`, per octave."""
         smooth = self.smooth
-        if smooth is not None and smooth.x[0] <= at <= smooth.x[-1]:
+        if smooth is not None and smooth.x[0] - NEAR <= at <= smooth.x[-1] + NEAR:
             return float(smooth.slope(at) @ smooth.mean)
         below, above = (self.value(float(np.clip(at + off, *self.curve.x[[0, -1]]))) for off in (-0.25, 0.25))
         return 0.0 if below is None or above is None else float((above - below) @ self.mean / 0.5)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.contrast import LEAST, Contrast, Measured, Size, measured
+from depthmup.fit.contrast import LEAST, NEAR, Contrast, Measured, Size, measured
 from depthmup.fit.curve import CONFIDENCE
 
 MOST_SEEDS = 999  # more are not worth naming
@@ -83,12 +83,10 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
         if not i or not learned[i]:
             continue
         answers[i], need = tuned.without_test(size)
-        if answers[i] == OPEN and need is None:
-            contrast = tuned.against_margin(size)
-            assert contrast is not None
+        contrast = tuned.against_margin(size) if answers[i] == OPEN and need is None else None
+        if contrast is not None:
             tested[i] = contrast
-        elif need:
-            needs.append(need)
+        needs += [need] if need else []
     for (i, contrast), difference in zip(tested.items(), measured(list(tested.values())), strict=True):
         answers[i], need = tuned.answer(contrast.at, difference)
         needs += [need] if need else []
@@ -169,13 +167,13 @@ class Tuned:
         """The answer where differences on smooth curves give none: at the ends of grids, beside divergence, and without
         an optimum. (OPEN, None) where they do."""
         x, curve, step = size.curve.x, size.curve, float(np.diff(size.curve.x).min())
-        if not x[0] <= self.at <= x[-1]:
+        if not x[0] - NEAR <= self.at <= x[-1] + NEAR:
             end = float(x[0] if self.at < x[0] else x[-1])  # what costs too much there costs more beyond
             if self._surely_beyond(size, end):
                 return BEYOND, None
             return OPEN, _wider(size, "lower" if self.at < x[0] else "higher")
-        above = int(np.searchsorted(x, self.at - 1e-9))
-        below = above if x[above] <= self.at + 1e-9 else above - 1
+        above = min(int(np.searchsorted(x, self.at - NEAR)), len(x) - 1)
+        below = above if x[above] <= self.at + NEAR else above - 1
         fails = curve.failed & (x > x[curve.best or 0])[:, None]
         if fails[above].any() or fails[below].any():
             first = int(np.argmax(fails.any(axis=1)))
@@ -215,7 +213,7 @@ class Tuned:
         reach = difference.reach(self.error)
         if math.isinf(reach):
             return Cost(math.expm1(difference.value), math.nan, math.nan)
-        above = int(np.searchsorted(size.curve.x, self.at - 1e-9))
+        above = min(int(np.searchsorted(size.curve.x, self.at - NEAR)), len(size.curve.x) - 1)
         fails = size.curve.failed[above].any() and size.curve.x[above] > size.star
         low = max(min(0.0, difference.value), difference.value - reach)
         return Cost(math.expm1(difference.value), math.expm1(low), math.inf if fails else math.expm1(low + 2 * reach))
