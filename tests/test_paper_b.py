@@ -640,11 +640,10 @@ def test_smallest_form_and_redraw(name, folder, rows, tmp_path):
     elif name != "rules":
         assert one.outcome(sweeps).verdict == UNDECIDED
     one.pictures(sweeps)
-    curves = [curve for sweep in sweeps.values() for curve in sweep.curves]
-    if one.table and any(curve.result.verdict != "nothing learned" for curve in curves):
+    if one.table and one.classes == 10:
         assert "of 2 depths count" in one.table(sweeps)
-    elif one.table:  # there is no exponent to print
-        assert "of 2 depths count" not in one.table(sweeps)
+    elif one.table:  # of 100 classes nothing is learned: there may be no exponent to print
+        assert one.table(sweeps).startswith("`hundred")
 
 
 def test_one_smallest_form(folder, tmp_path):
