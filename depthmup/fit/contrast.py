@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +19,8 @@ HELD = 0.1  # octaves: an optimum so near to the end of its curve is held there
 ALIKE = 0.05  # the level of the tests that permit to pool
 
 
-class Size(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Size:
     """The trainings of one size. smooth: the curve by local parabolas, which scatter half as much as the cubics that an
     optimum needs to be unbiased; None where no learning rate trains all seeds. seeds: their names."""
 
@@ -27,7 +30,7 @@ class Size(NamedTuple):
     smooth: Smooth | None
     seeds: Sequence[Any]
 
-    @property
+    @functools.cached_property
     def star(self) -> float:
         """log2 of the best learning rate on the smooth curve, within an octave of the optimum: where its slope is 0,
         which scatters less than the place of the smallest value."""
@@ -76,28 +79,34 @@ class Size(NamedTuple):
         return 0.0 if below is None or above is None else float((above - below) @ self.mean / 0.5)
 
     def embedded(self, weights: np.ndarray) -> np.ndarray:
+        """(points,), weights of the smooth curve's points among those of the whole curve."""
         assert self.smooth is not None
         result = np.zeros(len(self.curve.x))
         result[np.searchsorted(self.curve.x, self.smooth.x)] = weights
         return result
 
-    @property
+    @functools.cached_property
     def comparable(self) -> np.ndarray:
         """(points,), whether every seed that was trained has a loss."""
         return np.array((self.curve.finite | np.isnan(self.curve.log)).all(axis=1))
 
-    @property
+    @functools.cached_property
+    def _levels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the points that are comparable: (points,) means, (points, seeds) residuals, (points,) numbers of seeds."""
+        log = self.curve.log[self.comparable]
+        return *levels(log), (~np.isnan(log)).sum(axis=1)
+
+    @functools.cached_property
     def mean(self) -> np.ndarray:
         """(points,), mean log losses where they are comparable, 0 elsewhere."""
         result = np.zeros(len(self.curve.x))
-        result[self.comparable] = levels(self.curve.log[self.comparable])[0]
+        result[self.comparable] = self._levels[0]
         return result
 
     def influence(self, weights: np.ndarray) -> dict[Any, float]:
         """{seed: what it adds to the error of the sum with these weights}."""
-        log = self.curve.log[self.comparable]
-        counts = (~np.isnan(log)).sum(axis=1)
-        return dict(zip(self.seeds, (weights[self.comparable] / counts) @ levels(log)[1], strict=True))
+        _, residual, counts = self._levels
+        return dict(zip(self.seeds, (weights[self.comparable] / counts) @ residual, strict=True))
 
     def spread(self, weights: np.ndarray) -> float:
         """The variance of the sum with these weights if that of a single training is 1."""
@@ -107,15 +116,14 @@ class Size(NamedTuple):
         """(points,) and (points,): what each point adds to the variance of the sum with these weights, and the degrees
         of freedom of that: from the scatter of its seeds about its mean and their levels, with one seed from the
         scatter about the smooth curve."""
-        log = self.curve.log[self.comparable]
-        counts = (~np.isnan(log)).sum(axis=1)
+        _, residual, counts = self._levels
         used = weights[self.comparable] ** 2 / counts
         if len(self.seeds) == 1:
             scatter, freedom = (0.0, 0.0) if self.smooth is None else (self.smooth.scatter, self.smooth.freedom)
             return np.array([np.nan_to_num(scatter) ** 2 * used.sum()]), np.array([freedom])
         several = counts > 1
         levelled = len(counts) / max(1, len(counts) - 1)  # the levels of the seeds take up a share of the scatter
-        scatter = levelled * (levels(log)[1] ** 2).sum(axis=1)[several] / (counts[several] - 1)
+        scatter = levelled * (residual**2).sum(axis=1)[several] / (counts[several] - 1)
         if not several.all():  # points of a single seed scatter as the others do
             used[several] += used[~several].sum() / several.sum()
         return used[several] * scatter, counts[several] - 1.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,8 @@ def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
     return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))
 
 
-class Curve(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
     """The trainings of one size.
 
     x: (points,), log2 of the learning rates, rising.
@@ -65,12 +66,12 @@ class Curve(NamedTuple):
         """(points,), whether all seeds train."""
         return np.logical_not(self.failed.any(axis=1))
 
-    @property
+    @functools.cached_property
     def mean(self) -> np.ndarray:
         """(points,), the mean log loss over seeds."""
         return levels(self.log)[0]
 
-    @property
+    @functools.cached_property
     def best(self) -> int | None:
         """The grid point with the smallest mean log loss among those at which all seeds train."""
         if not self.trains.any():
@@ -96,12 +97,12 @@ class Curve(NamedTuple):
             error = 0.0 if math.isnan(scatter) else 2 * scatter
         return math.log(self.cap * (1 - LEARNED)) - float(np.nanmean(self.log[best])) > error
 
-    def smooth(self, degree: int = DEGREE, bandwidth: float = BANDWIDTH) -> Smooth:
+    def smooth(self, degree: int = DEGREE) -> Smooth:
         """The curve up to its cliff, smoothed. There must be a point at which all seeds train."""
         used = self._up_to_divergence()
         best = used.index(int(self.best or 0))
         points = used[: best + _rising(self.x[used], self.log[used], best) + 1]
-        return Smooth(self.x[points], self.log[points], best, len(points) < len(used), degree, bandwidth)
+        return Smooth(self.x[points], self.log[points], best, len(points) < len(used), degree)
 
     def _up_to_divergence(self) -> list[int]:
         """The points below the first one above the best at which a seed fails. Below the best point a loss above chance
@@ -226,21 +227,19 @@ def _error_of_rise(x: np.ndarray, log: np.ndarray, residual: np.ndarray, best: i
 
 
 class Smooth:
-    """A curve smoothed by local polynomials of degree DEGREE with tricube weights (Cleveland 1979): every value and
-    every slope is a weighted sum of the mean log losses of its grid points.
+    """A curve smoothed by local polynomials of a degree with tricube weights (Cleveland 1979): every value and every
+    slope is a weighted sum of the mean log losses of its grid points.
 
     x, mean: (points,). best: index of the grid point with the smallest mean. ended: whether a cliff follows.
     residual: (points, seeds). counts: (points,), numbers of seeds. scatter: of the means about the smooth curve, with
     `freedom` degrees of freedom; NaN without any.
     """
 
-    def __init__(
-        self, x: np.ndarray, log: np.ndarray, best: int, ended: bool, degree: int = DEGREE, bandwidth: float = BANDWIDTH
-    ) -> None:
+    def __init__(self, x: np.ndarray, log: np.ndarray, best: int, ended: bool, degree: int = DEGREE) -> None:
         self.x, self.best, self.ended = x, best, ended
         self.mean, self.residual = levels(log)
         self.counts, self.seeds = (~np.isnan(log)).sum(axis=1), int((~np.isnan(log)).any(axis=0).sum())
-        self.fine, self._values, self._slopes = _smoother(tuple(x), degree, bandwidth)
+        self.fine, self._values, self._slopes = _smoother(tuple(x), degree)
 
     def value(self, at: float) -> np.ndarray:
         """(points,), the weights that make the smoothed value at log2 rate `at`, between the first and last point."""
@@ -329,7 +328,7 @@ def _between(fine: np.ndarray, weights: np.ndarray, at: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=128)
-def _smoother(x: tuple[float, ...], degree: int, bandwidth: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _smoother(x: tuple[float, ...], degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(fine,) places between x[0] and x[-1], and twice (fine, points): the weights of the values and of the slopes."""
     points = np.array(x)
     if len(points) == 1:
@@ -338,7 +337,7 @@ def _smoother(x: tuple[float, ...], degree: int, bandwidth: float) -> tuple[np.n
     fine = np.unique(np.concatenate([np.linspace(x[0], x[-1], count), points]))
     distance = np.abs(fine[:, None] - points)
     nearest = np.sort(distance, axis=1)[:, min(NEAREST, len(x)) - 1]
-    width = np.maximum(1.1 * nearest, bandwidth)  # 1.1: the farthest of the nearest has weight, too
+    width = np.maximum(1.1 * nearest, BANDWIDTH)  # 1.1: the farthest of the nearest has weight, too
     weights = np.clip(1 - (distance / width[:, None]) ** 3, 0, None) ** 3
     powers = (points - fine[:, None])[..., None] ** np.arange(min(degree, len(x) - 1) + 1)
     normal = np.einsum("fpi,fp,fpj->fij", powers, weights, powers)

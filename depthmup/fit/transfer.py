@@ -99,9 +99,8 @@ def transfer(
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
     The question of the verdict: is the learning rate that is best at the smallest size as good at a larger one as the
-    best there? What it costs is the difference of log losses on the smooth curves of `optimum`. It is compared with the
-    sweep's own unit, what a learning rate `margin` octaves below the size's optimum would cost there, or half a percent
-    where that is less:
+    best there? What it costs is the difference of log losses on smooth curves. The margin that it is compared with is
+    what a learning rate `margin` octaves below the size's optimum would cost there, half a percent at least:
       "transfers"          the cost is surely below the margin at every size;
       "does not transfer"  it is surely above the margin at some size, or the learning rate diverges there for most
                            seeds, or the size's optimum is surely farther away than the grid reaches;
@@ -109,8 +108,9 @@ def transfer(
       "nothing learned"    fewer than two sizes have a training that is surely better than chance (`Curve.learned`).
     A size where nothing learned has no answer, and a table with such a size does not transfer to it.
 
-    "Surely" is 97.5% to one side, for "does not transfer" at all sizes together (Bonferroni). The errors (`contrast`)
-    are those of the difference and of both optima, which are not known exactly either.
+    "Surely" is 97.5% to one side. For "does not transfer" that holds for all sizes together: half of the error belongs
+    to the largest size, the rest to all others. The error of a cost (`contrast.measured`) has those of both optima in
+    it, which are not known exactly either.
 
     Sizes may have different rates, rates different numbers of seeds: an adaptive sweep, or one whose seeds were added
     where they were needed. Raises ValueError for an empty table, fewer than two sizes, fewer than five rates, a column
@@ -122,21 +122,17 @@ def transfer(
     rows = table.to_dict("records") if hasattr(table, "to_dict") else table
     of_size = loss_curves(rows, axis, hyperparameter, measure)
     sizes = [_size(size, curve, axis, hyperparameter, cap) for size, curve in of_size.items()]
-    answer = judged(sizes, margin, looks)
+    answers = judged(sizes, margin, looks)._asdict()  # Transfer has its fields, but for the margins
+    margins = answers.pop("margins")
     optima = [size.optimum for size in sizes]
     seeds, best = max(len(size.seeds) for size in sizes), optima[0].learning_rate
     result = Transfer(
         axis=axis,
         hyperparameter=hyperparameter,
         values=list(of_size),
-        verdict=answer.verdict,
+        **answers,
         reason="",
         margin=margin,
-        answers=answer.answers,
-        tuned=answer.tuned,
-        costs=answer.costs,
-        cost=answer.cost,
-        needs=answer.needs,
         optimal_lr=[o.learning_rate for o in optima],
         optima=optima,
         drift=fitted_drift(list(of_size), optima, seeds),
@@ -149,7 +145,7 @@ def transfer(
         cap=cap,
     )
     regret = [None if best is None else regret_at(result, i, best) for i in range(len(sizes))]
-    return result._replace(regret=regret, reason=_words(result, answer.margins, seeds))
+    return result._replace(regret=regret, reason=_words(result, margins, seeds))
 
 
 def _size(size: Any, curve: LossCurve, axis: str, hyperparameter: str, cap: float | None) -> Size:
@@ -160,8 +156,9 @@ def _size(size: Any, curve: LossCurve, axis: str, hyperparameter: str, cap: floa
         raise ValueError(
             f"{axis}={size:g} has {len(of_size.x)} values of {hyperparameter}: an optimum needs {POINTS} at least"
         )
-    seeds = [seed for seed, there in zip(curve.seeds, present.tolist(), strict=True) if there]
-    return Size(size, of_size, of_curve(of_size), of_size.smooth(degree=2) if of_size.best is not None else None, seeds)
+    seeds = [seed for seed, is_trained in zip(curve.seeds, present.tolist(), strict=True) if is_trained]
+    smooth = None if of_size.best is None else of_size.smooth(degree=2)
+    return Size(size, of_size, of_curve(of_size), smooth, seeds)
 
 
 def _words(result: Transfer, margins: Sequence[float], seeds: int) -> str:

@@ -194,7 +194,7 @@ class Tuned:
             return WITHIN, None
         if difference.value - difference.reach(self.error_at(size)) > 0 and side >= 0 and self._far(size):
             return BEYOND, None
-        if size.star - self.margin < size.curve.x[0] - 1e-9:
+        if self._short(size):
             return OPEN, _wider(size, "lower")
         reach = difference.reach(self.error if difference.value < 0 else self.error_at(size))
         seeds, needed = len(size.seeds), MOST_SEEDS
@@ -219,16 +219,21 @@ class Tuned:
         return Cost(math.expm1(difference.value), math.expm1(low), math.inf if fails else math.expm1(low + 2 * reach))
 
     def _below(self, size: Size) -> float:
+        """log2 of the rate whose cost is the margin: `margin` octaves below the optimum, or the end of the grid."""
         return float(max(size.star - self.margin, size.curve.x[0]))
+
+    def _short(self, size: Size) -> bool:
+        """Whether the grid ends above the rate whose cost is the margin."""
+        return bool(size.star - self.margin < size.curve.x[0] - NEAR)
 
     def _far(self, size: Size) -> bool:
         """Whether the value costs more than the margin also where straight lines do not tell its error: at the end of
         its interval that is nearer to the size's optimum, since a cliff may lie between; and by its distance, where the
         grid is too short to show the margin."""
-        star, first = size.star, float(size.curve.x[0])
-        if star - self.margin < first - 1e-9 and abs(self.at - star) <= self.margin:
+        star = size.star
+        if self._short(size) and abs(self.at - star) <= self.margin:
             return False
-        nearer = max(self.interval[0], star, first) if self.at > star else min(self.interval[1], star)
+        nearer = max(self.interval[0], star) if self.at > star else min(self.interval[1], star)
         contrast = self.against_margin(size, nearer)
         return contrast is not None and float(contrast.weights @ size.mean) - contrast.less > 0
 
@@ -249,9 +254,7 @@ class Tuned:
     def _surely_beyond(self, size: Size, at: float) -> bool:
         """Whether a learning rate of the grid, log2, surely costs more than the margin."""
         contrast = self.against_margin(size, at)
-        if contrast is None or (
-            size.star - self.margin < size.curve.x[0] - 1e-9 and abs(at - size.star) <= self.margin
-        ):
+        if contrast is None or (self._short(size) and abs(at - size.star) <= self.margin):
             return False
         (difference,) = measured([contrast])
         return difference.value - difference.reach(self.error_at(size)) > 0
@@ -263,11 +266,11 @@ class Tuned:
             return False
         end = float(smooth.x[0] if smooth.best == 0 else smooth.x[-1])
         distance = self.at - end if smooth.best == 0 else end - self.at
-        here, there = size.value(self.at), size.value(end)
-        if distance <= self.margin or here is None or there is None:
+        here, best = size.value(self.at), size.value(end)
+        if distance <= self.margin or here is None or best is None:
             return False
         moved = size.slope(self.at) * self.base.shift(self.at)
-        (difference,) = measured([Contrast(size, here - there, self.base, moved, LEAST)])
+        (difference,) = measured([Contrast(size, here - best, self.base, moved, LEAST)])
         return difference.value - difference.reach(self.error_at(size)) > 0
 
 
@@ -276,8 +279,8 @@ def _interval(base: Size, error: float) -> tuple[float, float]:
     it is narrower."""
     at, low, high = base.star, math.log2(base.optimum.low), math.log2(base.optimum.high)  # NaN stays NaN
     shift = base.shift(at)
-    (found,) = measured([Contrast(base, shift, base, 0 * shift)])
-    reach = found.reach(error) if shift.any() else math.inf  # the end of a curve that holds an optimum tells no shift
+    (noise,) = measured([Contrast(base, shift, base, 0 * shift)])
+    reach = noise.reach(error) if shift.any() else math.inf  # the end of a curve that holds an optimum tells no shift
     low, high = (at - reach, at + reach) if math.isnan(low) else (min(at, low), max(at, high))
     return max(low, at - reach), min(high, at + reach)
 
