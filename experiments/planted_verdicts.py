@@ -118,9 +118,9 @@ def counted(kind: Kind, drift: float, seeds: int, redraws: int, margin: float = 
     rng = np.random.default_rng(0)
     step, right = drift if kind.up else -drift, truth(kind, drift if kind.up else -drift, margin)
     verdicts = [fit.transfer(plant(rng, kind, step, seeds), margin=margin).verdict for _ in range(redraws)]
-    found = {verdict: verdicts.count(verdict) / redraws for verdict in ("transfers", "does not transfer")}
-    wrong = sum(share for verdict, share in found.items() if verdict != right) if right else math.nan
-    return {**found, "decided": sum(found.values()), "wrong": wrong}
+    shares = {verdict: verdicts.count(verdict) / redraws for verdict in ("transfers", "does not transfer")}
+    wrong = sum(share for verdict, share in shares.items() if verdict != right) if right else math.nan
+    return {**shares, "decided": sum(shares.values()), "wrong": wrong}
 
 
 def rows(redraws: int) -> Iterator[dict[str, Any]]:
@@ -132,20 +132,20 @@ def rows(redraws: int) -> Iterator[dict[str, Any]]:
                 yield {"bowl": kind.name, "drift": drift, "truth": right, "seeds": seeds, **shares}
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> str:
+def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """The table of docs/laws.md: a row for each kind of bowl and drift."""
     titles = ["bowl", "drift", "truth", *(f"decided, {seeds} seeds" for seeds in SEEDS), "wrong at most"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     of_row: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-    for row in found:
+    for row in results:
         of_row.setdefault((row["bowl"], row["drift"]), []).append(row)
-    for (name, drift), own in of_row.items():
-        decided = [f"{100 * row['decided']:.0f}" for row in own]
-        wrong = max(row["wrong"] for row in own)
+    for (name, drift), of_seeds in of_row.items():
+        decided = [f"{100 * row['decided']:.0f}" for row in of_seeds]
+        wrong = max(row["wrong"] for row in of_seeds)
         cells = [
             name,
             f"{drift:g}",
-            own[0]["truth"] or "none",
+            of_seeds[0]["truth"] or "none",
             *decided,
             "" if math.isnan(wrong) else f"{100 * wrong:.1f}",
         ]
@@ -154,13 +154,13 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(redraws: int, path: Path | None) -> None:
-    found = []
+    results = []
     for row in rows(redraws):
-        found.append(row)
+        results.append(row)
         print(json.dumps(row), flush=True)
-    print(summary(found))
+    print(summary(results))
     if path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

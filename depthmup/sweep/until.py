@@ -20,7 +20,7 @@ from depthmup.settings import LEARNING_RATE, Settings
 from depthmup.sweep.adaptive import WIDER
 from depthmup.sweep.axes import parse
 from depthmup.sweep.plan import Trial, axes, combinations, count, learning_rates
-from depthmup.sweep.verdicts import Judged, looks, seed_stages, verdicts
+from depthmup.sweep.verdicts import CurveVerdict, looks, seed_stages, verdicts
 from depthmup.train.workdir import Row
 
 PARTS = 4  # of a grid's step: it is halved twice at most
@@ -66,7 +66,7 @@ class Decision(NamedTuple):
 
     asked: list[Trial]
     more: list[Trial]
-    undecided: list[Judged]
+    undecided: list[CurveVerdict]
     spent: str = ""
 
     def __str__(self) -> str:
@@ -113,8 +113,8 @@ def decide(plan: Sequence[Trial], rows: Mapping[str, Row], settings: Settings) -
     """How far the sweep is by these rows, which must have those of the plan; others than it asks for change nothing."""
     asked, limit, spent = {trial.key: trial for trial in plan}, len(plan) + settings.sweep.max_trials, ""
     for left in reversed(range(looks(settings))):
-        found = verdicts(pandas.DataFrame([rows[key] for key in asked]), settings)
-        undecided = [verdict for verdict in found if verdict.result.verdict == "undecided"]
+        table = pandas.DataFrame([rows[key] for key in asked])
+        undecided = [verdict for verdict in verdicts(table, settings) if verdict.result.verdict == "undecided"]
         more = {trial.key: trial for verdict in undecided for trial in _trials(verdict, asked, settings)}
         if not undecided:
             break
@@ -135,21 +135,21 @@ def decide(plan: Sequence[Trial], rows: Mapping[str, Row], settings: Settings) -
     return Decision(list(asked.values()), [], undecided, spent)
 
 
-def _trials(verdict: Judged, asked: Mapping[str, Trial], settings: Settings) -> Iterator[Trial]:
+def _trials(verdict: CurveVerdict, asked: Mapping[str, Trial], settings: Settings) -> Iterator[Trial]:
     """The trials that an undecided verdict needs and that were not asked for."""
     optimizer, lattice = verdict.names[0], None
     if verdict.key == LEARNING_RATE and LEARNING_RATE not in parse(settings):
         low, _ = settings.sweep.log2_learning_rates[optimizer]
         lattice = Lattice(learning_rates(settings, optimizer), low, settings.sweep.per_octave)
-    there: dict[Any, dict[float, list[Trial]]] = {}
+    present: dict[Any, dict[float, list[Trial]]] = {}
     for size, value, key in verdict.trials[[verdict.axis, verdict.hyperparameter, "key"]].itertuples(index=False):
-        there.setdefault(size, {}).setdefault(value, []).append(asked[key])
-    seeds = {size: {value: len(trials) for value, trials in of_size.items()} for size, of_size in there.items()}
+        present.setdefault(size, {}).setdefault(value, []).append(asked[key])
+    seeds = {size: {value: len(trials) for value, trials in of_size.items()} for size, of_size in present.items()}
     for (size, value), number in needed(verdict.result, seeds, seed_stages(settings), lattice).items():
-        present = there[size].get(value, [])
-        (like, *_) = present or next(iter(there[size].values()))
+        trained = present[size].get(value, [])
+        (like, *_) = trained or next(iter(present[size].values()))
         rate = float(value) if verdict.key == LEARNING_RATE else like.learning_rate
-        yield from (like.at(rate, settings.seed + seed) for seed in range(len(present), number))
+        yield from (like.at(rate, settings.seed + seed) for seed in range(len(trained), number))
 
 
 def most(settings: Settings) -> int:

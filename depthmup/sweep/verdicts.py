@@ -20,7 +20,7 @@ GRID_LOOKS = 2  # looks for finer and wider grids, besides those for more seeds
 Names = tuple[str, str, str]  # optimizer, parameterization, variant
 
 
-class Judged(NamedTuple):
+class CurveVerdict(NamedTuple):
     """The trials of one optimizer, parameterization and variant along one axis of sizes, with their verdict.
 
     axis: "depth" or "width". key: the config key whose optimum is followed; hyperparameter: the column that has it.
@@ -53,7 +53,7 @@ def looks(settings: Settings) -> int:
     return len(seed_stages(settings)) + GRID_LOOKS if settings.sweep.until == "decided" else 1
 
 
-def verdicts(rows: pandas.DataFrame, settings: Settings, classes: int | None = None) -> Iterator[Judged]:
+def verdicts(rows: pandas.DataFrame, settings: Settings, classes: int | None = None) -> Iterator[CurveVerdict]:
     """The verdict of every curve along every axis of sizes; arguments are those of `report.curves.judge`."""
     measure, asked = settings.sweep.judge_by, looks(settings)
     for axis, sizes in axes(settings):
@@ -66,12 +66,12 @@ def verdicts(rows: pandas.DataFrame, settings: Settings, classes: int | None = N
                 if key != LEARNING_RATE and counts.min() < POINTS:
                     continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
                 trials = trials.sort_values([axis, name, "seed"], ignore_index=True)
-                own = _settings_of(trials, settings)
+                of_curve = _settings_of(trials, settings)
                 columns = dict.fromkeys((axis, name, "seed", measure, "diverged", ACCURACY))
                 table = trials.filter(items=list(columns)).to_dict("records")
-                chance = cap(own, measure, classes)
-                found = transfer(table, axis, chance, hyperparameter=name, measure=measure, looks=asked)
-                yield Judged(names, axis, key, name, trials, found, own, chance)
+                chance = cap(of_curve, measure, classes)
+                result = transfer(table, axis, chance, hyperparameter=name, measure=measure, looks=asked)
+                yield CurveVerdict(names, axis, key, name, trials, result, of_curve, chance)
 
 
 def best(trials: pandas.DataFrame, settings: Settings, *others: str) -> tuple[float, float]:
@@ -97,8 +97,8 @@ def variants(
     values = rows[[column(key) for key in keys]].to_numpy(object)
     rows = rows.assign(variant=[in_words(keys, of_row) for of_row in values])
     for optimizer in settings.sweep.optimizers:
-        own = rows[rows["optimizer"] == optimizer]
-        yield from own.groupby(["optimizer", "parameterization", "variant"], sort=False)
+        of_optimizer = rows[rows["optimizer"] == optimizer]
+        yield from of_optimizer.groupby(["optimizer", "parameterization", "variant"], sort=False)
 
 
 def _about(
@@ -123,6 +123,7 @@ def _settings_of(trials: pandas.DataFrame, settings: Settings) -> Settings:
 
 
 def added(settings: Settings, hyperparameter: str) -> list[str]:
+    """The keys of the axes whose values tell variants apart."""
     return [key for key in parse(settings) if key not in (LEARNING_RATE, hyperparameter)]
 
 
