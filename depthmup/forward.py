@@ -9,14 +9,14 @@ factor (docs/theory.md section 1). `graph.py` finds these values and parameters.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts
-from depthmup.specs import Absorbed, PyTree, globs, is_spec, starred
+from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
 
 KINDS = ("branch", "output", "attention")
 
@@ -26,14 +26,19 @@ class Site:
     """A value that a factor multiplies.
 
     kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
-    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end.
-    head_dim, product: of an attention, the head size and the number of its product in `contractions`. where: the
-    operation that ends the value, for messages; one of CLOSED if the value is inside, where it cannot be seen.
+    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end. skip: of a
+    branch, those that project what it is added to. before: of a branch, those that act on its beginning.
+    weights: those of `parts` that products apply to activations, no norms or biases. head_dim, product: of an attention,
+    the head size and the number of its product in `contractions`. where: the operation that ends the value, for messages;
+    one of CLOSED if the value is inside, where it cannot be seen.
     """
 
     kind: str
     parts: Parts | None
     inside: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    before: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
     where: str = ""
@@ -61,32 +66,29 @@ def absorb(
 
 
 def place(
-    specs: PyTree, found: Sequence[Site], kinds: Collection[str] = KINDS, products: Sequence[int] | None = None
+    specs: PyTree,
+    found: Sequence[Site],
+    kinds: Collection[str] = KINDS,
+    products: Sequence[int] | None = None,
+    placed: Collection[str] = (),
 ) -> PyTree:
     """`absorb` by the sites of the same model, which may be those of another width.
 
     products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
+    placed: the parameters whose place, in a branch or outside, the user has said.
     """
-    leaves, placed = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
+    leaves, absorbs = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
-    repeated = [site for site in found if site.kind == "branch" and any(leaves[path].in_branch for path in site.inside)]
-    inside = frozenset[str]().union(*(site.inside for site in repeated))
-    wrong = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside}
-    if wrong and not repeated:
-        raise ForwardError(
-            f"parameters such as {starred(min(wrong))} repeat with depth, but none of them is in a residual addition "
-            "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
-            "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
-        )
-    wrong |= {path: "branch" for path in sorted(inside) if not leaves[path].in_branch}
-    if wrong:
-        raise ForwardError(
-            "shapes and forward pass disagree on what is inside a residual branch; if the forward pass is right, pass "
-            f"overrides={globs(wrong, leaves)} to setup or infer_specs"
-        )
+    branches = repeated(found, {path for path, spec in leaves.items() if spec.in_branch})
+    projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
+    leaves = {
+        path: dataclasses.replace(spec, in_branch=False) if path in projections else spec
+        for path, spec in leaves.items()
+    }
+    check_branches(leaves, branches, placed)
     for site in found:
-        if site.kind not in kinds or (site.kind == "branch" and site not in repeated):
+        if site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
@@ -95,11 +97,50 @@ def place(
         head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
         for path, mask in site.parts.items():
             absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
-            if absorbed not in placed.get(path, ()):
-                placed[path] = (*placed.get(path, ()), absorbed)
+            if absorbed not in absorbs.get(path, ()):
+                absorbs[path] = (*absorbs.get(path, ()), absorbed)
     return jax.tree.map(
-        lambda spec: dataclasses.replace(spec, absorbs=placed.get(spec.path, ())), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs.get(spec.path, ())), specs, is_leaf=is_spec
     )
+
+
+def places(found: Sequence[Site]) -> dict[str, bool]:
+    """{path: whether it is inside a branch} of the parameters inside branches, of the projections of what these are added
+    to, and of those that act before the first branch or behind the last. What else acts between two branches, as a norm
+    after the sum does, is in none, and may be of each block all the same: nothing is said of it."""
+    branches = [site for site in found if site.kind == "branch"]
+    inside = frozenset[str]().union(*(site.inside for site in branches))
+    outside = frozenset[str]().union(*(site.skip for site in branches))
+    if branches:
+        outside |= branches[0].before
+    return {**dict.fromkeys(outside, False), **dict.fromkeys(inside, True)}
+
+
+def repeated(found: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
+    """The branches that repeat with depth: the factor goes into a parameter that does, or where it has no place, one
+    that does is inside. in_branch: the parameters that repeat with depth."""
+    return [site for site in found if site.kind == "branch" and any(path in in_branch for path in site.parts or site.inside)]
+
+
+def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]) -> None:
+    """Raises ForwardError for parameters that repeat with depth and are in no branch, such as a norm after the sum.
+
+    What does not repeat is no part of a branch, though the logits may depend on it through branches alone: an encoder,
+    the embedding of a condition (docs/theory.md section 1.4).
+    """
+    inside = frozenset[str]().union(*(site.inside for site in branches))
+    outside = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside | set(placed)}
+    if outside and not branches:
+        raise ForwardError(
+            f"parameters such as {starred(min(outside))} repeat with depth, but none of them is in a residual addition "
+            "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
+            "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
+        )
+    if outside:
+        raise ForwardError(
+            "these parameters repeat with depth, but in the forward pass they are in no residual branch, as norms after "
+            f"the sum are; if the forward pass is right, pass overrides={globs(outside, leaves)} to setup or infer_specs"
+        )
 
 
 def check_readout(specs: PyTree, parts: Collection[str]) -> None:
@@ -130,7 +171,10 @@ def _no_place(site: Site) -> str:
             "alone: multiply it in the model, h + factors.branch * branch(h)"
         )
     if site.kind == "output":
-        return "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits"
+        return (
+            "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits, "
+            "before any soft cap or softmax (where a tanh caps them, its argument)"
+        )
     return (
         "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "
         "attention's logits in the model, by factors.attention instead of 1/sqrt(head_dim)"
@@ -159,9 +203,13 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     """
     graph = Graph(apply, params, inputs, seed)
     found = []
-    for branch, start in graph.branches():
+    for branch, start, skip in graph.branches():
         inside = graph.parameters_between(branch, start)
-        found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op))
+        projection = graph.parameters_between(skip, start) if skip is not start else frozenset[str]()
+        found.append(
+            Site("branch", graph.parts(branch, stop=start), inside, projection, graph.parameters_of_value(start),
+                 where=branch.op)
+        )  # fmt: skip
     seen = frozenset[str]().union(*(site.inside for site in found))
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
     found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]
@@ -172,8 +220,9 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
         found.append(Site("attention", parts, head_dim=product.summed, product=product.number))
     softmax = [node for node in closed if "dot_general" in node.operations and node.operations.intersection(SOFTMAX)]
     found += [Site("attention", None, where=node.op) for node in softmax]
-    output = graph.readout()
-    found.append(Site("output", graph.parts(output), where=output.op))
+    weights = graph.weights()
+    for logits, parts in graph.readouts():
+        found.append(Site("output", parts, weights=weights.intersection(parts or ()), where=logits.op))
     return found
 
 

@@ -24,7 +24,8 @@ Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its en
 NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
              "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
 ADDITIONS = ("add", "add_any")
-SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n")  # homogeneous if all operands are that are not 0
+# Homogeneous if all operands are that are not 0.
+SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n", "stacked")
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
 # Products of a weight and an activation, or of two activations.
@@ -32,6 +33,7 @@ PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthm
 CONTRACTIONS = ("dot_general", "reduce_sum")  # what the product of queries and keys is written with
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
 PROPOSALS = 8  # most sets of parameters that are proposed for one value
+STEPS = 4  # most steps of a recurrence that are followed
 
 
 class ForwardError(ValueError):
@@ -42,9 +44,10 @@ class ForwardError(ValueError):
 class Node:
     """One value of the forward pass.
 
-    op: the operation that makes it; or "parameter", "constant", "input", and for a scan, whose body is here once,
-      "carry", "slice", "carried" and "stacked".
+    op: the operation that makes it; or "parameter", "constant", "input", and at the borders of a scan's body "carry",
+      "member", "carried" and "stacked".
     evaluate: values of the operands -> this value. path: of a parameter.
+    copies: the same value at each step of a recurrence that is in the graph, itself included.
     """
 
     op: str
@@ -56,10 +59,15 @@ class Node:
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
+    copies: tuple[Node, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(np.shape(self.value))
+
+    @property
+    def is_last_copy(self) -> bool:
+        return not self.copies or self.copies[-1] is self
 
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
@@ -117,7 +125,9 @@ class Graph:
 
     nodes: in the order of evaluation. Only those that the logits depend on.
     number: array or shape -> the value of a parameter or an input; by default random numbers.
-    open_scans: whether the body of a scan is in the graph, evaluated once, instead of the whole scan as one operation.
+    open_scans: whether the body of a scan is in the graph instead of the whole scan as one operation: once for a scan
+      over blocks, for the first steps of a recurrence.
+    fed: the values that depend on the inputs.
     """
 
     def __init__(
@@ -142,6 +152,7 @@ class Graph:
 
         closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
         self.nodes: list[Node] = []
+        self.fed: set[Node] = set()
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("input", number(given)) for given in flat]
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
@@ -159,7 +170,6 @@ class Graph:
         for node in self.nodes:
             for operand in dict.fromkeys(node.operands):
                 operand.consumers.append(node)
-        self.fed = self._descendants(node for node in self.nodes if node.op in ("input", "carry"))
 
     # Building the graph
 
@@ -169,6 +179,8 @@ class Graph:
     def _add(self, node: Node) -> Node:
         node.value = node.evaluate(*(operand.value for operand in node.operands))
         self.nodes.append(node)
+        if node.op in ("input", "carry") or any(operand in self.fed for operand in node.operands):
+            self.fed.add(node)
         return node
 
     def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
@@ -207,30 +219,65 @@ class Graph:
         ]
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
-        """The body of a scan, once: its carry is what is handed in plus noise, so that it is like any later carry."""
         closed, length = equation.params["jaxpr"], equation.params["length"]
-        # Operands are constants, carries and slices; results are carries and slices. A slice has one axis less in the
-        # body. (The parameters of the equation that say so have other names in each version of JAX.)
+        # Operands are constants, carries and members of sequences; results are carries and members. A member has one
+        # axis less in the body. (The parameters of the equation that say so have other names in each version of JAX.)
         carries = _unsliced(equation.outvars, closed.jaxpr.outvars)
         consts = _unsliced(equation.invars, closed.jaxpr.invars) - carries
-        body = []
-        for i, operand in enumerate(operands):
-            if i < consts:
-                body.append(operand)
-            elif i < consts + carries:
-                noise = _random(self._rng, operand.value) if _floating(operand.value) else 0
-                body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
-            else:
-                body.append(self._add(Node("slice", (operand,), lambda value: value[0])))
-        results = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], body)
+        sequences = operands[consts + carries :]
+        if any(node.path for operand in sequences if operand not in self.fed for node in self.ancestors(operand)):
+            return self._blocks(closed, length, operands, consts, carries)
+        return self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
+
+    def _body(self, closed: Any, arguments: Sequence[Node]) -> list[Node]:
+        return self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+
+    def _blocks(self, closed: Any, length: int, operands: list[Node], consts: int, carries: int) -> list[Node]:
+        """A scan over parameters: its body once. Its carry is what was handed in plus noise, so that it is like any
+        later carry."""
+        body = operands[:consts]
+        for operand in operands[consts : consts + carries]:
+            noise = _random(self._rng, operand.value) if _floating(operand.value) else 0
+            body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
+        body += [self._add(Node("member", (operand,), lambda value: value[0])) for operand in operands[len(body) :]]
+        results = self._body(closed, body)
         handed = results[:carries]
         # What a carry becomes depends on all carries of earlier steps.
-        carried = [self._add(Node("carried", (own, *handed), lambda value, *_: value)) for own in handed]
-        stacked = [
-            self._add(Node("stacked", (own,), lambda value: jnp.broadcast_to(value, (length, *jnp.shape(value)))))
-            for own in results[carries:]
-        ]
-        return carried + stacked
+        carried = [self._add(Node("carried", (carry, *handed), lambda value, *_: value)) for carry in handed]
+        return carried + [self._stacked([result], length) for result in results[carries:]]
+
+    def _recurrence(
+        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, reverse: bool
+    ) -> list[Node]:
+        """A scan over anything else, such as time: its first steps, as many as a parameter needs to reach each carry."""
+        state, steps = operands[consts : consts + carries], list[list[Node]]()
+        copies: list[list[Node]] = []
+        number = self._contractions
+        for step in range(min(length, carries + 1, STEPS)):
+            start, self._contractions = len(self.nodes), number
+            at = -1 - step if reverse else step
+            members = [
+                self._add(Node("member", (operand,), lambda value, at=at: value[at]))
+                for operand in operands[consts + carries :]
+            ]
+            results = self._body(closed, [*operands[:consts], *state, *members])
+            state = results[:carries]
+            steps.append(results[carries:])
+            copies.append(self.nodes[start:])
+        for same in list(zip(*copies, strict=True)):
+            alike = tuple(copy for node in same for copy in (node.copies or (node,)))
+            for node in same:
+                node.copies = alike
+        return state + [self._stacked(results, length, reverse) for results in zip(*steps, strict=True)]
+
+    def _stacked(self, results: Sequence[Node], length: int, reverse: bool = False) -> Node:
+        """The sequence of a body's results; the last that is in the graph stands for all later ones."""
+
+        def stack(*values: Any) -> Any:
+            rows = [*values, *([values[-1]] * (length - len(values)))]
+            return jnp.stack(rows[::-1] if reverse else rows)
+
+        return self._add(Node("stacked", tuple(results), stack))
 
     # Walking in the graph
 
@@ -258,18 +305,22 @@ class Graph:
         weights = [operand for operand in node.operands if operand not in self.fed]
         return frozenset(found.path for operand in weights for found in self.ancestors(operand) if found.path)
 
+    def parameters_of_value(self, node: Node) -> frozenset[str]:
+        """The paths of the parameters that a value depends on."""
+        return frozenset(at.path for at in self.ancestors(node) if at.path)
+
     def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on otherwise than through `stop`."""
         return frozenset(found.path for found in self.ancestors(node, stop) if found.path)
 
     # Finding the values that factors multiply
 
-    def branches(self) -> Iterator[tuple[Node, Node]]:
-        """(branch, the value that it is computed from) of every residual addition. The skip is that value itself; the
-        sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where
-        the branch has more of them and is not linear."""
+    def branches(self) -> Iterator[tuple[Node, Node, Node]]:
+        """(branch, the value that it is computed from, the skip) of every residual addition. The skip is that value
+        itself; the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight
+        layer, where the branch has more of them and is not linear."""
         for node in self.nodes:
-            if node.op not in ADDITIONS or any(o.shape != node.shape for o in node.operands):
+            if node.op not in ADDITIONS or not node.is_last_copy or any(o.shape != node.shape for o in node.operands):
                 continue
             one, other = node.operands
             if one not in self.fed or other not in self.fed or one is other:
@@ -281,7 +332,7 @@ class Graph:
             # The skip itself rather than a summand of it, and what is between them rather than what is before both.
             branch, start = min(pairs, key=lambda pair: (pair[1] not in (one, other), len(self.ancestors(*pair))))
             if self.parameters_between(branch, start):
-                yield branch, start
+                yield branch, start, start
 
     def _summands(self, total: Node, value: Node) -> list[Node]:
         """What a value is computed from: `total`, if it is, or else those of its summands that are, the outermost."""
@@ -294,7 +345,7 @@ class Graph:
                 todo += [operand for operand in at.operands if operand in self.fed]
         return found
 
-    def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node]]:
+    def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node, Node]]:
         """A residual addition whose skip is a projection."""
         common = self.ancestors(one) & self.ancestors(other) & self.fed
         if not common:
@@ -303,7 +354,7 @@ class Graph:
         layers = {node: self._layers(node, fork) for node in (one, other)}
         skip, branch = sorted((one, other), key=layers.__getitem__)
         if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
-            yield branch, fork
+            yield branch, fork, skip
 
     def _layers(self, node: Node, start: Node) -> int:
         """The largest number of weight layers on a path from `start` to a value."""
@@ -328,7 +379,7 @@ class Graph:
         for node in self.nodes:
             if node.op in SOFTMAX or (node.op in GATES and self._products_next_to(node, "consumers")):
                 for product in self._products_next_to(node, "operands"):
-                    if product not in seen:
+                    if product not in seen and product.is_last_copy:
                         seen.add(product)
                         query, key = self._multiplied(product)
                         yield query, key, product
@@ -359,15 +410,37 @@ class Graph:
             contracts = node.op == "dot_general"
         return node.operands if contracts and all(operand in self.fed for operand in node.operands) else ()
 
-    def readout(self) -> Node:
-        """The logits without the bias that is added to them last: the output factor does not multiply it."""
-        node = self.output
-        while node.op in ("add", "convert_element_type", "reshape", "copy"):
-            fed = [operand for operand in node.operands if operand in self.fed]
-            if len(fed) != 1:
+    def readouts(self) -> list[tuple[Node, Parts | None]]:
+        """(logits of a head without the bias that is added last, the parameters in which they are homogeneous) of each
+        head: the output factor multiplies neither biases nor what becomes of logits, as in a soft cap."""
+        heads = self._heads(self.output)
+        places = [self._before_caps(head) for head in heads]
+        if len(heads) > 1 and any(parts is None for _, parts in places):
+            return [(self.output, self.parts(self.output))]
+        return places
+
+    def _heads(self, node: Node) -> list[Node]:
+        operands = [operand for operand in node.operands if operand in self.fed]
+        if node.op == "concatenate" and len(operands) > 1:
+            return [head for operand in operands for head in self._heads(operand)]
+        if len(operands) == 1 and node.op in ("add", "convert_element_type", "reshape", "copy", "broadcast_in_dim",
+                                              "squeeze", "concatenate", "transpose"):  # fmt: skip
+            return self._heads(operands[0])
+        return [node]
+
+    def _before_caps(self, node: Node) -> tuple[Node, Parts | None]:
+        parts = self.parts(node)
+        while parts is None and not self.weighs(node):
+            operands = {operand for operand in node.operands if operand in self.fed}
+            if len(operands) != 1:
                 break
-            (node,) = fed
-        return node
+            (node,) = operands
+            parts = self.parts(node)
+        return node, parts
+
+    def weights(self) -> frozenset[str]:
+        """The paths of the parameters that products apply to activations: matrices and kernels, no norms or biases."""
+        return frozenset[str]().union(*(self.parameters_of(node) for node in self.nodes if self.weighs(node)))
 
     # Parameters in which a value is homogeneous
 
@@ -397,7 +470,7 @@ class Graph:
             elif at.op in SUMS:  # every operand that is not 0 must double
                 operands = at.operands[1:] if at.op == "select_n" else at.operands
                 found = {frozenset(): 0}
-                for operand in (o for o in operands if not _zero(o)):
+                for operand in (o for o in dict.fromkeys(operands) if not _zero(o)):
                     pairs = itertools.product(found.items(), of.get(operand, {}).items())
                     found = _nearest((one | other, a + b) for (one, a), (other, b) in pairs)
             else:  # one operand must double
@@ -408,10 +481,12 @@ class Graph:
 
     def _doubles_alone(self, node: Node, parts: Parts) -> bool:
         """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
-        values = self._changed(self._doubled(parts), self.ancestors(node), cut=node)
+        copies = node.copies or (node,)
+        values = self._changed(self._doubled(parts), set().union(*map(self.ancestors, copies)), cut=copies)
         if values is None or node not in values:
             return False
-        return bool(np.array_equal(values[node], 2 * np.asarray(node.value)) and np.any(node.value))
+        alike = all(np.array_equal(values.get(at, at.value), 2 * np.asarray(at.value)) for at in copies)
+        return alike and bool(np.any(node.value))
 
     def doubles(self, node: Node, parts: Parts) -> bool:
         """Whether a value doubles with these parameters, whatever else changes."""
@@ -425,7 +500,7 @@ class Graph:
             doubled[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
         return doubled
 
-    def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Node | None = None) -> Any:
+    def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Sequence[Node] = ()) -> Any:
         """{value: its new number} of all values that change with these. What is behind `cut` sees its old number.
 
         None as soon as a value changes that is not allowed to.
@@ -433,11 +508,11 @@ class Graph:
         values = dict(changes)
         todo = self._descendants(changes) - changes.keys()
         for node in sorted(todo, key=self.order.__getitem__):
-            if not any(operand in values and operand is not cut for operand in node.operands):
+            if not any(operand in values and operand not in cut for operand in node.operands):
                 continue
-            if cut is None and node not in allowed:
+            if not cut and node not in allowed:
                 continue
-            new = node.evaluate(*(o.value if o is cut else values.get(o, o.value) for o in node.operands))
+            new = node.evaluate(*(o.value if o in cut else values.get(o, o.value) for o in node.operands))
             if np.array_equal(new, node.value, equal_nan=True):
                 continue
             if node not in allowed:
@@ -463,7 +538,7 @@ class Graph:
         masks = {}
         for leaf, gradient in zip(leaves, pull(jnp.asarray(weights))[0], strict=True):
             mask = np.asarray(gradient) != 0
-            if any(consumer.op == "slice" for consumer in leaf.consumers):  # the test sees the first block alone
+            if any(consumer.op == "member" for consumer in leaf.consumers):  # the test sees the first block alone
                 mask = np.broadcast_to(mask[:1], mask.shape)
             masks[leaf.path] = None if mask.all() else mask
         return masks
@@ -492,4 +567,4 @@ def _floating(value: Any) -> bool:
 
 
 def _zero(node: Node) -> bool:
-    return node.op in ("constant", "broadcast_in_dim") and not np.any(node.value)
+    return not np.any(node.value)

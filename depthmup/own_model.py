@@ -18,10 +18,11 @@ from depthmup import optim
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrapped
-from depthmup.forward import Site, check_readout, features, place, sites
+from depthmup.forward import Site, check_readout, features, place, places, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.graph import ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
+from depthmup.infer.overrides import placed_by
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
 from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
@@ -115,8 +116,11 @@ def setup(
 
     @functools.cache
     def specs_at(width: int, depth: int) -> PyTree:
-        def inside() -> frozenset[str]:
-            return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
+        def inside() -> Mapping[str, bool]:
+            return places(sites_at(depth))
+
+        def readouts() -> frozenset[str]:
+            return frozenset(path for site in sites_at(depth) if site.kind == "output" for path in site.parts or ())
 
         return infer_specs(
             zeros,
@@ -126,6 +130,7 @@ def setup(
             layout=layout or make(width, depth).layout,
             overrides=overrides,
             inside=inside,
+            readouts=readouts,
         )
 
     def at(width: int, depth: int) -> Setup:
@@ -136,7 +141,8 @@ def setup(
             model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
         else:
             own, products = p.in_form("absorbed"), contractions(*_traceable(model), *inputs)
-            specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products)
+            placed = placed_by(overrides or {}, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
+            specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products, placed)
         return Setup(own, specs, model, correction, at, told)
 
     told = set[str]()
@@ -203,7 +209,8 @@ def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
     if attends and not hasattr(model.made, "head_dim") and acts("attention"):
         raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
     if "output" in p.kinds:
-        check_readout(specs, plain.parts(plain.readout()) or ())
+        for _, parts in plain.readouts():
+            check_readout(specs, parts or ())
     branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
     there = {"branch": branches, "output": True, "attention": attends}
     ignored = [kind for kind in p.kinds if there[kind] and not acts(kind)]

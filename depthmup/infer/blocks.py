@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping
 
 from depthmup.infer import names
 from depthmup.infer.overrides import Override, Unclear
-from depthmup.infer.paths import Tokens, indices, starred, tokenize
+from depthmup.infer.paths import Tokens, indices, starred, tied, tokenize
 from depthmup.specs import Shape
 
 
 class Blocks:
     """The lists of blocks of a model.
 
-    A path with one index replaced by '*' is a *star*. The base tree has a star's leaves at depth d, the deep tree at
-    2d: twice as many leaves are a list of blocks. An *element* of a list is all that has the same index there.
+    A path with one index replaced by '*' is a *star* (or with all that are equal, if no single one repeats). The base
+    tree has a star's leaves at depth d, the deep tree at 2d: twice as many leaves are a list of blocks. An *element* of
+    a list is all that has the same index there.
 
     grow: the axes of each leaf that grow with width.
     """
@@ -30,8 +31,8 @@ class Blocks:
         self.base, self.deep, self.grow = base, deep, grow
         self.tokens = tokenize({**base, **deep})
         trees = [[(self.tokens[name], shape) for name, shape in tree.items()] for tree in (base, deep)]
-        self.counts = [Counter(starred(path, i) for path, _ in tree for i in range(len(path))) for tree in trees]
-        self.shaped = [Counter((starred(path, i), s) for path, s in tree for i in range(len(path))) for tree in trees]
+        self.counts = [Counter(star for path, _ in tree for star in _stars(path)) for tree in trees]
+        self.shaped = [Counter((star, s) for path, s in tree for star in _stars(path)) for tree in trees]
         members = [{path[: i + 1] for path, _ in tree for i in indices(path)} for tree in trees]
         self.shifting = {path[:-1] for path in members[1] - members[0]}  # lists that gain members
         self.explained: set[Tokens] = set()  # stars that are known to run over blocks
@@ -66,15 +67,16 @@ class Blocks:
             self.explained.update(starred(path, i) for i in self._positions(name))
             return False
         ambiguous = []
-        for i in self._positions(name):
+        for i in [*self._positions(name), *tied(path)]:
             star = starred(path, i)
             a, b, a_shape, b_shape = self._count(star, shape)
             if b == 2 * a or b_shape == 2 * a_shape:
                 self.explained.add(star)
-                return self._is_block(name, i)
+                return self._is_block(name, i % len(path))
             if b > a and b_shape > a_shape:
                 ambiguous.append((star, a, b))
         if ambiguous:
+            self.explained.update(star for star, *_ in ambiguous)  # whoever is asked now decides for all of them
             star, a, b = ambiguous[0]
             raise Unclear(
                 f"{name} {shape}: cannot tell whether it is one of the blocks: {'/'.join(map(str, star))} "
@@ -84,12 +86,18 @@ class Blocks:
             )
         return False
 
+    def repeats_otherwise(self, name: str) -> bool:
+        """Whether a list that gains members has the leaf, but not in this shape in its new members: a block at the border
+        of two stages, or a readout at the end of the list."""
+        counts = [self._count(starred(self.tokens[name], i), self.base[name]) for i in self._positions(name)]
+        return not names.is_shortcut(name) and any(b > a and b != 2 * a for a, b, *_ in counts)
+
     def unexplained(self, rules: Mapping[str, Override]) -> list[str]:
         """The parameters that more depth adds, but that repeat none of the blocks found."""
         result = []
         for name in self.deep.keys() - self.base.keys() - rules.keys():
             path = self.tokens[name]
-            stars = [starred(path, i) for i in self._positions(name)]
+            stars = [starred(path, i) for i in [*self._positions(name), *tied(path)]]
             # In a list that gains members, a leaf that only some have may stand elsewhere: nothing is added.
             moved = any(path[:i] in self.shifting and self._gains_nothing(starred(path, i)) for i in indices(path))
             if not (moved or self.explained.intersection(stars) or self.deep[name] in self.settled):
@@ -187,3 +195,7 @@ class Blocks:
             and max(self._without(other, axes)) > 1
             for other in element
         )
+
+
+def _stars(path: Tokens) -> list[Tokens]:
+    return [starred(path, i) for i in [*range(len(path)), *tied(path)]]

@@ -10,7 +10,7 @@ from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
-from depthmup.infer.roles import Leaf, Roles, fans, told_role
+from depthmup.infer.roles import Leaf, Roles, axes_for, fans, told_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.parameterization import unknown
 from depthmup.specs import ParamSpec, PyTree, SpecError
@@ -24,7 +24,8 @@ def infer_specs(
     residual: bool = True,
     layout: str | None = None,
     overrides: Mapping[str, str] | None = None,
-    inside: Callable[[], Collection[str]] | None = None,
+    inside: Callable[[], Mapping[str, bool]] | None = None,
+    readouts: Callable[[], Collection[str]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -41,10 +42,12 @@ def infer_specs(
         all that shapes say. A role, "branch" or "trunk" (inside or outside a residual branch), or both as
         "branch/ROLE"; axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
-      inside: () -> the paths of the parameters inside residual branches, asked where shapes cannot tell.
+      inside: () -> {path: whether it is inside a residual branch} of the parameters of which the forward pass tells,
+        asked where shapes cannot.
+      readouts: () -> the paths of the parameters in which the logits are homogeneous, asked likewise.
 
-    Only one parameter may look like a readout (which the output factor multiplies); where several do, overrides must
-    say what each is.
+    Without `readouts` only one parameter may look like a readout (which the output factor multiplies); where several
+    do, overrides must say what each is.
 
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
     arguments. Warns of an override whose role needs other axes to grow than those that do.
@@ -63,7 +66,7 @@ def infer_specs(
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
     found = _roles(roles, rules, branch, unclear)
-    _check_readouts(found, told, unclear)
+    _readouts(roles, found, told, branch, readouts, unclear)
     if residual:
         _check_depth(blocks, rules, found, unclear)
     if unclear.reasons:
@@ -73,7 +76,7 @@ def infer_specs(
                   stacked[name])
         for name, (role, axes) in found.items()
     ]  # fmt: skip
-    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside)
+    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside, readouts)
     return jax.tree.unflatten(shapes.structure, specs)
 
 
@@ -112,27 +115,30 @@ def _places(
     blocks: Blocks,
     rules: Mapping[str, Override],
     residual: bool,
-    inside: Callable[[], Collection[str]] | None,
+    inside: Callable[[], Mapping[str, bool]] | None,
     unclear: _Unclear,
 ) -> tuple[dict[str, int | None], dict[str, bool]]:
     """({path: stack axis}, {path: whether it is in a branch})"""
     stacked: dict[str, int | None] = {}
     branch: dict[str, bool] = {}
     for name in blocks.base:
-        place = rules.get(name, Override()).place
-        stacked[name], branch[name] = None, place == "branch"
+        told = rules.get(name, Override()).place
+        stacked[name], branch[name] = None, told == "branch"
         try:
             stacked[name] = blocks.axis(name)
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
-            if place is None and residual:
+            if told is None and residual:
                 branch[name] = unclear.ask(name, error) == "branch"
             continue
-        if place is None and residual:
+        if told is None and residual:
             try:
                 in_stack = stacked[name] is not None and not names.is_shortcut(name)
                 branch[name] = in_stack or blocks.contain(name)
+                if not branch[name] and inside and blocks.repeats_otherwise(name):
+                    branch[name] = inside().get(name, False)
             except Unclear as error:
-                branch[name] = name in inside() if inside else unclear.ask(name, error) == "branch"
+                place = inside().get(name) if inside else None
+                branch[name] = unclear.ask(name, error) == "branch" if place is None else place
     return stacked, branch
 
 
@@ -161,18 +167,33 @@ def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, boo
     return found
 
 
-def _check_readouts(found: Roled, told: set[str], unclear: _Unclear) -> None:
-    """Only one parameter may look like the readout."""
-    readouts = [name for name, (role, _) in found.items() if role == "readout" and name not in told]
-    if len(readouts) > 1:
-        unclear.reasons.append(
-            f"{' and '.join(readouts)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
-            "not, 'input' is an embedding"
-        )
-        last = max(readouts, key=lambda name: (names.is_last(name), not names.is_first(name)))
-        for name in readouts:
-            unclear.names.add(name)
-            found[name] = ("readout" if name == last else "output", "")
+def _readouts(
+    roles: Roles,
+    found: Roled,
+    told: set[str],
+    branch: Mapping[str, bool],
+    stored: Callable[[], Collection[str]] | None,
+    unclear: _Unclear,
+) -> None:
+    """Readouts are what stores the output factor: several heads, or a kernel with one input and one output channel.
+    Without a forward pass, only one parameter may look like one."""
+    looks = [name for name, (role, _) in found.items() if role == "readout" and name not in told]
+    if stored is not None and not looks:
+        single = [name for name, (role, _) in found.items() if role == "vector" and roles.leaves[name].is_kernel
+                  and not branch[name] and name not in told]  # fmt: skip
+        for name in set(single).intersection(stored() if single else ()):
+            found[name] = ("readout", axes_for("readout", roles.leaves[name], roles))
+    if len(looks) < 2 or (stored is not None and set(looks) <= set(stored())):
+        return
+    unclear.reasons.append(
+        f"{' and '.join(looks)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
+        "not, 'input' is an embedding"
+    )
+    heads = set(looks).intersection(stored() if stored is not None else ())
+    heads = heads or {max(looks, key=lambda name: (names.is_last(name), not names.is_first(name)))}
+    for name in looks:
+        unclear.names.add(name)
+        found[name] = ("readout" if name in heads else "output", "")
 
 
 def _check_depth(blocks: Blocks, rules: Mapping[str, Override], found: Roled, unclear: _Unclear) -> None:

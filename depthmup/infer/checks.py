@@ -49,13 +49,15 @@ def check_whole(
     rules: Mapping[str, Override],
     flat: bool,
     layout: str,
-    inside: Callable[[], Collection[str]] | None,
+    inside: Callable[[], Mapping[str, bool]] | None,
+    stored: Callable[[], Collection[str]] | None,
 ) -> None:
-    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth. inside:
-    as in `infer_specs`."""
+    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth. inside,
+    stored: as `inside` and `readouts` of `infer_specs`."""
     of_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
     if flat and of_role["hidden"] and not any(s.in_branch for s in specs):
-        shared = (inside and sorted(inside())) or [s.path for s in of_role["hidden"]]
+        places = inside() if inside else {}
+        shared = sorted(path for path in places if places[path]) or [s.path for s in of_role["hidden"]]
         shared_in_branch = globs(dict.fromkeys(shared, "branch"), [s.path for s in specs])
         raise SpecError(
             "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
@@ -66,14 +68,15 @@ def check_whole(
     body = of_role["hidden"] or of_role["output"]
     outside = [s for s in inputs if not s.in_branch]
     if body and outside and not readouts:
-        tied = any(names.is_embedding(s.path) or s.path in settled for s in outside)
+        tied = any(names.is_embedding(s.path) or s.path in settled for s in outside) or bool(stored and stored())
         if not tied and not any(rule.role == "output" and rule.place != "branch" for rule in rules.values()):
             raise SpecError(
                 f"no parameter looks like a readout. If {outside[0].path} is a tied embedding, or the network has no "
                 f"readout, say so: overrides={{{outside[0].path!r}: 'input'}}; else say which one it is: "
                 "overrides={PATH: 'readout'}"
             )
-    if layout == "out_in" and body and not inputs and readouts and readouts[0].path not in settled:
+    sure = settled.union(stored() if stored and readouts else ())
+    if layout == "out_in" and body and not inputs and readouts and readouts[0].path not in sure:
         path = readouts[0].path
         raise SpecError(
             f"no parameter looks like a read-in. If {path} {readouts[0].shape} is an embedding (vocabulary, width), "

@@ -42,6 +42,12 @@ def match(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Ove
     return rules
 
 
+def placed_by(overrides: Mapping[str, str], names: Iterable[str]) -> set[str]:
+    """The parameters whose place an override says."""
+    patterns = [pattern for pattern, value in overrides.items() if _parse(pattern, value).place]
+    return {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+
+
 def _parse(pattern: str, value: str) -> Override:
     words, _, axes = value.partition(" ")
     if value and set(value) <= set(AXES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 
 Tokens = tuple[str | int, ...]  # a path as names and indices; '*' stands for any index
 
@@ -13,12 +14,15 @@ def tokenize(names: Iterable[str]) -> dict[str, Tokens]:
     ('layer', 3, 'attn').
 
     A name without a number gets the number 0 where the same name also occurs with numbers, but not with 0 (Haiku:
-    block, block_1, ...).
+    block, block_1, ...). Names that differ in a last letter, which runs from a on, are numbered by it: blocka, blockb.
     """
+    names = list(names)
+    letters = _lettered(names)
     split: dict[str, Tokens] = {}
     for name in names:
         parts = [part.strip("_") for part in re.split(r"[/.]|(\d+)", name) if part]
-        split[name] = tuple(int(part) if part.isdigit() else part for part in parts if part)
+        split[name] = tuple(x for part in parts if part for x in letters.get(part, (part,)))
+        split[name] = tuple(int(x) if isinstance(x, str) and x.isdigit() else x for x in split[name])
     numbers: dict[Tokens, set[int]] = {}
     for path in split.values():
         for i, token in enumerate(path[1:], 1):
@@ -34,8 +38,30 @@ def tokenize(names: Iterable[str]) -> dict[str, Tokens]:
     return {name: numbered(path) for name, path in split.items()}
 
 
+def _lettered(names: Iterable[str]) -> dict[str, Tokens]:
+    """{part of a path: (its stem, its number)} of parts that are a stem and a letter from a on, three of them or more."""
+    parts = sorted({part for name in names for part in re.split(r"[/.]", name) if re.fullmatch(r"\w*[a-z]{2}", part)})
+    series = {stem: list(same) for stem, same in groupby(parts, key=lambda part: part[:-1])}
+    return {
+        part: (stem.strip("_"), ord(part[-1]) - ord("a"))
+        for stem, same in series.items()
+        if len(same) > 2 and "".join(part[-1] for part in same) == "abcdefghijklmnopqrstuvwxyz"[: len(same)]
+        for part in same
+    }
+
+
 def starred(path: Tokens, position: int) -> Tokens:
-    return (*path[:position], "*", *path[position + 1 :])
+    """The path with '*' for an index; at a negative position for all indices that are equal to this one, as in
+    ("norm", "*", "up", "*", "scale") for a wrapper and what it wraps, which are numbered alike."""
+    if position >= 0:
+        return (*path[:position], "*", *path[position + 1 :])
+    return tuple("*" if token == path[position] else token for token in path)
+
+
+def tied(path: Tokens) -> list[int]:
+    """The negative position of an index that a path has several times."""
+    repeated = [i - len(path) for i in indices(path) if path.count(path[i]) > 1]
+    return repeated[:1]
 
 
 def indices(path: Tokens) -> list[int]:

@@ -30,6 +30,11 @@ class Leaf(NamedTuple):
     def shape(self) -> Shape:
         return tuple(size for size, _ in self.sizes)
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it may be the kernel of one input and one output channel, such as (1, N, 1)."""
+        return len(self.sizes) > 1 and not names.is_vector(self.path)
+
 
 class Roles:
     """Roles in a model of these leaves, in a layout "in_out" or "out_in"."""
@@ -180,7 +185,7 @@ def told_role(name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles,
         raise SpecError(said)
     if growing != needed and growing <= 2:
         warnings.warn(said, UserWarning, stacklevel=4)
-    return rule.role, axes or _axes_for(rule.role, leaf, roles)
+    return rule.role, axes or axes_for(rule.role, leaf, roles)
 
 
 def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
@@ -233,7 +238,7 @@ def _own_axes(name: str, axes: str, shape: Shape, count: int) -> str:
     return own
 
 
-def _axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
+def axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
     """The axes of a leaf of this role: as shapes have them, or the other way round if the role says so."""
     try:
         axes = roles.axes(leaf)
