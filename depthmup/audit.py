@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import jax
+import jax.extend
 import numpy as np
 
+from depthmup.init_std import InitProgram, Std, spread, traced
 from depthmup.parameterization import Parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
-# The initializers run once: compiling them for a CPU with all optimizations takes longer than they run.
+# Initializers that are run are run once: compiling them for a CPU with all optimizations takes longer.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+LARGEST = 2**24  # entries of an initializer that is run
 ERRORS = 5.0  # standard errors of sampling that a slope may be off
 
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-    """The init of one parameter. width, depth: slopes of log2(standard deviation) per doubling; needed: the slope over
-    width that its role needs (over depth it is 0). factor: what it must be multiplied by."""
+    """The init of one parameter. std: its standard deviation at the shape of the specs. width, depth: slopes of
+    log2(std) per doubling, at the anchor; needed: the slope over width that its role needs (over depth it is 0).
+    factor: what the parameter must be multiplied by."""
 
     path: str
     role: str
@@ -80,9 +85,8 @@ def audit_init(
     init_fn: Callable[[int, int], PyTree],
     *,
     anchor: tuple[int, int] | None = None,
-    jit: bool = True,
 ) -> InitAudit:
-    """Measure the standard deviation of each parameter at the specs' shape (w, d), at (2w, d) and at (w, 2d).
+    """How the standard deviation of each parameter goes with width and depth: at the anchor (w, d), (2w, d), (w, 2d).
 
     `rescale` takes for granted that weights start with sigma / sqrt(fan_in) for a sigma that no size changes, and all
     else (read-ins, embeddings, biases, norms, parameters of fixed size) with a constant (docs/rules.md section 0). So
@@ -91,62 +95,100 @@ def audit_init(
     scaled already, or that is divided by sqrt(depth) while the parameterization has a branch factor too. Parameters
     that start constant (zeros, ones) pass.
 
+    The program of init_fn is traced and evaluated on a sample of each parameter (`InitProgram.stds`): nothing of the
+    size of the parameters is made. An initializer that is no elementwise function of random numbers, such as an
+    orthogonal one, is run at the anchor, and goes on to the shape of the specs as its slopes say.
+
     Args:
-      init_fn: (width, depth) -> parameters, as for `infer_specs`, but computed; what `rescale` is given.
+      init_fn: (width, depth) -> parameters, as for `infer_specs`; what `rescale` is given.
       anchor: (width, depth) at which the init is right as it is; by default the base shape where hyperparameters were
         tuned, or the specs' shape if the base width is 1 (the absolute form).
-      jit: whether to compile init_fn. That pays where it runs a forward pass, which compilation drops, as Linen's and
-        Haiku's do. Compiling the initializers of a long list of blocks takes minutes: computed one by one, which False
-        asks for, those of the first block are compiled for all.
 
-    The factor of a parameter that is off is what it needs at the specs' shape, relative to the init at the anchor. A
-    parameter of n numbers has slopes with the error 1 / (sqrt(n) ln 2), so that small ones pass with large errors.
-    Raises SpecError if init_fn(w, d) is not what the specs describe.
+    The factor of a parameter that is off is what it needs at the specs' shape, relative to the init at the anchor. An
+    initializer that was run has slopes with the error 1 / (sqrt(n) ln 2) of its n numbers, so that small ones pass with
+    large errors. Raises SpecError if init_fn(w, d) is not what the specs describe.
     """
     leaves: list[ParamSpec] = jax.tree.leaves(specs, is_leaf=is_spec)
-    w, d = leaves[0].width, leaves[0].depth
-    start = anchor or ((p.base_width, p.base_depth) if p.base_width > 1 else (w, d))
-    check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(w, d))))
-    here, wide, deep = (_measured(init_fn, *shape, jit) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
-    there = here if start == (w, d) else _measured(init_fn, *start, jit)
-    alike = {starred(path): at for path, at in there.items()}  # a shallower anchor lacks the last blocks
-    rows = []
-    for spec in leaves:
-        std, count = here[spec.path]
-        needed = -0.5 if spec.role in FAN_IN else 0.0
-        deeper, blocks = deep.get(spec.path, here[spec.path]), 1 if spec.stack_axis is None else 2
-        # Automatic names shift with depth: then the same path is another parameter there.
-        slopes = (_slope(std, wide[spec.path][0]), _slope(std, deeper[0]) if deeper[1] == blocks * count else 0.0)
-        at_start = there.get(spec.path, alike.get(starred(spec.path), (std, count)))[0]
-        allowed = TOLERANCE + ERRORS / math.sqrt(count) / math.log(2)
-        ok = abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed
-        factor = 1.0 if ok or not std else at_start / std * (w / start[0]) ** needed
-        rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
-    return InitAudit(tuple(rows), start)
+    check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(leaves[0].width, leaves[0].depth))))
+    return Initializers(lambda width, depth: traced(lambda: init_fn(width, depth))).audit(p, specs, anchor)
 
 
-def _measured(init_fn: Callable[[int, int], PyTree], width: int, depth: int, jit: bool) -> dict[str, tuple[float, int]]:
-    """{path: (standard deviation, number of elements)}"""
-    treedef = []
+@dataclasses.dataclass(eq=False)
+class Initializers:
+    """A model's initializers at any shape. program: (width, depth) -> the traced init."""
 
-    def init() -> list[jax.Array]:
-        leaves, structure = jax.tree.flatten(parameters_only(init_fn(width, depth)))
-        treedef.append(structure)
-        return leaves
+    program: Callable[[int, int], InitProgram]
 
-    options = QUICK if jax.default_backend() == "cpu" else None
-    leaves = jax.jit(init, compiler_options=options)() if jit else init()
-    params = jax.tree.unflatten(treedef[0], leaves)
-    result = {}
-    for path, leaf in zip(flatten_shapes(params)[0], jax.tree.leaves(params), strict=True):
-        values = np.asarray(leaf)
-        exact = values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
-        result[path] = (float(exact.std()), values.size)
-    return result
+    def __post_init__(self) -> None:
+        self.stds = functools.cache(lambda width, depth: self.program(width, depth).stds())
+        self.measured = functools.cache(self._measured)
+
+    def audit(self, p: Parameterization, specs: PyTree, anchor: tuple[int, int] | None = None) -> InitAudit:
+        """`audit_init`"""
+        leaves: list[ParamSpec] = jax.tree.leaves(specs, is_leaf=is_spec)
+        width, depth = leaves[0].width, leaves[0].depth
+        w, d = anchor or ((p.base_width, p.base_depth) if p.base_width > 1 else (width, depth))
+        start, wide, deep = (self.measured(*shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
+        target = start if (w, d) == (width, depth) else self.stds(width, depth)
+        rows = []
+        for spec in leaves:
+            needed = -0.5 if spec.role in FAN_IN else 0.0
+            std = target[spec.path].value
+            path = _at_anchor(spec, start, {1, width / w, depth / d})
+            if path is None or start[path].value is None:  # the anchor has no such parameter, or it is too large to run
+                rows.append(Init(spec.path, spec.role, std or 0.0, needed, needed, 0.0, True, 1.0))
+                continue
+            value, entries, shape = start[path].value or 0.0, start[path].entries, start[path].shape
+            blocks = 1 if spec.stack_axis is None else 2
+            # Automatic names shift with depth: then the same path is another parameter there.
+            same = path in deep and math.prod(deep[path].shape) == blocks * math.prod(shape)
+            slopes = _slope(value, wide[path].value), _slope(value, deep[path].value) if same else 0.0
+            if std is None:
+                std = value * (width / w) ** slopes[0] * (depth / d) ** slopes[1]
+            allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
+            constant = not value and not wide[path].value  # such as a kernel of zeros
+            ok = constant or (abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed)
+            factor = 1.0 if ok or not std else value / std * (width / w) ** needed
+            rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
+        return InitAudit(tuple(rows), (w, d))
+
+    def _measured(self, width: int, depth: int) -> dict[str, Std]:
+        """`stds`; what the program does not tell is run, one of each kind of parameter, up to LARGEST entries."""
+        stds = self.stds(width, depth)
+        kinds = {
+            (starred(path), std.shape): path
+            for path, std in stds.items()
+            if std.value is None and math.prod(std.shape) <= LARGEST
+        }
+        if not kinds:
+            return stds
+        chosen, closed = sorted(kinds.values()), self.program(width, depth).closed
+
+        def run() -> list[jax.Array]:
+            of = dict(zip(stds, jax.extend.core.jaxpr_as_fun(closed)(), strict=False))
+            return [of[path] for path in chosen]
+
+        options = QUICK if jax.default_backend() == "cpu" else None
+        values = [np.asarray(leaf) for leaf in jax.jit(run, compiler_options=options)()]
+        ran = {path: Std(spread(value), value.size, value.shape) for path, value in zip(chosen, values, strict=True)}
+        same = {kind: ran[path] for kind, path in kinds.items()}
+        return {path: same.get((starred(path), std.shape), std) for path, std in stds.items()}
 
 
-def _slope(small: float, large: float) -> float:
+def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], ratios: Collection[float]) -> str | None:
+    """The path of a parameter at the anchor, where a shallower model lacks the last blocks: one of the same kind, whose
+    axes have sizes that differ by these ratios alone."""
+
+    def fits(path: str) -> bool:
+        shape = start[path].shape
+        return len(shape) == len(spec.shape) and all(a / b in ratios for a, b in zip(spec.shape, shape, strict=True))
+
+    alike = [path for path in start if starred(path) == starred(spec.path)]
+    return next((path for path in [spec.path, *alike] if path in start and fits(path)), None)
+
+
+def _slope(small: float | None, large: float | None) -> float:
     """log2 of the ratio; 0 where both are constant, infinite where one is."""
-    if small == large:
+    if not small and not large:
         return 0.0
-    return math.log2(large / small) if small and large else math.copysign(math.inf, large - small)
+    return math.log2(large / small) if small and large else math.copysign(math.inf, (large or 0) - (small or 0))

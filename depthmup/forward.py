@@ -26,11 +26,11 @@ class Site:
     """A value that a factor multiplies.
 
     kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
-    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end. skip: of a
-    branch, those that project what it is added to. before: of a branch, those that act on its beginning.
-    weights: those of `parts` that products apply to activations, no norms or biases. head_dim, product: of an attention,
-    the head size and the number of its product in `contractions`. where: the operation that ends the value, for messages;
-    one of CLOSED if the value is inside, where it cannot be seen.
+    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end. skip:
+    of a branch, those that project what it is added to. before: of a branch, those that act on its beginning. weights:
+    of an output, all parameters that products alone apply to activations (`Graph.weights`). head_dim, product: of an
+    attention, the head size and the number of its product in `contractions`. where: the operation that ends the value,
+    for messages; one of CLOSED if the value is inside, where it cannot be seen.
     """
 
     kind: str
@@ -105,9 +105,9 @@ def place(
 
 
 def places(found: Sequence[Site]) -> dict[str, bool]:
-    """{path: whether it is inside a branch} of the parameters inside branches, of the projections of what these are added
-    to, and of those that act before the first branch or behind the last. What else acts between two branches, as a norm
-    after the sum does, is in none, and may be of each block all the same: nothing is said of it."""
+    """{path: whether it is inside a branch} of the parameters inside branches, of the projections of what these are
+    added to, and of those that act before the first branch or behind the last. What else acts between two branches, as
+    a norm after the sum does, is in none, and may be of each block all the same: nothing is said of it."""
     branches = [site for site in found if site.kind == "branch"]
     inside = frozenset[str]().union(*(site.inside for site in branches))
     outside = frozenset[str]().union(*(site.skip for site in branches))
@@ -119,7 +119,9 @@ def places(found: Sequence[Site]) -> dict[str, bool]:
 def repeated(found: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     """The branches that repeat with depth: the factor goes into a parameter that does, or where it has no place, one
     that does is inside. in_branch: the parameters that repeat with depth."""
-    return [site for site in found if site.kind == "branch" and any(path in in_branch for path in site.parts or site.inside)]
+    return [
+        site for site in found if site.kind == "branch" and any(path in in_branch for path in site.parts or site.inside)
+    ]
 
 
 def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]) -> None:
@@ -138,8 +140,9 @@ def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], pl
         )
     if outside:
         raise ForwardError(
-            "these parameters repeat with depth, but in the forward pass they are in no residual branch, as norms after "
-            f"the sum are; if the forward pass is right, pass overrides={globs(outside, leaves)} to setup or infer_specs"
+            "these parameters repeat with depth, but in the forward pass they are in no residual branch, as norms "
+            "after the sum are; if the forward pass is right, pass "
+            f"overrides={globs(outside, leaves)} to setup or infer_specs"
         )
 
 
@@ -222,7 +225,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     found += [Site("attention", None, where=node.op) for node in softmax]
     weights = graph.weights()
     for logits, parts in graph.readouts():
-        found.append(Site("output", parts, weights=weights.intersection(parts or ()), where=logits.op))
+        found.append(Site("output", parts, weights=weights, where=logits.op))
     return found
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from depthmup.init_std import InitProgram
 from depthmup.parameterization import ForwardFactors
 from depthmup.specs import is_parameter, parameters_only
 
@@ -75,6 +76,13 @@ class Model:
         del state
         return []
 
+    def subset(self, specs: PyTree, wrt: Any) -> PyTree:
+        """The specs of the parameters that train, of NNX: its optimizers are given their type."""
+        del specs
+        raise TypeError(
+            f"wrt={wrt!r} is for NNX modules; of other models freeze parameters by optax.masked or optax.partition"
+        )
+
     @functools.cached_property
     def made(self) -> Any:
         """What the factory gives, with shapes for arrays."""
@@ -83,7 +91,20 @@ class Model:
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
         """(params, state) with shapes for arrays."""
-        return jax.eval_shape(self.init, jax.random.key(KEY))
+        return self._traced_init[1]
+
+    @functools.cached_property
+    def _traced_init(self) -> Any:
+        return jax.make_jaxpr(self.trace_init, return_shape=True)()
+
+    @property
+    def traced(self) -> InitProgram:
+        closed, (params, _) = self._traced_init
+        return InitProgram(closed, params)
+
+    def trace_init(self) -> tuple[PyTree, PyTree]:
+        """`init`, to be traced and not computed."""
+        return self.init(jax.random.key(KEY))
 
 
 class LinenModel(Model):
@@ -172,7 +193,7 @@ class NNXModel(Model):
         from flax import nnx  # here, since it is slow to load
 
         # The module takes over the variables of these trees, and may change them: it gets copies.
-        return nnx.merge(nnx.graphdef(self.made), *jax.tree.map(lambda leaf: leaf, (params, state)))
+        return nnx.merge(self._parts[0], *jax.tree.map(lambda leaf: leaf, (params, state)))
 
     def split(self, held: Any) -> tuple[PyTree, PyTree]:
         from flax import nnx
@@ -188,22 +209,54 @@ class NNXModel(Model):
         of = jax.tree.leaves(state, is_leaf=lambda variable: isinstance(variable, nnx.Variable))
         return [variable[...] for variable in of if isinstance(variable, nnx.BatchStat)]
 
-    @functools.cached_property
-    def made(self) -> Any:
+    def subset(self, specs: PyTree, wrt: Any) -> PyTree:
+        """The specs of the parameters that an NNX filter takes, such as nnx.LoRAParam."""
         from flax import nnx
 
-        def module() -> Any:
-            rngs = nnx.Rngs(KEY)
-            # At each change of a traced count NNX asks for its sharding, for whose refusal JAX searches all that was
-            # traced so far: 16 s for 48 blocks. A count that is no traced array takes 1 s; only shapes come out.
-            rngs.default.count = nnx.RngCount(np.zeros((), np.uint32), tag="default")  # type: ignore[arg-type]
-            return self.make(rngs)
+        return nnx.filter_state(specs, wrt)
 
-        return nnx.eval_shape(module)
+    def _traced(self) -> Any:
+        from flax import nnx
+
+        rngs = nnx.Rngs(KEY)
+        # At each change of a traced count NNX asks for its sharding, for whose refusal JAX searches all that was
+        # traced so far: 16 s for 48 blocks. A count that is no traced array takes 1 s.
+        rngs.default.count = nnx.RngCount(np.zeros((), np.uint32), tag="default")  # type: ignore[arg-type]
+        module = self.make(rngs)
+        # NNX takes a traced array in a plain attribute, such as a table of positions, for a constant of the module.
+        for _, node in nnx.iter_graph(module):
+            for name, value in dict(vars(node)).items() if isinstance(node, nnx.Module) else ():
+                if isinstance(value, jax.core.Tracer):
+                    setattr(node, name, nnx.data(value))
+        return module
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
+        """(graph definition, jaxpr of the init, shapes of the parameters, shapes of all other arrays)"""
+        from flax import nnx
+
+        definitions = []
+
+        def parts() -> tuple[PyTree, PyTree]:
+            definition, *trees = nnx.split(self._traced(), nnx.Param, ...)
+            definitions.append(definition)
+            return trees[0], trees[1]
+
+        closed, (params, state) = jax.make_jaxpr(parts, return_shape=True)()
+        return definitions[0], closed, params, state
+
+    @functools.cached_property
+    def made(self) -> Any:
+        return self.join(*self.shapes)
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
-        return self.split(self.made)
+        return self._traced_init[1]
+
+    @functools.cached_property
+    def _traced_init(self) -> Any:
+        _, closed, params, state = self._parts
+        return closed, (params, state)
 
 
 class PytreeModel(Model):
@@ -281,8 +334,11 @@ def adapt(
     Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
     """
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs)
+    made_by: Any = factory
+    while isinstance(made_by, functools.partial):
+        made_by = made_by.func
     # A class' own signature may be that of its metaclass, which hides the names.
-    named = inspect.signature(factory.__init__ if inspect.isclass(factory) else factory).parameters
+    named = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
     kind: type[Model] | None = None
     if "rngs" in named:
         from flax import nnx

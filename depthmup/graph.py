@@ -76,7 +76,7 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
 
     def walk(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
-            inner = _inner(equation)
+            inner = inner_jaxpr(equation)
             if inner is not None:
                 walk(inner.jaxpr if hasattr(inner, "jaxpr") else inner)
             elif equation.primitive.name in CONTRACTIONS:
@@ -86,7 +86,7 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
     return sizes
 
 
-def _inner(equation: Any) -> Any:
+def inner_jaxpr(equation: Any) -> Any:
     """The jaxpr that an equation is a call of, or that a scan repeats; None for an operation."""
     if equation.primitive.name in CLOSED:
         return None
@@ -107,7 +107,7 @@ def _operations(equation: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+def unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     """How many of a scan's operands, or results, have the same shape in its body."""
     return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
 
@@ -148,8 +148,15 @@ class Graph:
         def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
             tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
             tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
-            return apply(tree, *jax.tree.unflatten(inner, given))
+            outputs = apply(tree, *jax.tree.unflatten(inner, given))
+            names.extend(
+                f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
+                for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
+                if _floating(leaf)
+            )
+            return outputs
 
+        names = list[str]()
         closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
@@ -159,10 +166,7 @@ class Graph:
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
-            raise ForwardError(
-                f"the model must return one array of logits, it returns {len(outputs)} arrays: pass setup an output=, "
-                "such as output=lambda outputs: outputs[0]; absorb needs an apply that returns the logits alone"
-            )
+            raise ForwardError(_many(names))
         (self.output,) = floating
         alive = self.ancestors(self.output)
         self.nodes = [node for node in self.nodes if node in alive]
@@ -196,7 +200,7 @@ class Graph:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
-        name, parameters, inner = equation.primitive.name, equation.params, _inner(equation)
+        name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
         if name == "scan" and self._open_scans:
             return self._scan(equation, operands)
         if inner is not None and name != "scan":
@@ -222,8 +226,8 @@ class Graph:
         closed, length = equation.params["jaxpr"], equation.params["length"]
         # Operands are constants, carries and members of sequences; results are carries and members. A member has one
         # axis less in the body. (The parameters of the equation that say so have other names in each version of JAX.)
-        carries = _unsliced(equation.outvars, closed.jaxpr.outvars)
-        consts = _unsliced(equation.invars, closed.jaxpr.invars) - carries
+        carries = unsliced(equation.outvars, closed.jaxpr.outvars)
+        consts = unsliced(equation.invars, closed.jaxpr.invars) - carries
         sequences = operands[consts + carries :]
         if any(node.path for operand in sequences if operand not in self.fed for node in self.ancestors(operand)):
             return self._blocks(closed, length, operands, consts, carries)
@@ -249,7 +253,8 @@ class Graph:
     def _recurrence(
         self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, reverse: bool
     ) -> list[Node]:
-        """A scan over anything else, such as time: its first steps, as many as a parameter needs to reach each carry."""
+        """A scan over anything else, such as time: its first steps, as many as a parameter needs to reach each
+        carry."""
         state, steps = operands[consts : consts + carries], list[list[Node]]()
         copies: list[list[Node]] = []
         number = self._contractions
@@ -439,8 +444,11 @@ class Graph:
         return node, parts
 
     def weights(self) -> frozenset[str]:
-        """The paths of the parameters that products apply to activations: matrices and kernels, no norms or biases."""
-        return frozenset[str]().union(*(self.parameters_of(node) for node in self.nodes if self.weighs(node)))
+        """The paths of the parameters that products alone apply to activations: matrices and kernels, but no norms, no
+        biases and no embeddings, whose rows are looked up."""
+        products = (self.parameters_of(node) for node in self.nodes if self.weighs(node))
+        tables = (self.parameters_of(node) for node in self.nodes if node.op == "gather" and node in self.fed)
+        return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
 
     # Parameters in which a value is homogeneous
 
@@ -552,6 +560,19 @@ def _random(rng: np.random.Generator, like: Any) -> Any:
     if isinstance(like, jax.ShapeDtypeStruct):
         return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
     return like
+
+
+def _many(names: Sequence[str]) -> str:
+    """The message for a model that does not return one array."""
+    if not names:
+        return "the model must return an array of logits, it returns no array of real numbers: pass setup an output="
+    arrays = [name.partition(" ")[0] for name in names]
+    return (
+        f"the model must return one array of logits, it returns {len(names)}: {', '.join(names)}. Pass setup an "
+        f"output= that chooses one, such as output=lambda outputs: {arrays[0]}; for several heads all of them, "
+        f"output=lambda outputs: jnp.concatenate([{', '.join(arrays[:3])}], axis=-1). absorb needs an apply that "
+        "returns the logits alone"
+    )
 
 
 def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from depthmup import optim
-from depthmup.audit import Init, InitAudit, audit_init
+from depthmup.audit import Init, InitAudit
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrapped
-from depthmup.forward import Site, check_readout, features, place, places, sites
-from depthmup.frameworks import LinenModel, Model, adapt
-from depthmup.graph import ForwardError, Graph, contractions
-from depthmup.infer import infer_specs
-from depthmup.infer.overrides import placed_by
+from depthmup.forward import check_readout, features
+from depthmup.frameworks import LinenModel, Model
+from depthmup.graph import ForwardError, Graph
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
-from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
+from depthmup.parameterization import ForwardFactors, Parameterization, at_least_one, parameterization, unknown
+from depthmup.source import Source, traceable
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
@@ -46,6 +43,10 @@ class SetupWarning(UserWarning):
     """Something in a model contradicts the parameterization; training goes on as it is."""
 
 
+def _all(outputs: Any) -> Any:
+    return outputs
+
+
 def setup(
     name: str | Parameterization,
     factory: Callable[..., Any],
@@ -55,7 +56,7 @@ def setup(
     base: tuple[int, int] | None = None,
     options: Mapping[str, Any] | None = None,
     call: Callable[..., Any] | None = None,
-    output: Callable[[Any], jax.Array] = lambda outputs: outputs,
+    output: Callable[[Any], jax.Array] = _all,
     overrides: Mapping[str, str] | None = None,
     residual: bool = True,
     layout: str | None = None,
@@ -99,79 +100,56 @@ def setup(
     """
     _check_settings(settings)
 
-    @functools.cache
-    def make(width: int, depth: int) -> Model:
-        return adapt(factory, width, depth, inputs, options or {}, call, output)
+    p = _parameterization(name, base, settings)
+    source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
+    if base and isinstance(name, str) and "base_head_dim" not in settings and "attention" in p.kinds:
+        source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
+    m = _at(source, width, depth)
+    shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+    _warn_of_branches(p, m.specs)
+    if m.model.factors is not None:
+        _warn_of_factors(p, source.roles(*shape), source.model(*shape))
+    if fan_in_init is None:
+        _warn_of_init(source.audit(*shape))
+    return m
 
-    def init(width: int, depth: int) -> PyTree:
-        return make(width, depth).init(jax.random.key(0))[0]
 
-    def zeros(width: int, depth: int) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), make(width, depth).shapes[0])
-
-    @functools.cache
-    def sites_at(depth: int) -> list[Site]:
-        """Where the factors go, from the forward pass at the base width: it is computed, and the width may be large."""
-        return sites(*_traceable(make(p.base_width if p.base_width > 1 else width, depth)), *inputs)
-
-    @functools.cache
-    def specs_at(width: int, depth: int) -> PyTree:
-        def inside() -> Mapping[str, bool]:
-            return places(sites_at(depth))
-
-        def readouts() -> frozenset[str]:
-            return frozenset(path for site in sites_at(depth) if site.kind == "output" for path in site.parts or ())
-
-        return infer_specs(
-            zeros,
-            width=width,
-            depth=depth,
-            residual=residual,
-            layout=layout or make(width, depth).layout,
-            overrides=overrides,
-            inside=inside,
-            readouts=readouts,
-        )
-
-    def at(width: int, depth: int) -> Setup:
-        model, specs, own = make(width, depth), specs_at(width, depth), p
-        correction = audit_init(p, specs, init, jit=model.init_calls) if fan_in_init else None
-        if model.factors is not None:
-            head_dim = getattr(model.made, "head_dim", None)
-            model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
-        else:
-            own, products = p.in_form("absorbed"), contractions(*_traceable(model), *inputs)
-            placed = placed_by(overrides or {}, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
-            specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products, placed)
-        return Setup(own, specs, model, correction, at, told)
-
-    told = set[str]()
+def _parameterization(
+    name: str | Parameterization, base: tuple[int, int] | None, settings: Mapping[str, Any]
+) -> Parameterization:
     if isinstance(name, Parameterization):
         if base or settings:
             raise TypeError("the base and the settings are part of the parameterization that you give")
-        p = name
+        return name
+    if not (base is None or (isinstance(base, Sequence) and len(base) == 2)):
+        raise TypeError(f"base must be (width, depth), such as base=(64, 4), got {base!r}")
+    base_width, base_depth = base or (1, 1)
+    return parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
+
+
+def _head_size(source: Source, width: int, depth: int) -> int:
+    """The size of the heads at the base."""
+    small = source.model(width, depth)
+    if small.factors is None:
+        sizes = {site.head_dim for site in source.sites(width, depth) if site.kind == "attention" and site.head_dim}
     else:
-        if not (base is None or (isinstance(base, Sequence) and len(base) == 2)):
-            raise TypeError(f"base must be (width, depth), such as base=(64, 4), got {base!r}")
-        base_width, base_depth = base or (1, 1)
-        p = parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
-        if base and "base_head_dim" not in settings and "attention" in p.kinds:
-            small = make(*base)
-            if small.factors is None:
-                sizes = {site.head_dim for site in sites_at(depth) if site.kind == "attention" and site.head_dim}
-            else:
-                sizes = {getattr(small.made, "head_dim", 1)}
-            if len(sizes) > 1:
-                raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
-            p = dataclasses.replace(p, base_head_dim=max(sizes, default=1))
-    found = at(width, depth)
-    shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
-    _warn_of_branches(p, found.specs)
-    if found.model.factors is not None:
-        _warn_of_factors(p, specs_at(*shape), make(*shape))
-    if fan_in_init is None:
-        _warn_of_init(audit_init(p, specs_at(*shape), init, jit=found.model.init_calls))
-    return found
+        sizes = {getattr(small.made, "head_dim", 1)}
+    if len(sizes) > 1:
+        raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
+    return max(sizes, default=1)
+
+
+def _at(source: Source, width: int, depth: int) -> Setup:
+    """The model at a shape."""
+    at_least_one("width", width)
+    at_least_one("depth", depth)
+    p, model, specs = source.p, source.model(width, depth), source.specs(width, depth)
+    correction = source.audit(width, depth) if source.fan_in_init else None
+    if model.factors is None:
+        return Setup(p.in_form("absorbed"), specs, model, correction, source)
+    head_dim = getattr(model.made, "head_dim", None)
+    model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
+    return Setup(p, specs, model, correction, source)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -199,7 +177,7 @@ def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
 
     def graph(**doubled: float) -> Graph:
         factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
-        return Graph(*_traceable(dataclasses.replace(model, factors=factors)), model.inputs)
+        return Graph(*traceable(dataclasses.replace(model, factors=factors)), model.inputs)
 
     def acts(kind: str) -> bool:
         return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
@@ -247,15 +225,22 @@ class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
 
     specs: of its parameters, with the places of absorbed factors. correction: of the init, with fan_in_init=True.
+    source: what `setup` was given. A setup can be pickled if that can.
     """
 
     parameterization: Parameterization
     specs: PyTree
     model: Model
     correction: InitAudit | None
-    at: Callable[[int, int], Setup]
-    """(width, depth) -> the `Setup` of the same model at another shape, with the same base."""
-    told: set[str]  # the warnings that were given already, at any shape
+    source: Source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
+        return _at, (self.source, spec.width, spec.depth)
+
+    def at(self, width: int, depth: int) -> Setup:
+        """The same model at another shape, with the same base."""
+        return _at(self.source, width, depth)
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
@@ -275,21 +260,27 @@ class Setup:
         return self.model.apply(model, *args, **options)
 
     def optimizer(
-        self, name: str, learning_rate: optax.ScalarOrSchedule, **options: Any
+        self, name: str, learning_rate: optax.ScalarOrSchedule, *, wrt: Any = None, **options: Any
     ) -> optax.GradientTransformation:
         """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike.
 
+        wrt: of NNX, which parameters train, if not all: what `nnx.Optimizer` is given, such as nnx.LoRAParam.
+
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
-        self._warn_of_rules(optim.families_of(name, self.specs), options.get("decay") == "coupled")
-        return self._unboxed(optim.optimizer(self.parameterization, self.specs, name, learning_rate, **options))
+        specs = self.specs if wrt is None else self.model.subset(self.specs, wrt)
+        self._warn_of_rules(optim.families_of(name, specs), options.get("decay") == "coupled")
+        return self._unboxed(optim.optimizer(self.parameterization, specs, name, learning_rate, **options))
 
-    def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
+    def wrap(
+        self, tx: optax.GradientTransformation, *, family: PyTree | None = None, wrt: Any = None
+    ) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
-        `optimizer` of a depth rule of another optimizer."""
-        rules = rules_of(self.specs, tx, family)
+        `optimizer` of a depth rule of another optimizer. wrt: as in `optimizer`."""
+        specs = self.specs if wrt is None else self.model.subset(self.specs, wrt)
+        rules = rules_of(specs, tx, family)
         self._warn_of_rules(rules.families, False)
-        return self._unboxed(wrapped(self.parameterization, self.specs, rules))
+        return self._unboxed(wrapped(self.parameterization, specs, rules))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
@@ -311,8 +302,8 @@ class Setup:
             )
 
     def _warn(self, message: str) -> None:
-        if message not in self.told:
-            self.told.add(message)
+        if message not in self.source.told:
+            self.source.told.add(message)
             warnings.warn(message, SetupWarning, stacklevel=4)
 
     def explain(
@@ -441,29 +432,3 @@ class Setup:
             return {"params": updates}, state
 
         return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
-    """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
-    params, state = model.shapes
-    state = jax.tree.map(_made_up, state)
-
-    def apply(params: PyTree, *inputs: Any) -> jax.Array:
-        logits, after = model.run(params, state, *inputs)
-        idle = [new is old for new, old in zip(model.statistics(after), model.statistics(state), strict=True)]
-        if any(idle):
-            raise ForwardError(
-                "this call does not update the model's batch statistics, so it is not the one of training: pass the "
-                "keyword arguments of training, such as options={'train': True}"
-            )
-        return logits
-
-    return apply, params
-
-
-def _made_up(leaf: jax.ShapeDtypeStruct) -> Any:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), leaf.shape)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
-    return jnp.zeros(leaf.shape, leaf.dtype)

@@ -74,25 +74,32 @@ def test_depth_in_the_init_is_found():
     assert report.factors["blocks/7/w"] == pytest.approx(2, rel=0.05)
 
 
-def test_an_init_need_not_be_compiled_whole():
-    """jit=False computes the initializers one by one: those of a block are compiled once for all blocks."""
-    traced = []
+def test_nothing_of_the_target_is_made():
+    """The init of a model of a trillion parameters is measured by its program."""
 
     def blocks(width, depth):
         keys = jax.random.split(jax.random.key(0), depth + 1)
-        traced.append(isinstance(keys, jax.core.Tracer))
-        blocks = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys[1:]]
+        blocks = [0.02 * jax.random.normal(key, (width, width)) for key in keys[1:]]
         return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
 
     p = dm.parameterization("depth_mup", **BASE)
-    specs = dm.infer_specs(blocks, width=64, depth=2)
-    compiled = dm.audit_init(p, specs, blocks)
-    assert all(traced)
-    traced.clear()
-    computed = dm.audit_init(p, specs, blocks, jit=False)
-    assert traced == [True, False, False, False]  # the shapes, and three inits
-    for one, other in zip(compiled.rows, computed.rows, strict=True):
-        assert one.std == pytest.approx(other.std, rel=1e-6)
+    report = dm.audit_init(p, dm.infer_specs(blocks, width=2**18, depth=16), blocks)
+    assert set(report.factors) == {f"blocks/{i}" for i in range(16)}
+    assert all(factor == pytest.approx(2**-6, rel=1e-12) for factor in report.factors.values())
+
+
+def test_an_initializer_that_is_no_elementwise_function_is_run():
+    """Of an orthogonal init only that of the anchor is made; what it needs at the target follows from its slopes."""
+    orthogonal = jax.nn.initializers.orthogonal()
+
+    def net(width, depth):
+        keys = jax.random.split(jax.random.key(0), depth + 1)
+        blocks = [width**0.5 * orthogonal(key, (width, width)) for key in keys[1:]]
+        return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
+
+    report = dm.audit_init(dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, width=2**16, depth=4), net)
+    assert set(report.factors) == {f"blocks/{i}" for i in range(4)}
+    assert all(factor == pytest.approx(2**-5, rel=1e-3) for factor in report.factors.values())
 
 
 def test_rescaling_twice_is_found():

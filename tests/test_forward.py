@@ -406,10 +406,47 @@ def specs_of(in_branch):
 def test_shapes_and_forward_pass_must_agree():
     """The norm behind a residual addition repeats with depth, but is not in the branch."""
     apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))
-    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk', 'a_b': 'branch'\} to setup or infer"):
+    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk'\} to setup or infer"):
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
     found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
     assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
+
+
+def test_caps_are_behind_the_output_factor():
+    """The logits are the argument of a soft cap."""
+    plain = with_branch(BRANCHES["two layers"][0])
+    assert places(lambda p, x: 30 * jnp.tanh(plain(p, x) / 30), PARAMS, X)["output"] == [["out_w"]]
+
+
+def test_each_head_has_the_output_factor():
+    def apply(p, x):
+        h = jnp.tanh(x @ p["in_w"])
+        return jnp.concatenate([h @ p["out_w"] + p["out_b"], h @ p["scale"][:, None]], axis=-1)
+
+    assert places(apply, PARAMS, X)["output"] == [["out_w"], ["scale"]]
+
+
+def recurrence(before):
+    """A branch that is a sum over time, read before or after each update of its state."""
+
+    def apply(p, x):
+        def step(state, y):
+            after = jax.nn.sigmoid(p["scale"]) * state + y
+            return after, state if before else after
+
+        h = x @ p["in_w"]
+        _, sums = jax.lax.scan(step, jnp.zeros(N), jnp.tanh(h) @ p["a_w"])
+        return (h + sums) @ p["out_w"]
+
+    return apply
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_recurrences_are_followed(before):
+    """What acts through the state of a scan over time is inside the branch, and the factor has its place before it."""
+    (branch,) = (site for site in sites(recurrence(before), PARAMS, X) if site.kind == "branch")
+    assert branch.inside == {"a_w", "scale"}
+    assert list(branch.parts) == ["a_w"]
 
 
 def test_a_branch_that_does_not_repeat_is_left_alone():
@@ -423,15 +460,17 @@ def test_no_place():
         ForwardError, match=r"branch with a_b, a_w ends with 'tanh' .*h \+ factors.branch \* branch\(h\)"
     ):
         absorb(specs_of(["a_w", "a_b"]), with_branch(BRANCHES["tanh at the end"][0]), PARAMS, X)
-    with pytest.raises(ForwardError, match=r"logits are homogeneous in no parameters"):
+    with pytest.raises(
+        ForwardError, match=r"logits are homogeneous in no parameters .*where a tanh caps them, its arg"
+    ):
         absorb(
             specs_of(["a_w", "a_b", "b_w", "b_b"]),
-            lambda p, x: jnp.tanh(with_branch(BRANCHES["two layers"][0])(p, x)),
+            lambda p, x: jax.nn.log_softmax(with_branch(BRANCHES["two layers"][0])(p, x)),
             PARAMS,
             X,
         )
     with pytest.raises(
-        ForwardError, match="must return one array of logits, it returns 2 arrays: pass setup an output="
+        ForwardError, match=r"one array of logits, it returns 2: outputs\[0\] \(.* Pass setup an output="
     ):
         absorb(specs_of([]), lambda p, x: (x @ p["in_w"], x @ p["in_w"]), PARAMS, X)
 

@@ -477,7 +477,7 @@ def test_bad_input():
         setup(residual, base=16)
     with pytest.raises(ValueError, match="base_width must be at least 1"):
         setup(residual, base=(0, 2))
-    with pytest.raises(ValueError, match="width and depth must be at least 1"):
+    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
         setup(residual, width=0)
 
 
@@ -487,7 +487,7 @@ class Pair(Residual):
 
 
 def test_more_than_logits():
-    with pytest.raises(dm.ForwardError, match=r"pass setup an output=, such as output=lambda outputs: outputs\[0\]"):
+    with pytest.raises(dm.ForwardError, match=r"outputs\[0\] \(6, 5\), outputs\[1\]\['norm'\] \(\)\. Pass"):
         setup(lambda w, d: Pair(w, d))
     assert setup(lambda w, d: Pair(w, d), output=lambda outputs: outputs[0]).specs == setup(residual).specs
 

@@ -87,8 +87,8 @@ class Blocks:
         return False
 
     def repeats_otherwise(self, name: str) -> bool:
-        """Whether a list that gains members has the leaf, but not in this shape in its new members: a block at the border
-        of two stages, or a readout at the end of the list."""
+        """Whether a list that gains members has the leaf, but not in this shape in its new members: a block at the
+        border of two stages, or a readout at the end of the list."""
         counts = [self._count(starred(self.tokens[name], i), self.base[name]) for i in self._positions(name)]
         return not names.is_shortcut(name) and any(b > a and b != 2 * a for a, b, *_ in counts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -25,7 +25,7 @@ def infer_specs(
     layout: str | None = None,
     overrides: Mapping[str, str] | None = None,
     inside: Callable[[], Mapping[str, bool]] | None = None,
-    readouts: Callable[[], Collection[str]] | None = None,
+    ends: Callable[[], Mapping[str, str]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -44,9 +44,10 @@ def infer_specs(
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
       inside: () -> {path: whether it is inside a residual branch} of the parameters of which the forward pass tells,
         asked where shapes cannot.
-      readouts: () -> the paths of the parameters in which the logits are homogeneous, asked likewise.
+      ends: () -> {path: "readout" or "input"} of the parameters of which the forward pass tells: readouts store the
+        output factor, inputs are no weights of a product. Asked likewise.
 
-    Without `readouts` only one parameter may look like a readout (which the output factor multiplies); where several
+    Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
     do, overrides must say what each is.
 
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
@@ -66,7 +67,7 @@ def infer_specs(
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
     found = _roles(roles, rules, branch, unclear)
-    _readouts(roles, found, told, branch, readouts, unclear)
+    _readouts(roles, found, told, branch, ends, unclear)
     if residual:
         _check_depth(blocks, rules, found, unclear)
     if unclear.reasons:
@@ -76,7 +77,7 @@ def infer_specs(
                   stacked[name])
         for name, (role, axes) in found.items()
     ]  # fmt: skip
-    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside, readouts)
+    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)
     return jax.tree.unflatten(shapes.structure, specs)
 
 
@@ -172,28 +173,31 @@ def _readouts(
     found: Roled,
     told: set[str],
     branch: Mapping[str, bool],
-    stored: Callable[[], Collection[str]] | None,
+    ends: Callable[[], Mapping[str, str]] | None,
     unclear: _Unclear,
 ) -> None:
     """Readouts are what stores the output factor: several heads, or a kernel with one input and one output channel.
     Without a forward pass, only one parameter may look like one."""
     looks = [name for name, (role, _) in found.items() if role == "readout" and name not in told]
-    if stored is not None and not looks:
-        single = [name for name, (role, _) in found.items() if role == "vector" and roles.leaves[name].is_kernel
-                  and not branch[name] and name not in told]  # fmt: skip
-        for name in set(single).intersection(stored() if single else ()):
-            found[name] = ("readout", axes_for("readout", roles.leaves[name], roles))
-    if len(looks) < 2 or (stored is not None and set(looks) <= set(stored())):
+    kernels = [name for name, (role, _) in found.items() if role == "vector" and roles.leaves[name].is_kernel
+               and not branch[name] and name not in told]  # fmt: skip
+    known = ends() if ends is not None and (looks or kernels) else {}
+    for name in looks or kernels:
+        role = known.get(name)
+        if role == "readout" or (role == "input" and name in looks):
+            found[name] = (role, axes_for(role, roles.leaves[name], roles))
+    heads = [name for name in looks if known.get(name) == "readout"]
+    looks = [name for name in looks if name not in known]
+    if not looks or len(looks) + len(heads) == 1:
         return
     unclear.reasons.append(
         f"{' and '.join(looks)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
         "not, 'input' is an embedding"
     )
-    heads = set(looks).intersection(stored() if stored is not None else ())
-    heads = heads or {max(looks, key=lambda name: (names.is_last(name), not names.is_first(name)))}
+    last = max(looks, key=lambda name: (names.is_last(name), not names.is_first(name)))
     for name in looks:
         unclear.names.add(name)
-        found[name] = ("readout" if name in heads else "output", "")
+        found[name] = ("readout" if name == last and not heads else "output", "")
 
 
 def _check_depth(blocks: Blocks, rules: Mapping[str, Override], found: Roled, unclear: _Unclear) -> None:

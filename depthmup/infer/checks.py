@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from depthmup.infer import names
 from depthmup.infer.overrides import Override
@@ -50,10 +50,10 @@ def check_whole(
     flat: bool,
     layout: str,
     inside: Callable[[], Mapping[str, bool]] | None,
-    stored: Callable[[], Collection[str]] | None,
+    ends: Callable[[], Mapping[str, str]] | None,
 ) -> None:
     """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth. inside,
-    stored: as `inside` and `readouts` of `infer_specs`."""
+    ends: as in `infer_specs`."""
     of_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
     if flat and of_role["hidden"] and not any(s.in_branch for s in specs):
         places = inside() if inside else {}
@@ -68,16 +68,17 @@ def check_whole(
     body = of_role["hidden"] or of_role["output"]
     outside = [s for s in inputs if not s.in_branch]
     if body and outside and not readouts:
-        tied = any(names.is_embedding(s.path) or s.path in settled for s in outside) or bool(stored and stored())
+        tied = any(names.is_embedding(s.path) or s.path in settled for s in outside) or ends is not None
         if not tied and not any(rule.role == "output" and rule.place != "branch" for rule in rules.values()):
             raise SpecError(
                 f"no parameter looks like a readout. If {outside[0].path} is a tied embedding, or the network has no "
                 f"readout, say so: overrides={{{outside[0].path!r}: 'input'}}; else say which one it is: "
                 "overrides={PATH: 'readout'}"
             )
-    sure = settled.union(stored() if stored and readouts else ())
-    if layout == "out_in" and body and not inputs and readouts and readouts[0].path not in sure:
+    if layout == "out_in" and body and not inputs and readouts and readouts[0].path not in settled:
         path = readouts[0].path
+        if ends is not None and ends().get(path) == "readout":
+            return
         raise SpecError(
             f"no parameter looks like a read-in. If {path} {readouts[0].shape} is an embedding (vocabulary, width), "
             f"pass overrides={{{path!r}: 'input'}}; if it is the readout, overrides={{{path!r}: 'readout'}}"

@@ -39,7 +39,8 @@ def tokenize(names: Iterable[str]) -> dict[str, Tokens]:
 
 
 def _lettered(names: Iterable[str]) -> dict[str, Tokens]:
-    """{part of a path: (its stem, its number)} of parts that are a stem and a letter from a on, three of them or more."""
+    """{part of a path: (its stem, its number)} of parts that are a stem and a letter from a on, three of them or
+    more."""
     parts = sorted({part for name in names for part in re.split(r"[/.]", name) if re.fullmatch(r"\w*[a-z]{2}", part)})
     series = {stem: list(same) for stem, same in groupby(parts, key=lambda part: part[:-1])}
     return {

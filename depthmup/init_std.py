@@ -1,0 +1,259 @@
+"""Standard deviations of a model's initial parameters, without making the parameters.
+
+The program that makes them is traced. Each parameter is then computed backwards from its result, on SAMPLE numbers that
+stand for arrays of any size: initializers are elementwise functions of random numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.graph import inner_jaxpr, unsliced
+from depthmup.specs import PyTree, Shape, flatten_shapes, parameters_only
+
+SAMPLE = 4096  # numbers that stand for a random array
+LARGEST = 2**20  # entries of an array that is computed as it is, such as a table of positions
+ELEMENTWISE = (
+    *(
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "bitcast_convert_type",
+        "ceil",
+        "clamp",
+        "complex",
+        "conj",
+        "convert_element_type",
+    ),
+    *(
+        "cos",
+        "cosh",
+        "copy",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "imag",
+    ),
+    *(
+        "integer_pow",
+        "is_finite",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+    ),
+    *("not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "sign", "sin"),
+    *("shift_right_arithmetic", "shift_right_logical", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh"),
+    "xor",
+)
+# Operations that move entries: any part of a sample is a sample.
+MOVES = (
+    *("broadcast_in_dim", "copy_p", "dynamic_slice", "expand_dims", "optimization_barrier", "pvary", "reshape", "rev"),
+    *("sharding_constraint", "slice", "split", "squeeze", "transpose"),
+)
+
+
+class Std(NamedTuple):
+    """value: the standard deviation of a parameter's entries, None if the program does not tell. entries: the number of
+    random entries that it was computed from; None where they are so evenly spread that it has no error. shape: of the
+    parameter."""
+
+    value: float | None
+    entries: int | None
+    shape: Shape
+
+
+class Unknown(Exception):
+    """What a value is cannot be told from a sample."""
+
+
+@dataclasses.dataclass
+class Value:
+    """kind "array": an array as it is; "same": the one number of a constant array; "sample": SAMPLE of its entries."""
+
+    kind: Literal["array", "same", "sample"]
+    entries: Any
+
+
+class InitProgram(NamedTuple):
+    """A traced init. closed: its jaxpr, whose first results are the parameters. params: their tree, of shapes."""
+
+    closed: Any
+    params: PyTree
+
+    def stds(self) -> dict[str, Std]:
+        """{path: the standard deviation of its entries} of the parameters. Nothing of their size is made.
+
+        An initializer that is no elementwise function of random numbers, such as an orthogonal one, has None.
+        """
+        outs = self.closed.jaxpr.outvars
+        return {path: _std(self.closed, out) for path, out in zip(flatten_shapes(self.params)[0], outs, strict=False)}
+
+
+def traced(init: Callable[[], PyTree]) -> InitProgram:
+    """init: () -> parameters, any pytree."""
+    trees = []
+
+    def leaves() -> list[jax.Array]:
+        arrays, treedef = jax.tree.flatten(parameters_only(init()))
+        trees.append(treedef)
+        return arrays
+
+    closed, shapes = jax.make_jaxpr(leaves, return_shape=True)()
+    return InitProgram(closed, jax.tree.unflatten(trees[-1], shapes))
+
+
+def _std(closed: Any, out: Any) -> Std:
+    """Of one result of a program."""
+    try:
+        value = _Program(closed.jaxpr, closed.consts, (), np.random.default_rng(0)).read(out)
+    except Unknown:
+        return Std(None, None, out.aval.shape)
+    std = spread(value.entries)
+    return Std(std, np.size(value.entries) if value.kind == "array" and std else None, out.aval.shape)
+
+
+def spread(entries: Any) -> float:
+    """The standard deviation in double precision."""
+    entries = np.asarray(entries)
+    return float(entries.astype(np.complex128 if np.iscomplexobj(entries) else np.float64).std())
+
+
+class _Program:
+    """A jaxpr whose values are computed when they are asked for.
+
+    arguments: () -> value, for each of its inputs. rng: of all programs in one; who asks for the same values in the
+    same order gets the same samples, whatever the sizes: ratios of standard deviations are exact.
+    """
+
+    def __init__(
+        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Callable[[], Value]], rng: np.random.Generator
+    ) -> None:
+        self.arguments = dict(zip(jaxpr.invars, arguments, strict=True))
+        self.consts = dict(zip(jaxpr.constvars, consts, strict=True))
+        self.equations = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+        self.rng = rng
+        self.values: dict[Any, Value] = {}
+
+    def read(self, atom: Any) -> Value:
+        if hasattr(atom, "val"):
+            return Value("same", np.asarray(atom.val))
+        if atom not in self.values:
+            if atom in self.arguments:
+                self.values[atom] = self.arguments[atom]()
+            elif atom in self.consts:
+                self.values[atom] = Value("array", self.consts[atom])
+            else:
+                self.values[atom] = self._compute(self.equations[atom], atom)
+        return self.values[atom]
+
+    def _compute(self, equation: Any, out: Any) -> Value:
+        name, shape = equation.primitive.name, out.aval.shape
+        if name == "random_bits":
+            return Value("sample", _bits(self.rng, equation.params["bit_width"]))
+        inner = inner_jaxpr(equation)
+        if inner is not None:
+            return self._called(equation, inner, out)
+        if name == "concatenate":
+            return _joined([(self.read(atom), math.prod(atom.aval.shape)) for atom in equation.invars], self.rng)
+        operands = [self.read(atom) for atom in equation.invars]
+        kinds = {operand.kind for operand in operands}
+        if name in ELEMENTWISE:
+            return self._elementwise(equation, operands, shape)
+        if name in MOVES and operands and operands[0].kind != "array":
+            return operands[0]
+        if kinds <= {"array", "same"} and math.prod(shape) <= LARGEST:
+            arrays = [_whole(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
+            results = equation.primitive.bind(*arrays, **equation.params)
+            results = results if equation.primitive.multiple_results else [results]
+            return Value("array", results[equation.outvars.index(out)])
+        raise Unknown(name)
+
+    def _elementwise(self, equation: Any, operands: Sequence[Value], shape: tuple[int, ...]) -> Value:
+        kinds = [operand.kind for operand in operands]
+        if "sample" in kinds:
+            arrays = (operand for operand in operands if operand.kind == "array")
+            if any(np.size(array.entries) > 1 for array in arrays):
+                raise Unknown(equation.primitive.name)
+            samples = [jnp.broadcast_to(jnp.ravel(operand.entries), SAMPLE) for operand in operands]
+            return Value("sample", equation.primitive.bind(*samples, **equation.params))
+        if "array" not in kinds:
+            numbers = [jnp.ravel(operand.entries)[0] for operand in operands]
+            return Value("same", equation.primitive.bind(*numbers, **equation.params))
+        whole = [_whole(value, shape) for value in operands]
+        return Value("array", equation.primitive.bind(*whole, **equation.params))
+
+    def _called(self, equation: Any, inner: Any, out: Any) -> Value:
+        """A result of a function that is called, or of a scan: that of its first step."""
+        jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+        arguments = [lambda atom=atom: self.read(atom) for atom in equation.invars]
+        if equation.primitive.name != "scan":
+            program = _Program(jaxpr, consts, arguments, self.rng)
+            return program.read(jaxpr.outvars[equation.outvars.index(out)])
+        carries = unsliced(equation.outvars, jaxpr.outvars)
+        whole = unsliced(equation.invars, jaxpr.invars)
+        steps = [
+            argument if i < whole else lambda argument=argument: _first(argument())
+            for i, argument in enumerate(arguments)
+        ]
+        position = equation.outvars.index(out)
+        value = _Program(jaxpr, consts, steps, self.rng).read(jaxpr.outvars[position])
+        if position < carries or (value.kind == "array" and np.size(value.entries) > 1):
+            raise Unknown("scan")
+        return value if value.kind == "sample" else Value("same", jnp.ravel(value.entries)[0])
+
+
+def _bits(rng: np.random.Generator, width: int) -> np.ndarray:
+    """Random bits, as evenly spread as they can be."""
+    levels = (np.arange(SAMPLE) + 0.5) / SAMPLE * 2.0**width
+    return rng.permutation(levels.astype(f"uint{width}"))
+
+
+def _whole(value: Value, shape: tuple[int, ...]) -> Any:
+    if value.kind == "array":
+        return value.entries
+    if math.prod(shape) > LARGEST:
+        raise Unknown("a large constant")
+    return jnp.broadcast_to(jnp.ravel(value.entries)[0] if np.size(value.entries) else value.entries, shape)
+
+
+def _first(value: Value) -> Value:
+    return Value("array", value.entries[0]) if value.kind == "array" else value
+
+
+def _joined(parts: Sequence[tuple[Value, int]], rng: np.random.Generator) -> Value:
+    """Arrays side by side: a sample of all of them, of each as much as its share of the entries."""
+    total = sum(size for _, size in parts)
+    entries = [
+        np.resize(np.ravel(np.asarray(value.entries)), max(1, round(SAMPLE * size / total)))
+        for value, size in parts
+        if size
+    ]
+    if all(value.kind == "same" for value, _ in parts) and np.ptp(np.concatenate(entries)) == 0:
+        return parts[0][0]
+    if any(value.kind == "array" for value, _ in parts):
+        raise Unknown("concatenate")
+    return Value("sample", rng.permutation(np.resize(np.concatenate(entries), SAMPLE)))

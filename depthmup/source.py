@@ -1,0 +1,178 @@
+"""What `setup` is given, as one object: a user's model at any width and depth, its specs and where factors go.
+
+The forward pass is computed at the base width and a small depth. The specs of all other shapes come from shapes alone:
+nothing grows with the size of the model but a trace of its init.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.audit import InitAudit, Initializers
+from depthmup.forward import Site, place, places, sites
+from depthmup.frameworks import Model, adapt
+from depthmup.graph import ForwardError, contractions
+from depthmup.infer import infer_specs
+from depthmup.infer.overrides import placed_by
+from depthmup.parameterization import Parameterization
+from depthmup.specs import ParamSpec, PyTree, flatten_shapes, is_spec, starred
+
+SHALLOW = 4  # depth of the forward pass where no base depth is given
+
+
+@dataclasses.dataclass(eq=False)
+class Source:
+    """The arguments of `setup`; p: the parameterization with its base."""
+
+    p: Parameterization
+    factory: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    options: Mapping[str, Any]
+    call: Callable[..., Any] | None
+    output: Callable[[Any], jax.Array]
+    overrides: Mapping[str, str]
+    residual: bool
+    layout: str | None
+    fan_in_init: bool | None
+    told: set[str] = dataclasses.field(default_factory=set)
+    """The warnings that were given already, at any shape."""
+
+    def __post_init__(self) -> None:
+        self._kept: dict[Any, Any] = {}
+        self.initializers = Initializers(lambda width, depth: self.model(width, depth).traced)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Source, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def model(self, width: int, depth: int) -> Model:
+        return self._once(
+            ("model", width, depth),
+            lambda: adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output),
+        )
+
+    def shallow(self, depth: int) -> int:
+        """The depth that stands for this one: that of the base, or a small one."""
+        return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
+
+    def sites(self, width: int, depth: int) -> list[Site]:
+        """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
+        narrow = self.p.base_width if self.p.base_width > 1 else width
+        return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
+
+    def roles(self, width: int, depth: int) -> PyTree:
+        """The specs, without the places of factors."""
+        return self._once(
+            ("roles", width, depth), lambda: self._extended(self.roles, width, depth) or self._inferred(width, depth)
+        )
+
+    def specs(self, width: int, depth: int) -> PyTree:
+        """The specs, with the places of factors in a model that takes none."""
+        return self._once(
+            ("specs", width, depth), lambda: self._extended(self.specs, width, depth) or self._placed(width, depth)
+        )
+
+    def audit(self, width: int, depth: int) -> InitAudit:
+        """Of the init at this shape, against that of the base."""
+        return self.initializers.audit(self.p, self.roles(width, depth))
+
+    def _inferred(self, width: int, depth: int) -> PyTree:
+        def zeros(width: int, depth: int) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
+
+        def ends() -> dict[str, str]:
+            heads = [site for site in self.sites(width, depth) if site.kind == "output"]
+            weights = frozenset[str]().union(*(site.weights for site in heads))
+            paths = flatten_shapes(self.model(width, depth).shapes[0])[0]
+            readouts = {path: "readout" for site in heads for path in site.parts or () if path in weights}
+            return {path: "input" for path in paths if path not in weights} | readouts
+
+        return infer_specs(
+            zeros,
+            width=width,
+            depth=depth,
+            residual=self.residual,
+            layout=self.layout or self.model(width, depth).layout,
+            overrides=self.overrides,
+            inside=lambda: places(self.sites(width, depth)),
+            ends=ends,
+        )
+
+    def _placed(self, width: int, depth: int) -> PyTree:
+        specs, model = self.roles(width, depth), self.model(width, depth)
+        if model.factors is not None:
+            return specs
+        products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
+        told = placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
+        return place(specs, self.sites(width, depth) if self.p.kinds else [], self.p.kinds, products, told)
+
+    def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
+        """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""
+        if self.shallow(depth) == depth:
+            return None
+        params = self.model(width, depth).shapes[0]
+        shapes, treedef = flatten_shapes(params)
+        kinds: dict[str, list[ParamSpec]] = {}
+        for spec in jax.tree.leaves(specs_at(width, self.shallow(depth)), is_leaf=is_spec):
+            kinds.setdefault(starred(spec.path), []).append(spec)
+        leaves: list[ParamSpec] = []
+        for path, shape in shapes.items():
+            alike = {
+                dataclasses.replace(spec, path=path, shape=shape, depth=depth)
+                for spec in kinds.get(starred(path), ())
+                if _same(spec, shape, depth)
+            }
+            if len(alike) != 1:
+                return None
+            leaves += alike
+        return jax.tree.unflatten(treedef, leaves)
+
+
+def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
+    """Whether a parameter has the shape of this one, in a model of another depth."""
+    if spec.stack_axis is None or len(shape) != len(spec.shape):
+        return tuple(shape) == spec.shape
+    stacked = list(spec.shape)
+    stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
+    return tuple(shape) == tuple(stacked)
+
+
+def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
+    """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
+    params, state = model.shapes
+    state = jax.tree.map(_made_up, state)
+    return lambda params, *inputs: _logits(model, params, state, *inputs), params
+
+
+def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
+    """((all arrays, *inputs) -> logits, shapes of all arrays), to be traced: no array is made."""
+    return lambda arrays, *inputs: _logits(model, *arrays, *inputs), model.shapes
+
+
+def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
+    logits, after = model.run(params, state, *inputs)
+    idle = [new is old for new, old in zip(model.statistics(after), model.statistics(state), strict=True)]
+    if any(idle):
+        raise ForwardError(
+            "this call does not update the model's batch statistics, so it is not the one of training: pass the "
+            "keyword arguments of training, such as options={'train': True}"
+        )
+    return logits
+
+
+def _made_up(leaf: jax.ShapeDtypeStruct) -> Any:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)
