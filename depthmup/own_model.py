@@ -24,7 +24,7 @@ from depthmup.graph import ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
-from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
+from depthmup.parameterization import FAMILIES, ForwardFactors, Name, Parameterization, parameterization, unknown
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
@@ -46,7 +46,7 @@ class SetupWarning(UserWarning):
 
 
 def setup(
-    name: str | Parameterization,
+    name: Name | Parameterization,
     factory: Callable[..., Any],
     *inputs: Any,
     width: int,
@@ -286,11 +286,11 @@ class Setup:
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
-        family = "sgd" if "sgd" in jax.tree.leaves(families) else "adam"  # all but SGD have Adam's depth rule
+        family = max(jax.tree.leaves(families), key=lambda name: FAMILIES[name].gradient)
         branch = next((spec.path for spec in leaves if spec.in_branch), "")
         hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
         if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
-            wanted = p.alpha - 1 if family == "adam" else 2 * p.alpha - 1
+            wanted = FAMILIES[family].depth(p.alpha)
             if p.lr_depth != wanted:
                 self._warn(
                     f"lr_depth={p.lr_depth:g} makes the learning rate of {branch} and all in branches go as "
@@ -391,8 +391,8 @@ class Setup:
         if callable(optimizer):
             tx = optimizer(self)
         else:
-            sgd = "sgd" in jax.tree.leaves(optim.families_of(optimizer, self.specs))
-            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if sgd else "adam"])
+            linear = FAMILIES[optim.family_of(optimizer)].linear
+            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if linear else "adam"])
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
 
         def init(hyper: Any) -> Any:
