@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from depthmup.optim import family_of
-from depthmup.parameterization import Parameterization
+from depthmup.parameterization import FAMILIES, Parameterization
 from depthmup.specs import PyTree, check_shapes, factors, is_parameter, is_spec
 
 
@@ -47,7 +47,7 @@ def convert(
     """
     if to.in_form(p.form) != p:
         raise ValueError(f"only the storage form may differ, but these differ otherwise: {p} and {to}")
-    family = "sgd" if optimizer is None else family_of(optimizer)
+    family = p.table.families[0] if optimizer is None else family_of(optimizer)  # the init is that of any family
     before, after = (factors(q, own, family).init for q, own in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
@@ -76,7 +76,7 @@ def convert(
             return node._replace(trace=gradients(node.trace))
         return node
 
-    if family == "sgd" and optimizer is not None:
+    if optimizer is not None and FAMILIES[family].linear:
         _check_trace(state)
     state = jax.tree.map(converted, state, is_leaf=_holds_gradients)
     return _of_parameters(lambda tree: scaled(tree, ratios), specs, params), state

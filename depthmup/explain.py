@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from depthmup.optim import OPTIONS, families_of
-from depthmup.parameterization import Parameterization
+from depthmup.parameterization import FamilyName, Parameterization
 from depthmup.specs import ParamSpec, is_spec, starred
 
 PyTree = Any
@@ -161,7 +161,7 @@ def pattern(paths: Sequence[str]) -> str:
     return "".join(own[0] if len(set(own)) == 1 else "*" for own in parts)
 
 
-def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float | None:
+def _std(p: Parameterization, spec: ParamSpec, value: Any, family: FamilyName) -> float | None:
     """The standard deviation of a leaf: measured, or what the parameterization wants, or None where it says nothing."""
     if value is not None:
         return float(np.std(value))
@@ -171,7 +171,13 @@ def _std(p: Parameterization, spec: ParamSpec, value: Any, family: str) -> float
 
 
 def _row(
-    p: Parameterization, spec: ParamSpec, family: str, lr: float, weight_decay: float, eps: float | None, decay: str
+    p: Parameterization,
+    spec: ParamSpec,
+    family: FamilyName,
+    lr: float,
+    weight_decay: float,
+    eps: float | None,
+    decay: str,
 ) -> Row:
     """The row of a leaf, without its init std."""
     factors = spec.factors(p, family)

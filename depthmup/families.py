@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from depthmup.optim import in_form_mup, scale_by_tree
-from depthmup.parameterization import FAMILIES, STANDARD, Parameterization, unknown
+from depthmup.parameterization import FAMILIES, Parameterization, unknown
 from depthmup.specs import ParamSpec, check_shapes, is_spec
 from depthmup.specs import factors as leaf_factors
 
@@ -121,7 +121,7 @@ def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientT
     own = p.in_form("mup")
     factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
     lr, eps, decay = map(jax.tree.leaves, factors[2:])
-    if p.table.matrix is not STANDARD:
+    if p.table.width:
         lr = [f * _size_at_base(own, s, u) for f, s, u in zip(lr, leaves, found, strict=True)]
     eps = _eps(leaves, families, found, eps)
     decay = [f if u.decays and u.family != "adafactor" else 1.0 for f, u in zip(decay, found, strict=True)]

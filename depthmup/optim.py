@@ -10,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.parameterization import LeafFactors, Parameterization, unknown
+from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, unknown
 from depthmup.specs import check_shapes, is_hidden, is_spec
 from depthmup.specs import factors as leaf_factors
 
 PyTree = Any
 # optimizer -> family of its LR rule: those of a config, and those of `optimizer` alone
-OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}
-OTHERS = {"lion": "adam", "adafactor": "adafactor", "muon": "muon"}
+OPTIMIZERS: dict[str, FamilyName] = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}
+OTHERS: dict[str, FamilyName] = {"lion": "adam", "adafactor": "adafactor", "muon": "muon"}
+# optimizer that trains the hidden weights alone -> the optimizer, and family, of all other leaves
+REST: dict[str, FamilyName] = {"muon": "adam"}
 
 
-def family_of(name: str) -> str:
+def family_of(name: str) -> FamilyName:
     """The family of an optimizer, of "muon" that of the hidden weights. Raises ValueError for an unknown optimizer."""
     known = OPTIMIZERS | OTHERS
     if name not in known:
@@ -30,8 +32,9 @@ def family_of(name: str) -> str:
 
 def families_of(name: str, specs: PyTree) -> PyTree:
     """The family of each leaf's update, a tree: "muon" trains the hidden weights by Muon and all others by Adam."""
-    own = family_of(name)
-    return jax.tree.map(lambda s: "adam" if own == "muon" and s.role != "hidden" else own, specs, is_leaf=is_spec)
+    hidden = family_of(name)
+    rest = REST.get(name, hidden)
+    return jax.tree.map(lambda s: hidden if s.role == "hidden" else rest, specs, is_leaf=is_spec)
 
 
 def scale_by_parameterization(
@@ -149,7 +152,7 @@ def from_factors(
         if key not in OPTIONS[name]:
             raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(OPTIONS[name]) or 'none'}")
     parts = []
-    if family != "sgd":
+    if not FAMILIES[family].linear:
         parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps))]
     if name != "sgd":
         parts += [_direction(name, specs, options)]
@@ -177,7 +180,7 @@ def _direction(name: str, specs: PyTree, options: dict[str, Any]) -> optax.Gradi
 def _muon(specs: PyTree, adam: optax.GradientTransformation, options: dict[str, Any]) -> optax.GradientTransformation:
     """optax.contrib.muon before its learning rate, for the hidden weights; `adam` for all others."""
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    hidden = [family == "muon" for family in jax.tree.leaves(families_of("muon", specs))]
+    hidden = [spec.role == "hidden" for spec in leaves]
     axes = [
         optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
         for s, yes in zip(leaves, hidden, strict=True)

@@ -21,7 +21,15 @@ from depthmup.frameworks import LinenModel, Model
 from depthmup.graph import ForwardError, Graph
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
-from depthmup.parameterization import ForwardFactors, Parameterization, at_least_one, parameterization, unknown
+from depthmup.parameterization import (
+    FAMILIES,
+    ForwardFactors,
+    Name,
+    Parameterization,
+    at_least_one,
+    parameterization,
+    unknown,
+)
 from depthmup.source import Source, traceable
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
 
@@ -48,7 +56,7 @@ def _all(outputs: Any) -> Any:
 
 
 def setup(
-    name: str | Parameterization,
+    name: Name | Parameterization,
     factory: Callable[..., Any],
     *inputs: Any,
     width: int,
@@ -115,7 +123,7 @@ def setup(
 
 
 def _parameterization(
-    name: str | Parameterization, base: tuple[int, int] | None, settings: Mapping[str, Any]
+    name: Name | Parameterization, base: tuple[int, int] | None, settings: Mapping[str, Any]
 ) -> Parameterization:
     if isinstance(name, Parameterization):
         if base or settings:
@@ -284,11 +292,11 @@ class Setup:
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
-        family = "sgd" if "sgd" in jax.tree.leaves(families) else "adam"  # all but SGD have Adam's depth rule
+        family = max(jax.tree.leaves(families), key=lambda name: FAMILIES[name].gradient)
         branch = next((spec.path for spec in leaves if spec.in_branch), "")
         hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
         if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
-            wanted = p.alpha - 1 if family == "adam" else 2 * p.alpha - 1
+            wanted = FAMILIES[family].depth(p.alpha)
             if p.lr_depth != wanted:
                 self._warn(
                     f"lr_depth={p.lr_depth:g} makes the learning rate of {branch} and all in branches go as "
@@ -389,8 +397,8 @@ class Setup:
         if callable(optimizer):
             tx = optimizer(self)
         else:
-            sgd = "sgd" in jax.tree.leaves(optim.families_of(optimizer, self.specs))
-            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if sgd else "adam"])
+            linear = FAMILIES[optim.family_of(optimizer)].linear
+            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if linear else "adam"])
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
 
         def init(hyper: Any) -> Any:

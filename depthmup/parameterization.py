@@ -1,7 +1,7 @@
 """The exponent table: (role, in_branch, width, depth, optimizer family) -> init, multiplier, LR, eps, decay.
 
-Every rule of every named parameterization is in `TABLES` and in `Parameterization.leaf`, nowhere else; docs/rules.md
-section 0 is the same table in words and docs/theory.md section 1 its derivation.
+Every rule of every named parameterization is in `FAMILIES`, `TABLES` and `Parameterization.leaf`, nowhere else;
+docs/rules.md section 0 is the same table in words and docs/theory.md section 1 its derivation.
 """
 
 from __future__ import annotations
@@ -11,88 +11,121 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-ROLES = ("input", "hidden", "output", "readout", "vector", "scalar", "fixed")
-FAMILIES = ("sgd", "adam", "muon", "adafactor")
-FORMS = ("mup", "fan_in", "canonical", "absorbed")
+Role = Literal["input", "hidden", "output", "readout", "vector", "scalar", "fixed"]
+FamilyName = Literal["sgd", "adam", "muon", "adafactor"]
+Form = Literal["mup", "fan_in", "canonical", "absorbed"]
+Name = Literal["sp", "depth_sp", "ntp", "mup", "depth_mup", "depth_ode", "am_mup", "completep"]
+ROLES: tuple[Role, ...] = get_args(Role)
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class Powers(NamedTuple):
-    """Exponents of m_in and m_out, a parameter's fan-in and fan-out over the same at the base width."""
+    """Exponents of m_in and m_out, a parameter's fan-in and fan-out over the same at the base width.
+
+    A fan that a parameter lacks counts as 1.
+    """
 
     m_in: float = 0.0
     m_out: float = 0.0
 
 
 class WidthRule(NamedTuple):
-    """Width exponents of the factors (docs/rules.md section 0); a fan that a parameter lacks counts as 1."""
+    """The width exponents of one factor (docs/rules.md section 0)."""
 
-    init_std: Powers = Powers()  # initial standard deviation over sigma / sqrt(fan_in)
-    output: Powers = Powers()  # the factor that multiplies the readout's output
-    sgd: Powers = Powers()  # SGD's learning rate
-    adam: Powers = Powers()  # Adam's learning rate
-    muon: Powers = Powers()  # of updates whose singular values are 1
-    adafactor: Powers = Powers()  # of updates proportional to the weight's root mean square
-    eps: Powers = Powers()  # Adam's eps, beside an entry of the gradient
-    norm_eps: Powers = Powers()  # Muon's eps, beside the gradient's Frobenius norm
+    matrix: Powers  # of every role but the readout
+    readout: Powers  # of the readout, which the output factor multiplies
 
 
-STANDARD = WidthRule()
-MATRIX = WidthRule(
-    sgd=Powers(-1, 1),
-    adam=Powers(-1, 0),
-    muon=Powers(-0.5, 0.5),
-    adafactor=Powers(-0.5, 0),
-    eps=Powers(0, -1),
-    norm_eps=Powers(0.5, -0.5),
-)
-READOUT = WidthRule(
-    init_std=Powers(0.5),
-    output=Powers(-1),
-    sgd=Powers(1),
-    muon=Powers(0.5),
-    eps=Powers(-1),
-    norm_eps=Powers(-0.5),
-)
-# Storing weight / s divides the LR by s to this power: how the update itself goes with s is the difference to 1.
-STORAGE = {"sgd": 2.0, "adam": 1.0, "muon": 1.0, "adafactor": 0.0}
+INIT_STD = WidthRule(Powers(), Powers(0.5))  # initial standard deviation over sigma / sqrt(fan_in)
+OUTPUT = Powers(-1)  # the factor that multiplies the readout's output
+EPS = {
+    "entry": WidthRule(Powers(0, -1), Powers(-1)),  # like an entry of the gradient
+    "norm": WidthRule(Powers(0.5, -0.5), Powers(-0.5)),  # like the gradient's Frobenius norm
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What the update of an optimizer does with gradient and weight, and the powers that follow from it.
+
+    lr: width exponents of the learning rate (docs/theory.md section 1.3).
+    gradient, weight: the degrees of the update in the gradient and in the weight: with a gradient c times as large the
+      update is c^gradient times as large.
+    eps: what the optimizer adds its eps to, an entry of the gradient or the gradient's Frobenius norm.
+    """
+
+    lr: WidthRule
+    gradient: int = 0
+    weight: int = 0
+    eps: Literal["entry", "norm"] = "entry"
+
+    @property
+    def linear(self) -> bool:
+        """Whether the update is linear in the gradient, so that no eps is needed."""
+        return self.gradient == 1
+
+    @property
+    def gamma(self) -> int:
+        """The exponent of gamma in the LR: gradients are proportional to 1 / gamma, changes of features to gamma."""
+        return 1 + self.gradient
+
+    @property
+    def storage(self) -> int:
+        """Storing weight / s divides the LR by s to this power."""
+        return 1 + self.gradient - self.weight
+
+    def depth(self, alpha: float) -> float:
+        """The exponent of m_L in the LR of leaves in branches, whose gradients are proportional to m_L^-alpha."""
+        return alpha * (1 + self.gradient) - 1
+
+
+FAMILIES: dict[FamilyName, Family] = {
+    "sgd": Family(WidthRule(Powers(-1, 1), Powers(1)), gradient=1),
+    "adam": Family(WidthRule(Powers(-1, 0), Powers())),
+    "muon": Family(WidthRule(Powers(-0.5, 0.5), Powers(0.5)), eps="norm"),
+    "adafactor": Family(WidthRule(Powers(-0.5, 0), Powers()), weight=1),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
     """One named parameterization, as exponents.
 
+    width: whether init, forward pass, LR and eps have powers of width (maximal update); False: every factor is 1.
     alpha: branch exponent; None means no power of depth anywhere. Else, with m_L the number of blocks over that at the
-      base depth, m_L^-alpha multiplies a branch's output and its leaves' eps, m_L^(2 alpha - 1) their SGD LR,
-      m_L^(alpha - 1) their LR in the other families.
+      base depth, m_L^-alpha multiplies a branch's output and its leaves' eps, m_L^`Family.depth(alpha)` their LR.
     gamma_width: gamma = gamma0 m^gamma_width; NTP is muP with gamma ~ width^-1/2 (docs/theory.md section 1).
     attention: attention logits are divided by head_dim^attention.
     lr_depth: if given (AM-muP), every LR is multiplied by m_L^lr_depth, and m_L^-alpha multiplies the initial standard
       deviation of branch weights instead of the forward pass.
-    decay_follows: the decay factor is the inverse of the LR factor ("lr"), or of its power of m_in only (CompleteP).
+    decay_follows: the decay factor is the inverse of the LR factor ("lr"), or of its powers of width only (CompleteP).
     families: optimizer families for which the rule is defined.
+    instead: what to use for the others, in words.
     """
 
-    matrix: WidthRule = MATRIX
-    readout: WidthRule = READOUT
+    width: bool = True
     alpha: float | None = None
     gamma_width: float = 0.0
     attention: float = 1.0
     lr_depth: float | None = None
-    decay_follows: str = "lr"
-    families: tuple[str, ...] = FAMILIES
+    decay_follows: Literal["lr", "width"] = "lr"
+    families: tuple[FamilyName, ...] = tuple(FAMILIES)
+    instead: str = "another parameterization"
 
 
-TABLES = {
-    "sp": Table(STANDARD, STANDARD, attention=0.5),
-    "depth_sp": Table(STANDARD, STANDARD, alpha=0.5, attention=0.5),
+TABLES: dict[str, Table] = {
+    "sp": Table(width=False, attention=0.5),
+    "depth_sp": Table(width=False, alpha=0.5, attention=0.5),
     "ntp": Table(gamma_width=-0.5, attention=0.5),
     "mup": Table(),
     "depth_mup": Table(alpha=0.5),
     "depth_ode": Table(alpha=1.0),
-    "am_mup": Table(STANDARD, STANDARD, alpha=0.5, lr_depth=-1.5, attention=0.5, families=("sgd",)),
-    "completep": Table(alpha=1.0, decay_follows="m_in", families=("adam",)),
+    "am_mup": Table(
+        width=False, alpha=0.5, lr_depth=-1.5, attention=0.5, families=("sgd",), instead="mup or depth_mup"
+    ),
+    "completep": Table(alpha=1.0, decay_follows="width"),
 }
 
 
@@ -117,8 +150,9 @@ class LeafFactors(NamedTuple):
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
     """The error for an unknown name; its message has the name, the nearest known name and all known names."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    suggestion = f"; did you mean {near[0]!r}?" if near else ""
+    names = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    suggestion = f"; did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(f"unknown {kind} {name!r}{suggestion} (known: {', '.join(known)}){hint}")
 
 
@@ -145,7 +179,7 @@ class Parameterization:
     lr_depth: float | None = None
     branch_init: str = "*"
     blocks: Callable[[int], int] | None = None
-    form: str = "mup"
+    form: Form = "mup"
 
     def __post_init__(self) -> None:
         if self.name not in TABLES:
@@ -181,7 +215,7 @@ class Parameterization:
     def kinds(self) -> tuple[str, ...]:
         """The factors of the forward pass that can differ from 1, or for "attention" from 1/sqrt(head_dim)."""
         branch = self.beta0 != 1 or (self.alpha is not None and not self.arithmetic_mean)
-        output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.readout.output != Powers()
+        output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.width
         there = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
         return tuple(kind for kind, applies in there.items() if applies)
 
@@ -217,12 +251,12 @@ class Parameterization:
     def leaf(
         self,
         *,
-        role: str,
+        role: Role,
         in_branch: bool,
         width: int,
         depth: int,
         fan_in: float,
-        family: str = "sgd",
+        family: FamilyName = "sgd",
         path: str = "",
         absorbs: Mapping[str, int] | None = None,
     ) -> LeafFactors:
@@ -241,23 +275,23 @@ class Parameterization:
             raise unknown("role", role, ROLES)
         self.check_family(family)
         m, m_L = self.ratios(width, depth)
-        table = self.table
+        kind, by_width = FAMILIES[family], self.table.decay_follows == "width"
         if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
-            lr = m_L ** self._depth_power(family) if self.arithmetic_mean else 1.0
+            lr = m_L ** self.depth_power(family) if self.arithmetic_mean else 1.0
             return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
-        rule = table.readout if role == "readout" else table.matrix
         m_in = m if role in ("hidden", "output", "readout") else 1.0
         m_out = m if role in ("input", "hidden", "vector") else 1.0
 
-        def width_power(powers: Powers) -> float:
-            return m_in**powers.m_in * m_out**powers.m_out
+        def width_power(rule: WidthRule) -> float:
+            powers = rule.readout if role == "readout" else rule.matrix
+            return m_in**powers.m_in * m_out**powers.m_out if self.table.width else 1.0
 
         gamma = self._gamma(m)
-        init, width_lr = width_power(rule.init_std), width_power(getattr(rule, family))
-        lr = width_lr * gamma ** (2 if family == "sgd" else 1)
-        eps = width_power(rule.norm_eps if family == "muon" else rule.eps) / gamma
-        decay = 1.0 / (width_lr if table.decay_follows == "m_in" else lr)
-        depth_lr = m_L ** self._depth_power(family)
+        init, width_lr = width_power(INIT_STD), width_power(kind.lr)
+        lr = width_lr * gamma**kind.gamma
+        eps = width_power(EPS[kind.eps]) / gamma
+        decay = 1.0 / (width_lr if by_width else lr)
+        depth_lr = m_L ** self.depth_power(family)
         if self.arithmetic_mean:
             lr *= depth_lr
             decay /= depth_lr
@@ -265,17 +299,17 @@ class Parameterization:
                 init *= m_L**-self.alpha  # type: ignore[operator]
         elif in_branch and self.alpha is not None:
             lr *= depth_lr
-            decay /= 1.0 if table.decay_follows == "m_in" else depth_lr
+            decay /= 1.0 if by_width else depth_lr
             eps *= m_L**-self.alpha
 
         if absorbs is None:
             absorbs = {"output": 0} if role == "readout" else {"branch": 0} if in_branch else {}
         s = self._storage(role, m, m_L, fan_in, init, absorbs)
         multiplier = 1.0 if self.form == "absorbed" else s
-        in_lr = s ** STORAGE[family]
+        in_lr = s**kind.storage
         return LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
 
-    def in_form(self, form: str) -> Parameterization:
+    def in_form(self, form: Form) -> Parameterization:
         """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).
 
         "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (the factors of
@@ -288,15 +322,14 @@ class Parameterization:
             raise unknown("storage form", form, FORMS)
         return dataclasses.replace(self, form=form)
 
-    def check_family(self, family: str) -> None:
+    def check_family(self, family: FamilyName) -> None:
         """Raises ValueError for an unknown optimizer family, or one for which the parameterization is not defined."""
         if family not in FAMILIES:
             raise unknown("optimizer family", family, FAMILIES)
         if family not in self.table.families:
-            other = {"am_mup": "mup or depth_mup", "completep": "depth_ode (the same forward pass)"}[self.name]
             raise ValueError(
                 f"{self.name} is defined for the {' and '.join(self.table.families)} family only, not for {family!r}: "
-                f"use {other}"
+                f"use {self.table.instead}"
             )
 
     def _gamma(self, m: float) -> float:
@@ -306,19 +339,17 @@ class Parameterization:
         power = 0.0 if self.alpha is None or self.arithmetic_mean else -self.alpha
         return self.beta0 * m_L**power
 
-    def _depth_power(self, family: str) -> float:
+    def depth_power(self, family: FamilyName) -> float:
         """The exponent of m_L in the LR: of every leaf under AM-muP, else of the leaves in branches."""
         if self.lr_depth is not None:
             return self.lr_depth
-        if self.alpha is None:
-            return 0.0
-        return 2 * self.alpha - 1 if family == "sgd" else self.alpha - 1
+        return 0.0 if self.alpha is None else FAMILIES[family].depth(self.alpha)
 
     def _output(self, m: float) -> float:
-        return m**self.table.readout.output.m_in / self._gamma(m)
+        return (m**OUTPUT.m_in if self.table.width else 1.0) / self._gamma(m)
 
     def _storage(
-        self, role: str, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[str, int]
+        self, role: Role, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[str, int]
     ) -> float:
         """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":
@@ -335,7 +366,7 @@ class Parameterization:
 
 
 def parameterization(
-    name: str,
+    name: Name,
     *,
     base_width: int = 1,
     base_depth: int = 1,

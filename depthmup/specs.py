@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from flax.core.meta import AxisMetadata
 
-from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
+from depthmup.parameterization import FamilyName, ForwardFactors, LeafFactors, Parameterization, Role
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -61,7 +61,7 @@ class ParamSpec:
     """
 
     path: str
-    role: str
+    role: Role
     in_branch: bool
     shape: Shape
     fan_in: int
@@ -89,7 +89,7 @@ class ParamSpec:
             "outputs, or the other way round, so that it is no stack of matrices"
         )
 
-    def factors(self, p: Parameterization, family: str) -> LeafFactors:
+    def factors(self, p: Parameterization, family: FamilyName) -> LeafFactors:
         """The factors of the parameter: numbers, or arrays where only some entries are stored times a factor."""
 
         def leaf(kinds: Sequence[Absorbed] | None) -> LeafFactors:

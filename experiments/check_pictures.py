@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import optax
 
 import depthmup as dm
+from depthmup.parameterization import Name
 
 CHECKS: dict[
-    str, tuple[str, dict[str, int], str]
+    str, tuple[Name, dict[str, int], str]
 ] = {  # file: (parameterization, options of the check, the verdict to show)
     "check_good": ("depth_mup", {}, "ok"),
     "check_bad": ("sp", {}, "not ok"),
@@ -44,7 +45,7 @@ def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def check(name: str, **options: Any) -> dm.CoordinateReport:
+def check(name: Name, **options: Any) -> dm.CoordinateReport:
     """The check of `Net` on random data, with the default sizes: width 64, 128, 256 and depth 4, 8, 16, 32."""
     x, labels = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
     m = dm.setup(name, Net, x, width=64, depth=4, base=(64, 4))

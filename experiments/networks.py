@@ -17,7 +17,7 @@ import optax
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP
-from depthmup.parameterization import ForwardFactors, LeafFactors, at_least_one
+from depthmup.parameterization import ForwardFactors, LeafFactors, Name, at_least_one
 from depthmup.specs import is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Recipe, Task, TrainState
@@ -41,7 +41,7 @@ def train(
     *,
     width: int,
     residual: bool = True,
-    parameterization: str = "depth_mup",
+    parameterization: Name = "depth_mup",
     batches: Sequence[Sequence[int] | np.ndarray] | None = None,
     seeds: int = 64,
     first_seed: int = 0,
@@ -162,7 +162,7 @@ def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:
     return x
 
 
-def _hyper(problem: Problem, task: Task, parameterization: str) -> Hyper:
+def _hyper(problem: Problem, task: Task, parameterization: Name) -> Hyper:
     gamma0, beta = float(problem.gamma0), float(problem.beta)
     p = dm.parameterization(parameterization, alpha=problem.alpha, gamma0=gamma0, beta0=beta)
     numbers = task.hyper(p, problem.eta0, momentum=problem.momentum, weight_decay=problem.weight_decay)

@@ -23,6 +23,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.measure import Probe
 from depthmup.optim import scale_by_tree
+from depthmup.parameterization import FamilyName, Name
 
 PyTree = Any
 INPUTS, OUTPUTS, EXAMPLES = 32, 4, 8
@@ -43,17 +44,15 @@ UPDATES: Mapping[str, optax.GradientTransformation] = {
 
 class Case(NamedTuple):
     update: str
-    family: str
-    parameterization: str = "depth_mup"
+    family: FamilyName
+    parameterization: Name = "depth_mup"
     matrices: int = 1  # of a branch
 
 
+RULES: dict[str, FamilyName] = {"lion": "adam", "muon": "muon", "adafactor": "adafactor"}
+DEPTH_RULES: tuple[tuple[Name, int], ...] = (("depth_mup", 1), ("depth_mup", 2), ("depth_ode", 2))
 CASES = (
-    *(
-        Case(update, family, name, matrices)
-        for update, family in (("lion", "adam"), ("muon", "muon"), ("adafactor", "adafactor"))
-        for name, matrices in (("depth_mup", 1), ("depth_mup", 2), ("depth_ode", 2))
-    ),
+    *(Case(update, RULES[update], name, matrices) for update in RULES for name, matrices in DEPTH_RULES),
     Case("adafactor, no parameter scale", "adam"),
     Case("muon", "adam"),
     Case("adafactor", "adam"),

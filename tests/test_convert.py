@@ -10,6 +10,7 @@ from flax import nnx
 
 import depthmup as dm
 from depthmup.forward import absorb
+from depthmup.parameterization import TABLES, Table
 from tests.test_forward import OPTIMIZERS, NormedConv, network
 
 SHAPE = {"base_width": 4, "base_depth": 1, "base_head_dim": 2}
@@ -243,3 +244,19 @@ def test_assert_transfers_says_what_a_check_says():
     m.ok, m.verdict = False, "undecided"
     with pytest.raises(AssertionError, match="undecided"):
         dm.testing.assert_transfers(m, "loss", "batch", seeds=3)
+
+
+@pytest.mark.parametrize("name", [*TABLES, "mine"])
+def test_the_state_of_wrap_under_every_parameterization(name, monkeypatch):
+    """The family does not matter to what is stored: a parameterization without SGD converts as well."""
+    monkeypatch.setitem(TABLES, "mine", Table(alpha=0.5, families=("adam",)))
+    specs, _, params, _ = network("scanned")
+    p = dm.parameterization(name, **SHAPE)
+    q = p.in_form("canonical")
+    converted, state = dm.convert(p, specs, q, specs, params, optax.EmptyState(), optimizer=None)
+    assert state == optax.EmptyState()
+    family = p.table.families[-1]
+    before, after = (dm.factors(of, specs, family).init for of in (p, q))
+    jax.tree.map(
+        lambda w, v, a, b: np.testing.assert_allclose(w, v * b / a, rtol=1e-6), converted, params, before, after
+    )

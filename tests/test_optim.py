@@ -257,6 +257,7 @@ def test_traced_hyperparameters_compile_once():
     ("call", "says"),
     [
         (lambda p, s: dm.optimizer(p, s, "adamx", 0.1), "did you mean 'adam"),
+        (lambda p, s: dm.optimizer(p, s, "adamW", 0.1), "did you mean 'adamw'"),
         (lambda p, s: dm.optimizer(p, s, "sgd", 0.0), "learning_rate must be positive"),
         (lambda p, s: dm.optimizer(p, s, "sgd", np.float32(-1)), "learning_rate must be positive"),
         (lambda p, s: dm.optimizer(p, s, "adam", 0.1, nesterov=True), "not an option of 'adam', which has b1, b2, eps"),

@@ -1,8 +1,10 @@
 """Golden tables: other packages' rules, the alpha family, equality at the base."""
 
+from typing import get_args
+
 import pytest
 
-from depthmup.parameterization import ROLES, TABLES, Parameterization, parameterization
+from depthmup.parameterization import FAMILIES, ROLES, TABLES, Name, Parameterization, Table, parameterization
 
 M, M_L, BASE, BASE_L = 8, 4, 32, 2
 MATRIX_ROLES = ("input", "hidden", "output", "readout")
@@ -83,9 +85,8 @@ def test_muon_and_adafactor(key, expected):
     flat = [factors("depth_ode", role, family, in_branch).lr for family in ("muon", "adam")]
     assert rich[0] / flat[0] == pytest.approx(rich[1] / flat[1], rel=1e-12)
     assert {factors("sp", role, family, in_branch).lr for family in ("muon", "adafactor")} == {1}
-    for name in ("am_mup", "completep"):
-        with pytest.raises(ValueError, match="family only, not for 'muon'"):
-            factors(name, role, "muon", in_branch)
+    with pytest.raises(ValueError, match="family only, not for 'muon': use mup or depth_mup"):
+        factors("am_mup", role, "muon", in_branch)
 
 
 # Paper A's Adam, that of microsoft/mup (docs/rules.md section 1) with the branch factor m_L^-1/2: lr_depth=0 at m = 8.
@@ -175,6 +176,46 @@ def test_completep(alpha):
     forward = p.forward_factors(width=BASE * M, depth=BASE_L * M_L)
     assert forward.branch == pytest.approx(M_L**-alpha, rel=1e-12)
     assert forward.output == pytest.approx(1 / M, rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("role", ROLES)
+def test_completep_of_every_family(role, family, alpha):
+    """The LR is that of depth_ode, and LR x decay keeps what is not a power of width: gamma0 and the power of m_L."""
+    kept = {"sgd": 9.0 * M_L ** (2 * alpha - 1)}.get(family, 3.0 * M_L ** (alpha - 1))
+    f, ode = (factors(name, role, family, True, alpha=alpha, gamma0=3.0) for name in ("completep", "depth_ode"))
+    assert (f.init, f.multiplier, f.lr, f.eps) == (ode.init, ode.multiplier, ode.lr, ode.eps)
+    assert f.lr * f.decay == pytest.approx(kept, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("family", "linear", "gamma", "storage", "half", "one"),
+    [
+        ("sgd", True, 2, 2, 0, 1),
+        ("adam", False, 1, 1, -0.5, 0),
+        ("muon", False, 1, 1, -0.5, 0),
+        ("adafactor", False, 1, 0, -0.5, 0),
+    ],
+)
+def test_powers_of_a_family(family, linear, gamma, storage, half, one):
+    """docs/theory.md sections 1 and 1.3: of gamma0, of the storage factor, and of m_L at alpha 1/2 and 1."""
+    kind = FAMILIES[family]
+    assert (kind.linear, kind.gamma, kind.storage) == (linear, gamma, storage)
+    assert (kind.depth(0.5), kind.depth(1.0)) == (half, one)
+    depths = [parameterization(name).depth_power(family) for name in ("mup", "depth_mup", "depth_ode")]
+    assert depths == [0, half, one]
+    assert parameterization("depth_mup", lr_depth=-0.25).depth_power(family) == -0.25
+
+
+def test_a_parameterization_of_ones_own(monkeypatch):
+    """A row of TABLES is all that it takes."""
+    monkeypatch.setitem(TABLES, "mine", Table(alpha=0.75, families=("adam",)))
+    leaf = factors("mine", "hidden", "adam", True)
+    assert (leaf.lr, leaf.eps) == pytest.approx((M_L**-0.25 / M, M_L**-0.75 / M), rel=1e-12)
+    with pytest.raises(ValueError, match="mine is defined for the adam family only, not for 'sgd': use another param"):
+        factors("mine", "hidden", "sgd")
+    assert set(get_args(Name)) == {*TABLES} - {"mine"}
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
@@ -267,7 +308,7 @@ def test_attention():
         (lambda: parameterization("mup").forward_factors(width=1, depth=0), "depth must be at least 1"),
         (lambda: parameterization("mup").in_form("cannonical"), "did you mean 'canonical'"),
         (lambda: factors("am_mup", "hidden", "adam"), "am_mup is defined for the sgd family only"),
-        (lambda: factors("completep", "hidden", "sgd"), "completep is defined for the adam family only"),
+        (lambda: parameterization("Depth_muP"), "did you mean 'depth_mup'"),
         (lambda: factors("mup", "hiden", "sgd"), "did you mean 'hidden'"),
         (lambda: factors("mup", "hidden", "adamw"), "unknown optimizer family"),
     ],

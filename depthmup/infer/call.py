@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import jax
 
@@ -12,7 +13,7 @@ from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
 from depthmup.infer.roles import Leaf, Roles, axes_for, fans, told_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
-from depthmup.parameterization import unknown
+from depthmup.parameterization import Role, unknown
 from depthmup.specs import ParamSpec, PyTree, SpecError
 
 
@@ -73,8 +74,8 @@ def infer_specs(
     if unclear.reasons:
         raise unclear.error(init_fn, depth, found, branch)
     specs = [
-        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width, depth,
-                  stacked[name])
+        ParamSpec(name, cast(Role, role), branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width,
+                  depth, stacked[name])
         for name, (role, axes) in found.items()
     ]  # fmt: skip
     check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)

@@ -8,6 +8,7 @@ import jax
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.optim import family_of
+from depthmup.parameterization import FAMILIES
 from depthmup.train.task import Batch, Hyper, Task, TrainState
 
 Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
@@ -39,7 +40,7 @@ def measurement(task: Task, names: Sequence[str]) -> Callable[[TrainState, Hyper
         return profile(state, batch, hyper)[0]
 
     def largest_eigenvalue(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        scale = hyper.factors.lr if family_of(task.optimizer) == "sgd" else None
+        scale = hyper.factors.lr if FAMILIES[family_of(task.optimizer)].linear else None
         return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 
     def kernels(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:

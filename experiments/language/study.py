@@ -16,6 +16,7 @@ import optax
 import pandas
 
 import depthmup as dm
+from depthmup.parameterization import Name
 from depthmup.train.workdir import write_atomically
 from experiments.language import gpt_linen, gpt_nnx
 from experiments.language.text import corpus, digest
@@ -58,7 +59,7 @@ class Case(NamedTuple):
     """A model and how it is trained."""
 
     factory: Callable[..., Any]
-    parameterization: str
+    parameterization: Name
     optimizer: str = "adamw"
 
 

@@ -31,14 +31,14 @@ import pandas
 from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
-from depthmup.parameterization import parameterization
+from depthmup.parameterization import Name, parameterization
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined, paired
 from experiments.paper_a import fig1
 from experiments.results import ticks
 
 WIDTHS = (32, 64, 128)
 DEPTHS = (3, 6, 12, 24)
-NAME = "depth_mup"
+NAME: Name = "depth_mup"
 
 
 def at_width(width: int, scale: str) -> Any:
