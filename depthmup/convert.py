@@ -47,7 +47,8 @@ def convert(
     """
     if to.in_form(p.form) != p:
         raise ValueError(f"only the storage form may differ, but these differ otherwise: {p} and {to}")
-    family = "sgd" if optimizer is None else family_of(optimizer)
+    # (What a weight is stored over is the same in all families.)
+    family = p.table.families[0] if optimizer is None else family_of(optimizer)
     before, after = (factors(q, own, family).init for q, own in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
