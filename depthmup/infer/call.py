@@ -10,7 +10,7 @@ from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
-from depthmup.infer.roles import Leaf, Roles, fans, told_role
+from depthmup.infer.roles import Leaf, Roles, axes_for, fans, told_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.parameterization import unknown
 from depthmup.specs import ParamSpec, PyTree, SpecError
@@ -153,7 +153,7 @@ def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, boo
             continue
         try:
             role = roles.role(leaf, branch[name])
-            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else roles.axes(leaf)
+            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else axes_for(role, leaf, roles)
             if odd is not None:
                 unclear.ask(name, odd)
         except Unclear as error:

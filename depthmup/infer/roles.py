@@ -180,7 +180,7 @@ def told_role(name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles,
         raise SpecError(said)
     if growing != needed and growing <= 2:
         warnings.warn(said, UserWarning, stacklevel=4)
-    return rule.role, axes or _axes_for(rule.role, leaf, roles)
+    return rule.role, axes or axes_for(rule.role, leaf, roles)
 
 
 def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
@@ -233,7 +233,7 @@ def _own_axes(name: str, axes: str, shape: Shape, count: int) -> str:
     return own
 
 
-def _axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
+def axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
     """The axes of a leaf of this role: as shapes have them, or the other way round if the role says so."""
     try:
         axes = roles.axes(leaf)
