@@ -362,8 +362,7 @@ class _Probe:
         rng = np.random.default_rng(1)
         for axis in range(max(len(shape) for shape in self.shapes)):
             turns = [
-                np.linalg.qr(rng.normal(size=2 * (shape[axis],)))[0] if axis < len(shape) and shape[axis] > 1 else None
-                for shape in self.shapes
+                _rotation(rng, shape[axis]) if axis < len(shape) and shape[axis] > 1 else None for shape in self.shapes
             ]
 
             def turn(leaves: Leaves, turns: list[Any] = turns, axis: int = axis) -> Leaves:
@@ -454,6 +453,14 @@ def _spread(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
         if 1 < n < of.size:
             of = np.moveaxis(np.moveaxis(of, axis, -1) * sizes(n), -1, axis)
     return np.asarray(of / np.sqrt(np.mean(of**2)), np.float32)
+
+
+def _rotation(rng: np.random.Generator, n: int) -> np.ndarray:
+    """An orthogonal matrix far from those of zeros and signs, with which Adam's update turns as Muon's does."""
+    q = np.eye(n)
+    while abs(q).max() > 0.9:
+        q = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    return q
 
 
 def _size(u: np.ndarray) -> float:

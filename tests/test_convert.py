@@ -107,6 +107,29 @@ def test_states_of_other_transformations(kind, x64):
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_wrapped_runs_go_on_under_every_parameterization(name, x64):
+    """Into the form that takes no factors in mid-run, and back, whatever families the parameterization has."""
+    specs, apply_with, params, x = network("scanned")
+    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
+    p = dm.parameterization(name, **SHAPE, gamma0=0.7, beta0=0.6)
+    q = p.in_form("absorbed")
+    factors = p.forward_factors(width=8, depth=2, head_dim=4)
+    explicit, unedited = apply_with((factors.branch, factors.output, factors.attention * 2.0)), apply_with((1, 1, 1))
+    found = absorb(specs, unedited, params, x, kinds=p.kinds)
+    tx = optax.sgd(0.02, momentum=0.9) if "sgd" in p.table.families else optax.adamw(0.02, eps=1e-5, weight_decay=0.1)
+    ours, theirs = dm.wrap(q, found, tx), dm.wrap(p, specs, tx)
+    params = dm.rescale(p, specs, params)
+    _, _, expected = stretch(explicit, theirs, params, theirs.init(params), x, 6)
+    params, state, first = stretch(explicit, theirs, params, theirs.init(params), x, 2)
+    params, state = dm.convert(p, specs, q, found, params, state, optimizer=None)
+    params, state, second = stretch(unedited, ours, params, state, x, 2)
+    params, state = dm.convert(q, found, p, specs, params, state, optimizer=None)
+    _, _, third = stretch(explicit, theirs, params, state, x, 2)
+    np.testing.assert_allclose(np.concatenate([first, second, third]), expected, rtol=0, atol=1e-10)
+    assert not np.allclose(first[0], third[0], rtol=0, atol=1e-3)
+
+
 def test_states_that_cannot_go_over():
     specs, _, params, _ = network("scanned")
     p = dm.parameterization("depth_mup", **SHAPE)

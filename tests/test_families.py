@@ -92,6 +92,13 @@ def test_what_an_update_is(kind):
         assert all(own.scale_free for own in found if own.family == "adam") == (kind != "clipped adam")
 
 
+def test_two_stacked_blocks_are_not_taken_for_orthogonal():
+    """Turned along an axis of two by nearly a right angle, or hardly at all, Adam's update turns as Muon's does."""
+    specs = [dm.ParamSpec(f"w{i}", "hidden", True, (2, 4, 4), 4, 4, 4, 2, stack_axis=0) for i in range(48)]
+    assert {own.family for own in probe_updates(specs, optax.adam(1e-3))} == {"adam"}
+    assert {own.family for own in probe_updates(specs, planted(orthogonal))} == {"muon"}
+
+
 def train(tx, params, grads):
     state, update = tx.init(params), jax.jit(tx.update)
     for g in grads:

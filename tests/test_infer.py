@@ -168,6 +168,14 @@ def plain(width, depth):
     }
 
 
+def test_embedding_is_stored_alike_in_both_layouts():
+    """(vocabulary, width) in every library; and its inputs are the vocabulary."""
+    for layout in ("in_out", "out_in"):
+        specs = dm.infer_specs(lambda w, d: {"wte": np.zeros((50, w)), "blocks": np.zeros((d, w, w))}, width=8, depth=2,
+                               layout=layout)  # fmt: skip
+        assert (specs["wte"].role, specs["wte"].fan_in, specs["wte"].fan_out) == ("input", 50, 8)
+
+
 def test_plain_dict_and_layout():
     assert roles(dm.infer_specs(plain, width=8, depth=3)) == {
         "in": "input",

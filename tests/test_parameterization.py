@@ -1,4 +1,4 @@
-"""Golden tables: other packages' rules, the alpha family, equality at the base."""
+"""Golden tables: our rules, the alpha family, equality at the base. Other packages' rules: test_oracles.py."""
 
 from typing import get_args
 
@@ -13,29 +13,6 @@ MATRIX_ROLES = ("input", "hidden", "output", "readout")
 def factors(name, role, family, in_branch=False, m=M, m_l=M_L, **options):
     p = parameterization(name, base_width=BASE, base_depth=BASE_L, **options)
     return p.leaf(role=role, in_branch=in_branch, width=BASE * m, depth=BASE_L * m_l, fan_in=BASE * m, family=family)
-
-
-# docs/rules.md section 1: microsoft/mup at width multiplier 8. (LR, decay) per role.
-MUP = {
-    ("adam", "input"): (1, 1),
-    ("adam", "hidden"): (1 / 8, 8),
-    ("adam", "vector"): (1, 1),
-    ("adam", "readout"): (1, 1),
-    ("adam", "scalar"): (1, 1),
-    ("sgd", "input"): (8, 1 / 8),
-    ("sgd", "hidden"): (1, 1),
-    ("sgd", "vector"): (8, 1 / 8),
-    ("sgd", "readout"): (8, 1 / 8),
-    ("sgd", "scalar"): (1, 1),
-}
-
-
-@pytest.mark.parametrize(("key", "expected"), MUP.items())
-@pytest.mark.parametrize("m_l", [1, 16])
-def test_mup_is_microsoft_mup(key, expected, m_l):
-    family, role = key
-    f = factors("mup", role, family, in_branch=role == "hidden", m_l=m_l)
-    assert (f.lr, f.decay) == pytest.approx(expected, rel=1e-12)
 
 
 # docs/rules.md section 0 at m = 8, m_L = 4, alpha = 1/2, gamma0 = 1: (SGD LR, Adam LR, eps).
@@ -142,40 +119,6 @@ def test_defaults_hold_however_it_is_made():
     assert Parameterization("depth_mup") == parameterization("depth_mup")
     with pytest.raises(ValueError, match="unknown parameterization 'bogus'"):
         Parameterization("bogus")
-
-
-def test_mup_readout_is_divided_and_starts_larger():
-    """Its input is divided by m and its init times sqrt(m) (docs/rules.md section 1)."""
-    p = parameterization("mup", base_width=BASE)
-    assert p.forward_factors(width=BASE * M, depth=64).output == pytest.approx(1 / M, rel=1e-12)
-    assert factors("mup", "readout", "adam").init == pytest.approx(M**0.5, rel=1e-12)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_completep(alpha):
-    """docs/rules.md section 3, at m_N = 8, m_L = 4."""
-    f = {
-        (role, in_branch): factors("completep", role, "adam", in_branch, alpha=alpha)
-        for role, in_branch in [
-            ("input", False),
-            ("vector", False),
-            ("readout", False),
-            ("hidden", True),
-            ("vector", True),
-        ]
-    }
-    for outside in [("input", False), ("vector", False), ("readout", False)]:
-        assert f[outside].lr == pytest.approx(1, rel=1e-12)
-    assert f["hidden", True].lr == pytest.approx(M_L ** (alpha - 1) / M, rel=1e-12)
-    assert f["vector", True].lr == pytest.approx(M_L ** (alpha - 1), rel=1e-12)
-    assert f["hidden", True].decay == pytest.approx(M, rel=1e-12)
-    assert f["vector", True].decay == pytest.approx(1, rel=1e-12)
-    assert f["hidden", True].eps == pytest.approx(M_L**-alpha / M, rel=1e-12)
-    assert f["vector", True].eps == pytest.approx(M_L**-alpha / M, rel=1e-12)
-    p = parameterization("completep", base_width=BASE, base_depth=BASE_L, alpha=alpha)
-    forward = p.forward_factors(width=BASE * M, depth=BASE_L * M_L)
-    assert forward.branch == pytest.approx(M_L**-alpha, rel=1e-12)
-    assert forward.output == pytest.approx(1 / M, rel=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])

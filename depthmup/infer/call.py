@@ -161,7 +161,7 @@ def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, boo
             continue
         try:
             role = roles.role(leaf, branch[name])
-            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else roles.axes(leaf)
+            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else axes_for(role, leaf, roles)
             if odd is not None:
                 unclear.ask(name, odd)
         except Unclear as error:
