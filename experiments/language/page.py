@@ -36,6 +36,31 @@ is the mean training loss over the last tenth of the steps. The number of heads 
 CompleteP's claim (Dey et al. 2025): for transformers, whose branches have two layers, the depth exponent 1
 (`completep`) transfers and trains better than 1/2 (`depth_mup`).
 """
+# Written before the first training of depth_ode with Muon, and not changed after it.
+MUON = """
+## Muon over depth: question, prediction, rule of decision
+
+Under `depth_mup` Muon's best learning rate rises by +.43 [.39, .48] octaves per doubling of the depth (below). Does it
+transfer under `depth_ode`, whose branches are multiplied by 1/m_L and whose learning rates have no power of depth?
+
+**Derivation.** m_L blocks h <- h + m_L^-a W2 phi(W1 h) have weights of spectral norm 1, to which training adds updates
+of spectral norm eta m_L^-b: Muon's, whose size does not depend on the gradient's. To first order the updates of one
+layer of all blocks move the stream by m_L m_L^-a eta m_L^-b, which stays for b = 1 - a: the rule of both
+parameterizations. The second order, both layers of a block moved, has m_L m_L^-a (eta m_L^-b)^2 = eta^2 m_L^(a - 1):
+it vanishes at a = 1/2 and stays at a = 1 alone. There each block's weights move by eta relative to their own size at
+every depth; at a = 1/2 they move by eta m_L^-1/2, less in deeper networks. So if what decides the best rate is how far
+a block's weights move, `depth_mup` drifts by +.5 and `depth_ode`, where b = 0, by 0. (Zheng et al., arXiv 2603.00541:
+for branches of two or more layers the multiplier 1/L and no power of depth in Muon's learning rate.)
+
+**Prediction.** Drift of `depth_ode` with Muon over depth 2 to 32: 0, within .15 octaves per doubling; verdict
+"transfers"; at depth 8 and deeper its best loss is below that of `depth_mup`.
+
+**Rule of decision.** Same text, model, seeds, grid of rates and sizes as the case `depth_mup` with Muon; at depth 2
+both are the same trainings. Depths 2, 8 and 32 first, then 4 and 16; the last set that is complete decides. The
+prediction holds if the 95% interval of the drift is inside (-.25, .25) and the verdict is "transfers"; it fails if the
+verdict is "does not transfer" or the interval is outside (-.25, .25); otherwise it is undecided. `depth_ode` drifts
+less than `depth_mup` if their intervals have nothing in common.
+"""
 # What the rows of a scale say, for a reader; to be read again when they change. The numbers are in the tables.
 REMARKS = {
     "study": """
@@ -106,7 +131,7 @@ def shown(scale: str) -> list[TransferCurve]:
 def write() -> str:
     """Draw the page and its pictures from the rows that are there, a section for each scale; the page's path."""
     sections = [section(scale) or f"The {scale} has not been run yet.\n" for scale in reversed(SCALES)]  # larger first
-    write_atomically(PAGE, "\n".join([HEADER, *sections]))
+    write_atomically(PAGE, "\n".join([HEADER, MUON.lstrip(), *sections]))
     return str(PAGE)
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -68,15 +68,18 @@ CASES = {
     "depth_mup": Case(gpt_linen.GPT, "depth_mup"),
     "completep": Case(gpt_linen.GPT, "completep"),
     "depth_mup_muon": Case(gpt_linen.GPT, "depth_mup", "muon"),
+    "depth_ode_muon": Case(gpt_linen.GPT, "depth_ode", "muon"),
     "depth_mup_nnx": Case(gpt_nnx.GPT, "depth_mup"),
 }
 
 
 def twin(name: str, scale: str, width: int, depth: int) -> str:
     """The case whose trainings are the same ones: at the base depth depth_mup and completep are mup, which at the base
-    width is sp.
+    width is sp, and depth_ode is depth_mup.
     """
     base_width, base_depth = SCALES[scale].base
+    if name == "depth_ode_muon" and depth == base_depth:
+        return "depth_mup_muon"
     if name in ("depth_mup", "completep") and depth == base_depth:
         name = "mup"
     return "sp" if name == "mup" and width == base_width else name
@@ -101,11 +104,14 @@ def read(name: str, scale: str) -> pandas.DataFrame:
     return pandas.read_parquet(file)
 
 
-def train(name: str, scale: str, say: Callable[[str], None] = print) -> None:
-    """Train what is missing of a case, shape by shape; rows are written after each. Rows of a twin are copied."""
+def train(name: str, scale: str, say: Callable[[str], None] = print, *, depths: Collection[int] | None = None) -> None:
+    """Train what is missing of a case, shape by shape; rows are written after each. Rows of a twin are copied.
+
+    depths: only these; None: all of the scale.
+    """
     own, rows = SCALES[scale], read(name, scale)
     for width, depth in own.shapes:
-        if len(of_shape(rows, width, depth)):
+        if len(of_shape(rows, width, depth)) or (depths is not None and depth not in depths):
             continue
         same = twin(name, scale, width, depth)
         found = of_shape(read(same, scale), width, depth)
