@@ -131,20 +131,25 @@ def of_shape(rows: pandas.DataFrame, width: int, depth: int) -> pandas.DataFrame
 
 
 def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, Any]]:
-    """A row for each learning rate near the best and each seed.
-
-    loss: the mean training loss over the last tenth of the steps, NaN if the training diverged.
-    """
+    """The rows of a case at one shape, as `trained` returns them."""
     tokens = jnp.zeros((1, scale.context), jnp.int32)
     m = dm.setup(
         case.parameterization, case.factory, tokens, width=width, depth=depth, base=scale.base, fan_in_init=True
     )
+    return [{"width": width, "depth": depth, **row} for row in trained(m, case.optimizer, scale)]
+
+
+def trained(m: dm.Setup, optimizer: str, scale: Scale) -> list[dict[str, Any]]:
+    """A row for each learning rate near the best and each seed.
+
+    loss: the mean training loss over the last tenth of the steps, NaN if the training diverged.
+    """
     text = jnp.asarray(corpus(), jnp.int32)
     warm = optax.linear_schedule(0.0, 1.0, max(1, scale.steps // 10))
 
-    def trained(rate: jax.Array, seed: jax.Array) -> jax.Array:
+    def train_once(rate: jax.Array, seed: jax.Array) -> jax.Array:
         params, state = m.fresh(jax.random.key(seed))
-        tx = m.optimizer(case.optimizer, lambda step: rate * warm(step))
+        tx = m.optimizer(optimizer, lambda step: rate * warm(step))
 
         def loss(params: Any, window: jax.Array) -> jax.Array:
             logits, _ = m.model.run(params, state, window[:, :-1])
@@ -160,7 +165,7 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), seed), scale.steps)
         return jax.lax.scan(step, (params, tx.init(params)), keys)[1]
 
-    program = jax.jit(trained)  # one for all trainings of a shape
+    program = jax.jit(train_once)  # one for all trainings of a shape
 
     @functools.cache
     def loss(rate: float, seed: int) -> float:
@@ -176,5 +181,5 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
         start = min(max(0, best - scale.reach), len(rates) - window)
         rates = rates[start : start + window]
     grid = itertools.product(rates, range(scale.seeds))
-    rows = [{"width": width, "depth": depth, "learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
+    rows = [{"learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
     return [{**row, "diverged": math.isnan(row["loss"])} for row in rows]
