@@ -2,7 +2,7 @@
 
     python -m experiments.layer_kinds                  # about 4 minutes of one core for each; goes on where it stopped
     python -m experiments.layer_kinds qk_norm plain    # these kinds
-    python -m experiments.documents                    # the table of docs/rules.md, from the committed rows
+    python -m experiments.documents                    # the table of docs/language.md, from the committed rows
 
 The transformer knows nothing of depthmup; `dm.setup` finds the roles of its parameters. Each kind gets
 
@@ -69,6 +69,30 @@ SCALE = Scale((32, 2), (32, 64, 128), (2, 4, 8), tuple(np.arange(-9, -1.9, 0.5))
 CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "steps": (4,), "seeds": 16, "max_seeds": 64}
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
+SECTION = """
+## Kinds of layers
+
+    python -m experiments.layer_kinds
+
+Does it hold with your kind of layer? The command takes a transformer that has a switch for each kind (Linen, pre-norm,
+RMSNorm, no biases; the kinds are alone but in the last row), and gives each kind about 4 minutes of one core:
+
+- `dm.setup` finds the roles of its parameters. The column "its own parameters" has those that the plain one lacks.
+- A coordinate check (`m.check`, Adam, `depth_mup`; widths {check_widths}, depths {check_depths}). The columns show
+  the judged slope that is farthest from 0 along each axis, what was trained, and its answer.
+- Trainings on NumPy's docstrings (AdamW, `completep`; base width {width} and depth {depth}, widths {widths}, depths
+  {depths}; {steps} steps of {batch} sequences of {context} bytes; {seeds} seeds, {rates} learning rates half an octave
+  apart around the best): the drift of the best learning rate in octaves per doubling, and the verdict of
+  `dm.fit.transfer`.
+
+A kind *holds* if the check is not "not ok" and both verdicts are "transfers". The prediction, written before the first
+training: all hold but adaLN-zero, whose check says "not ok" (experiments/layer_kinds.py).
+
+Mixture of experts: {active} of {experts} experts for each token and a shared one, no loss that balances them. Grouped
+queries: {groups} keys and values for {heads} queries. LayerScale starts at .1. adaLN-zero is conditioned by the first
+byte.
+"""
+REMARKS = ""
 
 
 class MLP(nn.Module):
@@ -296,7 +320,7 @@ def table() -> str:
     for kind in KINDS:
         check, trials = checks.get(kind), rows[rows["kind"] == kind]
         new = {} if check is None or kind == "plain" else check["roles"].items() - plain.items()
-        roles = ", ".join(f"{path.removeprefix('blocks/')}: {role}" for path, role in sorted(new))
+        roles = ", ".join(f"{path.removeprefix('blocks/')}: {role.split()[0]}" for path, role in sorted(new))
         found = ["", "", ""] if check is None else [check["verdict"], slopes(check, "width"), slopes(check, "depth")]
         cells = [
             kind.replace("_", " "),
@@ -309,6 +333,17 @@ def table() -> str:
         if any(cells[3:]):
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def section() -> str:
+    """The section of docs/language.md."""
+    width, depth = SCALE.base
+    text = SECTION.format(
+        width=width, depth=depth, widths=SCALE.widths, depths=SCALE.depths, steps=SCALE.steps, batch=SCALE.batch,
+        context=SCALE.context, seeds=SCALE.seeds, rates=2 * SCALE.reach + 1, experts=EXPERTS, active=ACTIVE,
+        groups=GROUPS, heads=HEADS, check_widths=CHECK["widths"], check_depths=CHECK["depths"],
+    )  # fmt: skip
+    return f"{text.strip()}\n\n{table()}\n\n{REMARKS.strip()}\n"
 
 
 def main() -> None:

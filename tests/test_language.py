@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
+from experiments import layer_kinds
 from experiments.language import page, study
 from experiments.language.text import corpus, digest
 
@@ -19,6 +20,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "ROWS", tmp_path / "rows")
     monkeypatch.setattr(page, "PAGE", tmp_path / "language.md")
     monkeypatch.setattr(page, "IMAGES", tmp_path / "images" / "language")
+    monkeypatch.setattr(layer_kinds, "ROWS", tmp_path / "layer_kinds.parquet")
     return tmp_path
 
 
@@ -147,7 +149,7 @@ def test_the_page(folder):
         "depth_mup nnx, adamw",
     ):
         assert ", transfers, costs at most" in rows[f"| {name}", "width"]
-    assert len(rows) == 2 + 10  # header and rule: the same trainings have one row
+    assert len(rows) == 2 + 10 + 1  # two headers, a rule: the same trainings have one row
     for picture in re.findall(r"\]\((images/.*?)\)", text):
         assert (folder / picture).exists(), picture
     assert "Best loss of `completep` against `depth_mup` with adamw, with 95% intervals of paired seeds: " in text
@@ -165,7 +167,9 @@ def test_best_losses_are_compared_seed_by_seed():
     """By hand: 10% below at every seed, though seeds differ by more."""
     depth_mup = [np.array([2.0, 3.0, 4.0])] * 2
     completep = [losses * share for losses, share in zip(depth_mup, (1.0, 0.9), strict=True)]
-    assert page.compared("completep", completep, "depth_mup", depth_mup, "adamw", (2, 4)).endswith(": -10.0% [-10.0, -10.0] at depth 4.")
+    assert page.compared("completep", completep, "depth_mup", depth_mup, "adamw", (2, 4)).endswith(
+        ": -10.0% [-10.0, -10.0] at depth 4."
+    )
 
 
 def test_a_case_without_all_sizes_is_left_out(folder):

@@ -12,6 +12,7 @@ from depthmup.report import figures
 from depthmup.report.curves import DepthLaws, TransferCurve
 from depthmup.report.page import verdict_table
 from depthmup.train.workdir import write_atomically
+from experiments import layer_kinds
 from experiments.figures.figure import along, best_losses, loss_pictures, markdown, paired, words
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.study import CASES, SCALES, read, twin
@@ -136,7 +137,7 @@ def shown(scale: str) -> list[TransferCurve]:
 def write() -> str:
     """Draw the page and its pictures from the rows that are there, a section for each scale; the page's path."""
     sections = [section(scale) or f"The {scale} has not been run yet.\n" for scale in reversed(SCALES)]  # larger first
-    write_atomically(PAGE, "\n".join([HEADER, MUON.lstrip(), *sections]))
+    write_atomically(PAGE, "\n".join([HEADER, MUON.lstrip(), *sections, layer_kinds.section()]))
     return str(PAGE)
 
 
