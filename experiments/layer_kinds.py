@@ -65,7 +65,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # What `setup` says when it is not told; right at depth exponent 1 only.
 OVERRIDES = {"adaln_zero": {"condition/embedding": "branch"}}
-SCALE = Scale((32, 2), (32, 64, 128), (2, 4, 8), tuple(np.arange(-9, -1.9, 0.5)), 4, 100, 8, 32, 3)
+REACH = 3
+SCALE = Scale((32, 2), (32, 64, 128), (2, 4, 8), tuple(np.arange(-9, -1.9, 0.5)), 4, 100, 8, 32, REACH)
 CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "steps": (4,), "seeds": 16, "max_seeds": 64}
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
@@ -308,14 +309,9 @@ def table() -> str:
     rows, checks = read()
     plain = checks.get("plain", {"roles": {}})["roles"]
     columns = (
-        "kind",
-        "its own parameters",
-        "check",
-        "worst slope over width",
-        "over depth",
-        "rate over width",
-        "over depth",
-    )
+        "kind", "", "its own parameters", "check", "slope over width", "slope over depth", "learning rate over width",
+        "learning rate over depth",
+    )  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for kind in KINDS:
         check, trials = checks.get(kind), rows[rows["kind"] == kind]
@@ -340,7 +336,7 @@ def section() -> str:
     width, depth = SCALE.base
     text = SECTION.format(
         width=width, depth=depth, widths=SCALE.widths, depths=SCALE.depths, steps=SCALE.steps, batch=SCALE.batch,
-        context=SCALE.context, seeds=SCALE.seeds, rates=2 * SCALE.reach + 1, experts=EXPERTS, active=ACTIVE,
+        context=SCALE.context, seeds=SCALE.seeds, rates=2 * REACH + 1, experts=EXPERTS, active=ACTIVE,
         groups=GROUPS, heads=HEADS, check_widths=CHECK["widths"], check_depths=CHECK["depths"],
     )  # fmt: skip
     return f"{text.strip()}\n\n{table()}\n\n{REMARKS.strip()}\n"
