@@ -64,6 +64,11 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
         "The loss of `completep` is the lowest of the four ([a language model](../language.md))",
     ),
     (
+        ("transformer (language)", "Muon", "depth", "`depth_ode`"),
+        (Evidence(GPT, "study", optimizer="muon", take=("depth_ode",), others=("depth_mup",)),),
+        "",
+    ),
+    (
         ("any of these", "SGD", "width only", "`mup` (or `depth_mup`)"),
         (WIDTH._replace(where=CIFAR, sweep="simple_resnet"), WIDTH),
         "",

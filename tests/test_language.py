@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
+from experiments import layer_kinds
 from experiments.language import page, study
 from experiments.language.text import corpus, digest
 
@@ -19,6 +20,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "ROWS", tmp_path / "rows")
     monkeypatch.setattr(page, "PAGE", tmp_path / "language.md")
     monkeypatch.setattr(page, "IMAGES", tmp_path / "images" / "language")
+    monkeypatch.setattr(layer_kinds, "ROWS", tmp_path / "layer_kinds.parquet")
     return tmp_path
 
 
@@ -49,7 +51,8 @@ def test_trainings_are_kept_and_go_on(name, folder, monkeypatch):
 
 
 def test_twins_train_the_same():
-    """At the base width mup is sp, at the base depth depth_mup and completep are mup, and nowhere else."""
+    """At the base width mup is sp; at the base depth depth_mup and completep are mup, depth_ode is depth_mup; and
+    nowhere else."""
     scale, shapes = study.SCALES["demo"], study.SCALES["demo"].shapes
     twins = {
         name: {study.twin(name, "demo", *shape) for shape in shapes if shape != scale.base} for name in study.CASES
@@ -57,6 +60,7 @@ def test_twins_train_the_same():
     assert twins.pop("mup") == {"mup", "sp"}
     assert twins.pop("depth_mup") == {"depth_mup", "mup"}
     assert twins.pop("completep") == {"completep", "mup"}
+    assert twins.pop("depth_ode_muon") == {"depth_ode_muon", "depth_mup_muon"}
     assert all(own == {name} for name, own in twins.items())
     loss = {}
     for name, shape in (
@@ -65,11 +69,21 @@ def test_twins_train_the_same():
         ("mup", (16, 1)),
         ("depth_mup", (16, 1)),
         ("completep", (16, 1)),
+        ("depth_mup_muon", (16, 1)),
+        ("depth_ode_muon", (16, 1)),
     ):
         loss[name, shape] = [row["loss"] for row in study.trials(study.CASES[name], TINY, *shape)]
     np.testing.assert_allclose(loss["mup", (8, 2)], loss["sp", (8, 2)], rtol=1e-4)
     for name in ("depth_mup", "completep"):
         np.testing.assert_allclose(loss[name, (16, 1)], loss["mup", (16, 1)], rtol=1e-4)
+    np.testing.assert_allclose(loss["depth_ode_muon", (16, 1)], loss["depth_mup_muon", (16, 1)], rtol=1e-4)
+
+
+def test_only_the_depths_that_are_asked_for(folder, monkeypatch):
+    monkeypatch.setitem(study.SCALES, "demo", TINY)
+    said = []
+    study.train("sp", "demo", said.append, depths=[2])
+    assert said == ["sp: width 8, depth 2"]
 
 
 def test_all_seeds_train_around_the_best_of_the_first():
@@ -126,14 +140,19 @@ def test_the_page(folder):
     rows = {tuple(line.split(" | ")[:2]): line for line in text.splitlines() if line.startswith("| ")}
     assert re.search(r"depth \| -0\.(4|5)\d \[", rows["| sp = mup, adamw", "depth"])
     assert ", does not transfer" in rows["| sp = mup, adamw", "depth"]
-    for name in ("depth_mup, adamw", "completep, adamw", "depth_mup, muon", "depth_mup nnx, adamw"):
+    for name in ("depth_mup, adamw", "completep, adamw", "depth_mup, muon", "depth_ode, muon", "depth_mup nnx, adamw"):
         assert ", transfers, costs at most" in rows[f"| {name}", "depth"]
-    for name in ("sp, adamw", "mup = depth_mup = completep, adamw", "depth_mup, muon", "depth_mup nnx, adamw"):
+    for name in (
+        "sp, adamw",
+        "mup = depth_mup = completep, adamw",
+        "depth_mup = depth_ode, muon",
+        "depth_mup nnx, adamw",
+    ):
         assert ", transfers, costs at most" in rows[f"| {name}", "width"]
-    assert len(rows) == 2 + 9  # header and rule: the same trainings have one row
+    assert len(rows) == 2 + 10 + 1  # two headers, a rule: the same trainings have one row
     for picture in re.findall(r"\]\((images/.*?)\)", text):
         assert (folder / picture).exists(), picture
-    assert "Best loss of `completep` against `depth_mup`, with 95% intervals of paired seeds: " in text
+    assert "Best loss of `completep` against `depth_mup` with adamw, with 95% intervals of paired seeds: " in text
 
 
 def test_the_committed_page_is_that_of_the_rows(tmp_path, monkeypatch):
@@ -148,7 +167,9 @@ def test_best_losses_are_compared_seed_by_seed():
     """By hand: 10% below at every seed, though seeds differ by more."""
     depth_mup = [np.array([2.0, 3.0, 4.0])] * 2
     completep = [losses * share for losses, share in zip(depth_mup, (1.0, 0.9), strict=True)]
-    assert page.compared(completep, depth_mup, (2, 4)).endswith(": -10.0% [-10.0, -10.0] at depth 4.")
+    assert page.compared("completep", completep, "depth_mup", depth_mup, "adamw", (2, 4)).endswith(
+        ": -10.0% [-10.0, -10.0] at depth 4."
+    )
 
 
 def test_a_case_without_all_sizes_is_left_out(folder):

@@ -12,6 +12,7 @@ from depthmup.report import figures
 from depthmup.report.curves import DepthLaws, TransferCurve
 from depthmup.report.page import verdict_table
 from depthmup.train.workdir import write_atomically
+from experiments import layer_kinds
 from experiments.figures.figure import along, best_losses, loss_pictures, markdown, paired, words
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.study import CASES, SCALES, read, twin
@@ -36,6 +37,33 @@ is the mean training loss over the last tenth of the steps. The number of heads 
 CompleteP's claim (Dey et al. 2025): for transformers, whose branches have two layers, the depth exponent 1
 (`completep`) transfers and trains better than 1/2 (`depth_mup`).
 """
+# Parameterizations whose best losses over depth are compared, and the optimizer.
+PAIRS = (("completep", "depth_mup", "adamw"), ("depth_ode", "depth_mup", "muon"))
+# Written before the first training of depth_ode with Muon, and not changed after it.
+MUON = """
+## Muon over depth: question, prediction, rule of decision
+
+Under `depth_mup` Muon's best learning rate rises by +.43 [.39, .48] octaves per doubling of the depth (below). Does it
+transfer under `depth_ode`, whose branches are multiplied by 1/m_L and whose learning rates have no power of depth?
+
+**Derivation.** m_L blocks h <- h + m_L^-a W2 phi(W1 h) have weights of spectral norm 1, to which training adds updates
+of spectral norm eta m_L^-b: Muon's, whose size does not depend on the gradient's. To first order the updates of one
+layer of all blocks move the stream by m_L m_L^-a eta m_L^-b, which stays for b = 1 - a: the rule of both
+parameterizations. The second order, both layers of a block moved, has m_L m_L^-a (eta m_L^-b)^2 = eta^2 m_L^(a - 1):
+it vanishes at a = 1/2 and stays at a = 1 alone. There each block's weights move by eta relative to their own size at
+every depth; at a = 1/2 they move by eta m_L^-1/2, less in deeper networks. So if what decides the best rate is how far
+a block's weights move, `depth_mup` drifts by +.5 and `depth_ode`, where b = 0, by 0. (Zheng et al., arXiv 2603.00541:
+for branches of two or more layers the multiplier 1/L and no power of depth in Muon's learning rate.)
+
+**Prediction.** Drift of `depth_ode` with Muon over depth 2 to 32: 0, within .15 octaves per doubling; verdict
+"transfers"; at depth 8 and deeper its best loss is below that of `depth_mup`.
+
+**Rule of decision.** Same text, model, seeds, grid of rates and sizes as the case `depth_mup` with Muon; at depth 2
+both are the same trainings. Depths 2, 8 and 32 first, then 4 and 16; the last set that is complete decides. The
+prediction holds if the 95% interval of the drift is inside (-.25, .25) and the verdict is "transfers"; it fails if the
+verdict is "does not transfer" or the interval is outside (-.25, .25); otherwise it is undecided. `depth_ode` drifts
+less than `depth_mup` if their intervals have nothing in common.
+"""
 # What the rows of a scale say, for a reader; to be read again when they change. The numbers are in the tables.
 REMARKS = {
     "study": """
@@ -53,7 +81,9 @@ up to 32 blocks:
   which at depth 2 are one rule, transfer.
 - **Linen and NNX** agree: the drifts of `depth_mup` are within each other's intervals along both axes.
 - **Muon** trains to a loss that is 6 to 8% lower than AdamW's under `depth_mup` at every depth, but does not transfer
-  over depth: its best learning rate rises by about as much as the factor 1/sqrt(depth) of its rule takes away.
+  over depth: its best learning rate rises by about as much as the factor 1/sqrt(depth) of its rule takes away. Under
+  `depth_ode` it transfers from 2 to 32 blocks: the prediction above holds. The loss falls with every doubling of the
+  depth, and is surely below that of `depth_mup` at depths 16 and 32; at depth 8 that is undecided.
 """,
     "demo": """
 What these rows say, of small GPTs in the first 150 steps, with two seeds:
@@ -62,7 +92,8 @@ What these rows say, of small GPTs in the first 150 steps, with two seeds:
   is the loss. At the best learning rate it rises with depth under `sp`, stays under `depth_mup`, whose curves lie on
   each other, and falls under `completep`, at depth 16 surely below that of `depth_mup`.
 - **Width.** `sp` needs .85 octaves less for every doubling. Under the others the drift is .2 to .3 octaves.
-- **Muon** trains to a lower loss than AdamW at every size. Under `depth_mup` its best learning rate rises with depth.
+- **Muon** trains to a lower loss than AdamW at every size. Under `depth_mup` its best learning rate rises with depth,
+  under `depth_ode` it stays.
 """,
 }
 
@@ -106,7 +137,7 @@ def shown(scale: str) -> list[TransferCurve]:
 def write() -> str:
     """Draw the page and its pictures from the rows that are there, a section for each scale; the page's path."""
     sections = [section(scale) or f"The {scale} has not been run yet.\n" for scale in reversed(SCALES)]  # larger first
-    write_atomically(PAGE, "\n".join([HEADER, *sections]))
+    write_atomically(PAGE, "\n".join([HEADER, MUON.lstrip(), *sections, layer_kinds.section()]))
     return str(PAGE)
 
 
@@ -138,21 +169,27 @@ def section(scale: str) -> str:
     for name, picture in loss_pictures(along(chosen, f"gpt_{scale}")).items():
         write_atomically(IMAGES / f"{name}.png", figures.png(picture))
         lines += [f"![{name}](images/language/{name}.png)", ""]
-    pair = [best.get((name, "adamw", "depth")) for name in ("completep", "depth_mup")]
-    if pair[0] and pair[1]:
-        lines += [compared(pair[0], pair[1], SCALES[scale].depths), ""]
+    for name, other, optimizer in PAIRS:
+        pair = [best.get((parameterization, optimizer, "depth")) for parameterization in (name, other)]
+        if pair[0] and pair[1]:
+            lines += [compared(name, pair[0], other, pair[1], optimizer, SCALES[scale].depths), ""]
     lines += [REMARKS[scale].strip(), ""] if scale in REMARKS else []
     lines += [f"    {line}".rstrip() for line in verdict_table(chosen).splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def compared(completep: list[np.ndarray], depth_mup: list[np.ndarray], depths: tuple[int, ...]) -> str:
-    """What the best losses, (seeds,) at each depth, say of CompleteP's claim."""
+def compared(
+    name: str, best: list[np.ndarray], other: str, against: list[np.ndarray], optimizer: str, depths: tuple[int, ...]
+) -> str:
+    """How the best losses of two parameterizations, (seeds,) at each depth, differ above the base depth."""
     changes = []
-    for a, b, depth in zip(completep[1:], depth_mup[1:], depths[1:], strict=True):
+    for a, b, depth in zip(best[1:], against[1:], depths[1:], strict=True):
         mean, low, high = (100 * math.expm1(x) for x in paired(np.log(a / b)))
         changes.append(f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}] at depth {depth}")
-    return f"Best loss of `completep` against `depth_mup`, with 95% intervals of paired seeds: {', '.join(changes)}."
+    return (
+        f"Best loss of `{name}` against `{other}` with {optimizer}, with 95% intervals of paired seeds: "
+        f"{', '.join(changes)}."
+    )
 
 
 def describe(scale: str) -> str:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -69,15 +69,18 @@ CASES = {
     "depth_mup": Case(gpt_linen.GPT, "depth_mup"),
     "completep": Case(gpt_linen.GPT, "completep"),
     "depth_mup_muon": Case(gpt_linen.GPT, "depth_mup", "muon"),
+    "depth_ode_muon": Case(gpt_linen.GPT, "depth_ode", "muon"),
     "depth_mup_nnx": Case(gpt_nnx.GPT, "depth_mup"),
 }
 
 
 def twin(name: str, scale: str, width: int, depth: int) -> str:
     """The case whose trainings are the same ones: at the base depth depth_mup and completep are mup, which at the base
-    width is sp.
+    width is sp, and depth_ode is depth_mup.
     """
     base_width, base_depth = SCALES[scale].base
+    if name == "depth_ode_muon" and depth == base_depth:
+        return "depth_mup_muon"
     if name in ("depth_mup", "completep") and depth == base_depth:
         name = "mup"
     return "sp" if name == "mup" and width == base_width else name
@@ -102,11 +105,14 @@ def read(name: str, scale: str) -> pandas.DataFrame:
     return pandas.read_parquet(file)
 
 
-def train(name: str, scale: str, say: Callable[[str], None] = print) -> None:
-    """Train what is missing of a case, shape by shape; rows are written after each. Rows of a twin are copied."""
+def train(name: str, scale: str, say: Callable[[str], None] = print, *, depths: Collection[int] | None = None) -> None:
+    """Train what is missing of a case, shape by shape; rows are written after each. Rows of a twin are copied.
+
+    depths: only these; None: all of the scale.
+    """
     own, rows = SCALES[scale], read(name, scale)
     for width, depth in own.shapes:
-        if len(of_shape(rows, width, depth)):
+        if len(of_shape(rows, width, depth)) or (depths is not None and depth not in depths):
             continue
         same = twin(name, scale, width, depth)
         found = of_shape(read(same, scale), width, depth)
@@ -126,20 +132,25 @@ def of_shape(rows: pandas.DataFrame, width: int, depth: int) -> pandas.DataFrame
 
 
 def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, Any]]:
-    """A row for each learning rate near the best and each seed.
-
-    loss: the mean training loss over the last tenth of the steps, NaN if the training diverged.
-    """
+    """The rows of a case at one shape, as `trained` returns them."""
     tokens = jnp.zeros((1, scale.context), jnp.int32)
     m = dm.setup(
         case.parameterization, case.factory, tokens, width=width, depth=depth, base=scale.base, fan_in_init=True
     )
+    return [{"width": width, "depth": depth, **row} for row in trained(m, case.optimizer, scale)]
+
+
+def trained(m: dm.Setup, optimizer: str, scale: Scale) -> list[dict[str, Any]]:
+    """A row for each learning rate near the best and each seed.
+
+    loss: the mean training loss over the last tenth of the steps, NaN if the training diverged.
+    """
     text = jnp.asarray(corpus(), jnp.int32)
     warm = optax.linear_schedule(0.0, 1.0, max(1, scale.steps // 10))
 
-    def trained(rate: jax.Array, seed: jax.Array) -> jax.Array:
+    def train_once(rate: jax.Array, seed: jax.Array) -> jax.Array:
         params, state = m.fresh(jax.random.key(seed))
-        tx = m.optimizer(case.optimizer, lambda step: rate * warm(step))
+        tx = m.optimizer(optimizer, lambda step: rate * warm(step))
 
         def loss(params: Any, window: jax.Array) -> jax.Array:
             logits, _ = m.model.run(params, state, window[:, :-1])
@@ -155,7 +166,7 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), seed), scale.steps)
         return jax.lax.scan(step, (params, tx.init(params)), keys)[1]
 
-    program = jax.jit(trained)  # one for all trainings of a shape
+    program = jax.jit(train_once)  # one for all trainings of a shape
 
     @functools.cache
     def loss(rate: float, seed: int) -> float:
@@ -171,5 +182,5 @@ def trials(case: Case, scale: Scale, width: int, depth: int) -> list[dict[str, A
         start = min(max(0, best - scale.reach), len(rates) - window)
         rates = rates[start : start + window]
     grid = itertools.product(rates, range(scale.seeds))
-    rows = [{"width": width, "depth": depth, "learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
+    rows = [{"learning_rate": r, "seed": s, "loss": loss(r, s)} for r, s in grid]
     return [{**row, "diverged": math.isnan(row["loss"])} for row in rows]

@@ -1,0 +1,158 @@
+"""Kinds of layers: roles by hand, trainings that go on, the table from planted rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+import pytest
+
+from depthmup.specs import group, is_spec, starred
+from experiments import layer_kinds
+from experiments.language.study import Scale
+
+TOKENS = jnp.zeros((1, 8), jnp.int32)
+PLAIN = {
+    "blocks/attention/key/kernel": "branch/hidden",
+    "blocks/attention/out/kernel": "branch/hidden",
+    "blocks/attention/query/kernel": "branch/hidden",
+    "blocks/attention/value/kernel": "branch/hidden",
+    "blocks/mlp/down/kernel": "branch/hidden",
+    "blocks/mlp/up/kernel": "branch/hidden",
+    "blocks/norm_*/scale": "branch/vector",
+    "head/kernel": "readout",
+    "norm/scale": "vector",
+    "positions/embedding": "input",
+    "tokens/embedding": "input",
+}
+EXPERTS = {
+    "blocks/mlp/experts/down/kernel": "branch/hidden",
+    "blocks/mlp/experts/up/kernel": "branch/hidden",
+    "blocks/mlp/router/kernel": "branch/output",
+    "blocks/mlp/shared/down/kernel": "branch/hidden",
+    "blocks/mlp/shared/up/kernel": "branch/hidden",
+}
+# By hand: {kind: (what it has in addition, what it lacks)}.
+DIFFERENCES = {
+    "plain": ({}, []),
+    "mixture_of_experts": (EXPERTS, ["blocks/mlp/down/kernel", "blocks/mlp/up/kernel"]),
+    "grouped_query": ({}, []),
+    "tied_embedding": ({}, ["head/kernel"]),
+    "qk_norm": (
+        dict.fromkeys(("blocks/attention/query_norm/scale", "blocks/attention/key_norm/scale"), "branch/vector"),
+        [],
+    ),
+    "sandwich_norm": ({"blocks/norm_after_*/scale": "branch/vector"}, []),
+    "layer_scale": ({"blocks/layer_scale_*": "branch/vector"}, []),
+}
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_kinds, "ROWS", tmp_path / "layer_kinds.parquet")
+    return tmp_path / "layer_kinds.parquet"
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_setup_finds_the_roles_without_an_override(kind):
+    specs = layer_kinds.setup(kind, "depth_mup", TOKENS).specs
+    roles = {starred(spec.path): group(spec).split()[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    more, less = DIFFERENCES[kind]
+    assert roles == {path: role for path, role in (PLAIN | more).items() if path not in less}
+    assert kind not in layer_kinds.OVERRIDES
+
+
+def test_initializers_scale_as_assumed(recwarn):
+    """So that fan_in_init is not needed: the standard deviations at twice the width."""
+    m = layer_kinds.setup("all but adaln_zero", "sp", TOKENS)
+    small, large = (
+        jax.tree.map(lambda leaf: float(leaf.std()), m.at(width, 2).fresh(jax.random.key(0))[0]) for width in (32, 128)
+    )
+    for path in (("mlp", "experts", "up"), ("mlp", "router"), ("attention", "query")):
+        a, b = small["blocks"], large["blocks"]
+        for name in path:
+            a, b = a[name], b[name]
+        np.testing.assert_allclose(b["kernel"] / a["kernel"], 0.5, rtol=0.2)
+    np.testing.assert_allclose(large["tokens"]["embedding"] / small["tokens"]["embedding"], 1, rtol=0.05)
+
+
+def test_each_token_goes_to_the_experts_of_the_largest_scores():
+    """Against all experts called one by one."""
+    module = layer_kinds.Experts(8)
+    y = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    variables = module.init(jax.random.key(1), y)
+    params = variables["params"]
+    scores = np.asarray(jax.nn.softmax(y @ params["router"]["kernel"]))
+    mlp = layer_kinds.MLP(8)
+    each = [
+        np.asarray(mlp.apply({"params": jax.tree.map(lambda leaf, i=i: leaf[i], params["experts"])}, y))
+        for i in range(layer_kinds.EXPERTS)
+    ]
+    expected = np.asarray(mlp.apply({"params": params["shared"]}, y)).copy()
+    for at in np.ndindex(2, 3):
+        chosen = np.argsort(scores[at])[-layer_kinds.ACTIVE :]
+        expected[at] += sum(scores[at][i] * each[i][at] for i in chosen) / scores[at][chosen].sum()
+    np.testing.assert_allclose(module.apply(variables, y), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adaln_zero_starts_with_shut_branches():
+    tokens = jnp.arange(8)[None]
+    plain, deep = (layer_kinds.Transformer(16, depth, ("adaln_zero",)) for depth in (1, 3))
+    variables = deep.init(jax.random.key(0), tokens)["params"]
+    shallow = variables | {"blocks": jax.tree.map(lambda leaf: leaf[:1], variables["blocks"])}
+    np.testing.assert_allclose(deep.apply({"params": variables}, tokens), plain.apply({"params": shallow}, tokens))
+
+
+def test_trainings_are_kept_and_go_on(rows, monkeypatch, capsys):
+    scale = Scale((8, 1), (8, 16), (1, 2), (-6, -4), 2, 12, 2, 8)
+    monkeypatch.setattr(layer_kinds, "SCALE", scale)
+    monkeypatch.setattr(layer_kinds, "checked", lambda kind: {"roles": {}, "verdict": "ok", "slopes": []})
+    monkeypatch.setattr(Scale, "shapes", [(8, 1)])
+    layer_kinds.run("plain")
+    monkeypatch.setattr(Scale, "shapes", [(8, 1), (8, 2)])
+    layer_kinds.run("plain")
+    assert capsys.readouterr().out.splitlines() == [
+        "plain: width 8, depth 1",
+        "plain: coordinate check",
+        "plain: width 8, depth 2",
+    ]
+    table, checks = layer_kinds.read()
+    assert list(table.groupby(["depth", "learning_rate"])["seed"].nunique()) == [2] * 4
+    assert list(checks) == ["plain"]
+    monkeypatch.setattr(layer_kinds, "SCALE", scale._replace(steps=13))
+    with pytest.raises(ValueError, match="comes from another scale"):
+        layer_kinds.read()
+
+
+def plant(drift, verdict="ok"):
+    """Rows of the plain kind with parabolas whose centre moves by `drift` octaves a doubling of the depth."""
+    scale, rng = layer_kinds.SCALE, np.random.default_rng(0)
+    table = [
+        {"kind": "plain", "width": w, "depth": d, "learning_rate": 2.0**x, "seed": seed, "diverged": False,
+         "loss": 2.0 + 0.05 * (x + 5.5 - drift * np.log2(d)) ** 2 + 0.001 * rng.standard_normal()}
+        for w, d in scale.shapes for x in scale.octaves for seed in range(scale.seeds)
+    ]  # fmt: skip
+    slopes = [
+        {"axis": axis, "group": name, "seeds": 4, "answer": "ok", "slope": [s, s - 0.1, s + 0.1], "limit": None}
+        for axis in ("width", "depth")
+        for name, s in (("input", 0.02), ("readout", -0.05))
+    ]
+    layer_kinds.write(pandas.DataFrame(table), {"plain": {"roles": PLAIN, "verdict": verdict, "slopes": slopes}})
+
+
+@pytest.mark.parametrize(
+    ("drift", "verdict", "answer"), [(0.0, "ok", "holds"), (0.0, "not ok", "fails"), (1.0, "ok", "fails")]
+)
+def test_the_table(rows, drift, verdict, answer):
+    plant(drift, verdict)
+    line = layer_kinds.table().splitlines()[-1]
+    cells = line.strip("| ").split(" | ")
+    assert cells[:2] == ["plain", answer]
+    assert cells[4] == "-0.05 [-0.15, +0.05] readout, ok"
+    assert (", transfers" in cells[-1]) == (drift == 0)
+
+
+def test_a_kind_without_all_sizes_is_not_finished(rows):
+    plant(0.0)
+    table, checks = layer_kinds.read()
+    layer_kinds.write(table[table["depth"] < 8], checks)
+    assert layer_kinds.table().splitlines()[-1].startswith("| plain | not finished |")
