@@ -1,0 +1,100 @@
+"""Models of several heads, and of one output."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tests.foreign.table import Foreign, blocks, ones, trunk
+
+STATES = ones(4, 5)
+
+
+class Torso(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.Dense(2 * self.width, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(h))
+            h = h + nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(y))
+        return nn.LayerNorm(name="norm")(h)
+
+
+class TwoHeads(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        return {"classes": nn.Dense(10, name="cls")(h), "value": nn.Dense(1, name="reg")(h)}
+
+
+class ActorCritic(nnx.Module):
+    """Two heads on one torso; hidden: a layer of its own in the critic."""
+
+    def __init__(self, width, depth, rngs, bias=True, hidden=False):
+        linear = functools.partial(nnx.Linear, rngs=rngs)
+        self.embed = linear(5, width)
+        self.up = nnx.List([linear(width, 2 * width) for _ in range(depth)])
+        self.down = nnx.List([linear(2 * width, width) for _ in range(depth)])
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.critic = linear(width, width) if hidden else None
+        self.pi, self.v = linear(width, 3, use_bias=bias), linear(width, 1, use_bias=bias)
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for up, down in zip(self.up, self.down, strict=True):
+            h = h + down(nnx.tanh(up(h)))
+        h = self.norm(h)
+        return self.pi(h), self.v(h if self.critic is None else nnx.relu(self.critic(h)))[..., 0]
+
+
+class OneOutput(nn.Module):
+    """A regression: the readout has one column."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, name="head")(Torso(self.width, self.depth, name="torso")(x))[..., 0]
+
+
+def both(outputs):
+    """A policy's logits and a value, side by side."""
+    policy, value = outputs
+    return jnp.concatenate([policy, value[..., None]], -1)
+
+
+def actor_critic(**kinds):
+    return lambda width, depth, rngs: ActorCritic(width, depth, rngs, **kinds)
+
+
+BESIDE = {"output": lambda outputs: jnp.concatenate(jax.tree.leaves(outputs), -1)}
+TORSO = blocks("torso/block_*") | {
+    "torso/norm/*": "vector",
+    "torso/embed/bias": "vector",
+    "torso/embed/kernel": "input",
+}
+ACTOR_CRITIC = blocks("up/*", "down/*") | trunk(embed="input", norm="vector", pi="readout", v="readout")
+
+MODELS = {
+    "two_heads": Foreign(TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE),
+    "two_heads_value": Foreign(
+        TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE, loss=lambda logits: logits[..., -1:]
+    ),
+    "actor_critic": Foreign(ActorCritic, (STATES,), ACTOR_CRITIC, {"output": both}),
+    "actor_critic_without_biases": Foreign(
+        actor_critic(bias=False), (STATES,), ACTOR_CRITIC, {"output": both}
+    ),
+    "critic_with_hidden_layer": Foreign(
+        actor_critic(hidden=True), (STATES,), ACTOR_CRITIC | trunk(critic="hidden"), {"output": both}
+    ),
+    "one_output": Foreign(OneOutput, (STATES,), TORSO | trunk(head="readout")),
+}  # fmt: skip

@@ -1,0 +1,246 @@
+"""Recurrences over time inside residual blocks, most of them by a scan."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.foreign.table import TOKENS, Foreign, blocks, ones, trunk
+
+eqx = pytest.importorskip("equinox")
+
+SEQUENCES = ones(2, 6, 5)
+embed = functools.partial(nn.Embed, 20, embedding_init=nn.initializers.normal(1.0))
+dense = functools.partial(nn.Dense, use_bias=False)
+
+
+def over_time(step, state, *sequences):
+    """`step(state, one of each)` along axis 1."""
+    swapped = [sequence.swapaxes(0, 1) for sequence in sequences]
+    return jax.lax.scan(lambda state, now: step(state, *now), state, swapped)[1].swapaxes(0, 1)
+
+
+def shifted(x):
+    """The value of the step before."""
+    return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+
+
+class RWKVTimeMix(nn.Module):
+    """RWKV-4's, with its running maximum. read_before: y_t is the state before the update, without a bonus."""
+
+    read_before: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        w = x.shape[-1]
+        mix = {name: self.param(f"time_mix_{name}", nn.initializers.constant(0.5), (w,)) for name in "rkv"}
+        r, k, v = (dense(w, name=name)(mix[name] * x + (1 - mix[name]) * shifted(x)) for name in "rkv")
+        decay = -jnp.exp(self.param("time_decay", nn.initializers.normal(1.0), (w,)))
+        zero = jnp.zeros_like(x[:, 0])
+        if self.read_before:
+            y = over_time(lambda state, k, v: (jnp.exp(decay) * state + nn.sigmoid(k) * v, state), zero, k, v)
+            return dense(w, name="output")(nn.sigmoid(r) * y)
+        bonus = self.param("time_first", nn.initializers.normal(1.0), (w,))
+
+        def step(state, k, v):
+            a, b, largest = state
+            top = jnp.maximum(largest, bonus + k)
+            old, new = jnp.exp(largest - top), jnp.exp(bonus + k - top)
+            y = (old * a + new * v) / (old * b + new)
+            top = jnp.maximum(largest + decay, k)
+            old, new = jnp.exp(largest + decay - top), jnp.exp(k - top)
+            return (old * a + new * v, old * b + new, top), y
+
+        return dense(w, name="output")(nn.sigmoid(r) * over_time(step, (zero, zero, zero - 1e9), k, v))
+
+
+class RWKV(nn.Module):
+    width: int
+    depth: int
+    read_before: bool = False
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = embed(self.width, name="embed")(tokens)
+        for i in range(self.depth):
+            x = nn.LayerNorm(name=f"blocks_{i}_norm1")(h)
+            h = h + RWKVTimeMix(self.read_before, name=f"blocks_{i}_time")(x)
+            x = nn.LayerNorm(name=f"blocks_{i}_norm2")(h)
+            r, k = dense(self.width, name=f"blocks_{i}_r")(shifted(x)), dense(2 * self.width, name=f"blocks_{i}_k")(x)
+            h = h + nn.sigmoid(r) * dense(self.width, name=f"blocks_{i}_v")(nn.relu(k) ** 2)
+        return dense(20, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+class Recurrent(nn.Module):
+    """Residual blocks around a cell of Flax, with a projection or without."""
+
+    width: int
+    depth: int
+    cell: type = nn.GRUCell
+    project: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.RNN(self.cell(self.width), name=f"block_{i}_rnn")(nn.LayerNorm(name=f"block_{i}_norm")(h))
+            h = h + (nn.Dense(self.width, name=f"block_{i}_out")(y) if self.project else y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+class MinGRU(nn.Module):
+    """The gates see the inputs only, so the state is linear in the candidates."""
+
+    width: int
+    depth: int
+    project: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            x = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            z = nn.sigmoid(nn.Dense(self.width, name=f"block_{i}_gate")(x))
+            candidate = nn.Dense(self.width, name=f"block_{i}_candidate")(x)
+
+            def step(state, z, candidate):
+                state = (1 - z) * state + z * candidate
+                return state, state
+
+            y = over_time(step, jnp.zeros_like(h[:, 0]), z, candidate)
+            h = h + (nn.Dense(self.width, name=f"block_{i}_out")(y) if self.project else y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+class Mamba(nn.Module):
+    """Mamba-1: a selective state of each channel; the rank of the time step is fixed."""
+
+    states: int = 4
+    rank: int = 3
+
+    @nn.compact
+    def __call__(self, h):
+        inner = 2 * h.shape[-1]
+        x, z = jnp.split(dense(2 * inner, name="in_proj")(nn.RMSNorm(name="norm")(h)), 2, -1)
+        x = nn.silu(nn.Conv(inner, (3,), padding="CAUSAL", feature_group_count=inner, name="conv1d")(x))
+        ends = (self.rank, self.rank + self.states)
+        dt, b, c = jnp.split(dense(self.rank + 2 * self.states, name="x_proj")(x), ends, -1)
+        dt = nn.softplus(nn.Dense(inner, name="dt_proj")(dt))
+        a = -jnp.exp(self.param("A_log", nn.initializers.normal(1.0), (inner, self.states)))
+
+        def step(state, x, dt, b, c):
+            state = state * jnp.exp(dt[..., None] * a) + (dt * x)[..., None] * b[:, None]
+            return state, (state * c[:, None]).sum(-1)
+
+        y = over_time(step, jnp.zeros((*x[:, 0].shape, self.states)), x, dt, b, c)
+        y = y + self.param("D", nn.initializers.ones, (inner,)) * x
+        return h + dense(h.shape[-1], name="out_proj")(y * nn.silu(z))
+
+
+class Mamba2(nn.Module):
+    """One decay for each of a fixed number of heads; gate, inputs, B, C and time steps from one matrix, whose outputs
+    do not double with the width."""
+
+    states: int = 4
+    heads: int = 4
+
+    @nn.compact
+    def __call__(self, h):
+        inner, state, heads = 2 * h.shape[-1], self.states, self.heads
+        fused = dense(2 * inner + 2 * state + heads, name="in_proj")(nn.RMSNorm(name="norm")(h))
+        z, x, b, c, dt = jnp.split(fused, (inner, 2 * inner, 2 * inner + state, 2 * inner + 2 * state), -1)
+        log_a, bias, skip = (
+            self.param(name, nn.initializers.normal(1.0), (heads,)) for name in ("A_log", "dt_bias", "D")
+        )
+        x, dt = nn.silu(x).reshape(*x.shape[:2], heads, -1), nn.softplus(dt + bias)
+
+        def step(state, x, dt, decay, b, c):
+            state = state * decay[..., None, None] + (dt[..., None] * x)[..., None] * b[:, None, None]
+            return state, (state * c[:, None, None]).sum(-1)
+
+        y = over_time(step, jnp.zeros((*x[:, 0].shape, state)), x, dt, jnp.exp(-dt * jnp.exp(log_a)), b, c)
+        y = (y + skip[:, None] * x).reshape(*x.shape[:2], inner)
+        return h + dense(h.shape[-1], name="out_proj")(nn.RMSNorm(name="gated_norm")(y * nn.silu(z)))
+
+
+class LanguageModel(nn.Module):
+    width: int
+    depth: int
+    block: type
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = embed(self.width, name="embed")(tokens)
+        for i in range(self.depth):
+            h = self.block(name=f"block_{i}")(h)
+        return dense(20, name="head")(nn.RMSNorm(name="norm")(h))
+
+
+class S4D(eqx.Module):
+    """One layer: a diagonal state of each channel, and a gated linear unit at its end."""
+
+    norm: eqx.nn.LayerNorm
+    Lambda_re: jax.Array
+    Lambda_im: jax.Array
+    C: jax.Array
+    D: jax.Array
+    log_step: jax.Array
+    out: eqx.nn.Linear
+
+    def __init__(self, width, key, states=4):
+        keys = iter(jax.random.split(key, 5))
+        self.norm = eqx.nn.LayerNorm(width)
+        self.Lambda_re, self.Lambda_im = (jax.random.normal(next(keys), (width, states)) for _ in range(2))
+        self.C, self.D = jax.random.normal(next(keys), (width, states)), jnp.ones(width)
+        self.log_step = jax.random.normal(next(keys), (width,))
+        self.out = eqx.nn.Linear(width, 2 * width, key=next(keys))
+
+    def __call__(self, h):
+        x, steps = jax.vmap(self.norm)(h), jnp.arange(len(h))
+        poles = (-jnp.exp(self.Lambda_re) + 1j * self.Lambda_im) * jnp.exp(self.log_step)[:, None]
+        kernel = (self.C[..., None] * jnp.exp(poles[..., None] * steps)).sum(1).real  # (width, length)
+        lags = steps[:, None] - steps
+        y = jnp.einsum("wts,sw->tw", jnp.where(lags >= 0, kernel[:, lags], 0), x) + self.D * x
+        a, gate = jnp.split(jax.vmap(self.out)(jax.nn.gelu(y)), 2, -1)
+        return h + a * jax.nn.sigmoid(gate)
+
+
+class S4DNet(eqx.Module):
+    embed: eqx.nn.Linear
+    layers: list
+    head: eqx.nn.Linear
+
+    def __init__(self, width, depth, *, key):
+        keys = jax.random.split(key, depth + 2)
+        self.embed, self.head = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, 10, key=keys[1])
+        self.layers = [S4D(width, key=own) for own in keys[2:]]
+
+    def __call__(self, x):
+        h = jax.vmap(self.embed)(x)
+        for layer in self.layers:
+            h = layer(h)
+        return jax.vmap(self.head)(h)
+
+
+TOKENS_IN = blocks("block*") | trunk(embed="input", norm="vector", head="readout")
+MAMBA = {"*/conv1d/kernel": "branch/input", "*/x_proj/kernel": "branch/output", "*/dt_proj/kernel": "branch/input"}
+MAMBA2 = {"*/A_log": "branch/scalar", "*/D": "branch/scalar", "*/dt_bias": "branch/scalar"}
+CELLS = TOKENS_IN | blocks("*Cell_*")
+SCALE = r"factors\.branch"
+
+MODELS = {
+    "rwkv4": Foreign(RWKV, (TOKENS,), TOKENS_IN),
+    "rwkv_read_before": Foreign(functools.partial(RWKV, read_before=True), (TOKENS,), TOKENS_IN),
+    "gru": Foreign(Recurrent, (SEQUENCES,), CELLS),
+    "min_gru": Foreign(MinGRU, (SEQUENCES,), TOKENS_IN),
+    "min_gru_without_projection": Foreign(functools.partial(MinGRU, project=False), (SEQUENCES,), TOKENS_IN),
+    "lstm": Foreign(functools.partial(Recurrent, cell=nn.LSTMCell), (SEQUENCES,), CELLS),
+    "lstm_without_projection": Foreign(
+        functools.partial(Recurrent, cell=nn.LSTMCell, project=False), (SEQUENCES,), error=SCALE
+    ),
+    "mamba": Foreign(functools.partial(LanguageModel, block=Mamba), (TOKENS,), TOKENS_IN | MAMBA),
+    "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2, asks=True),
+    "s4d_with_glu": Foreign(S4DNet, (SEQUENCES,), options={"call": lambda model, x: jax.vmap(model)(x)}, error=SCALE),
+}  # fmt: skip

@@ -1,0 +1,324 @@
+"""What models are made of: names, lists, plain arrays, adapters, shared or scaled weights, factories of any kind."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from tests.foreign.table import Foreign, blocks, ones, trunk
+
+eqx = pytest.importorskip("equinox")
+
+VECTORS, SEQUENCES = ones(4, 5), ones(2, 6, 5)
+VMAP = {"call": lambda model, x: jax.vmap(model)(x)}
+
+
+class NNXBlock(nnx.Module):
+    def __init__(self, width, rngs, make=nnx.Linear):
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.up, self.down = make(width, 2 * width, rngs=rngs), make(2 * width, width, rngs=rngs)
+
+    def __call__(self, h):
+        return h + self.down(nnx.gelu(self.up(self.norm(h))))
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, width, depth, *, classes=10, make=nnx.Linear, rngs):
+        self.embed = nnx.Linear(5, width, rngs=rngs)
+        self.blocks = nnx.List([NNXBlock(width, rngs, make) for _ in range(depth)])
+        self.head = nnx.Linear(width, classes, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+def waves(length, width):
+    return jnp.sin(jnp.arange(length)[:, None] * jnp.arange(1.0, width + 1))
+
+
+class Table(nnx.Module):
+    """Sinusoidal positions in an attribute: a plain array, or a variable that is no parameter."""
+
+    def __init__(self, width, depth, rngs, hold=lambda table: table):
+        self.table = hold(waves(6, width))
+        self.net = NNXNet(width, depth, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.net.embed(x) + self.table[...]
+        for block in self.net.blocks:
+            h = block(h)
+        return self.net.head(h)
+
+
+class GatedByTable(nnx.Module):
+    """A plain array in each block, as RoPE's tables are."""
+
+    def __init__(self, width, rngs):
+        self.linear, self.table = nnx.Linear(width, width, rngs=rngs), waves(6, width)
+
+    def __call__(self, h):
+        return h + self.linear(nnx.relu(h)) * self.table
+
+
+class TablesInBlocks(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.embed, self.head = nnx.Linear(5, width, rngs=rngs), nnx.Linear(width, 10, rngs=rngs)
+        self.blocks = nnx.List([GatedByTable(width, rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+class NoPytree(nnx.Module, pytree=False):
+    """A module that is no pytree, with a plain array."""
+
+    def __init__(self, width, depth, rngs):
+        self.net, self.table = NNXNet(width, depth, rngs=rngs), waves(6, width)
+
+    def __call__(self, x):
+        h = self.net.embed(x) + self.table
+        for block in self.net.blocks:
+            h = block(h)
+        return self.net.head(h)
+
+
+class EqxBlock(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, width, key):
+        one, two = jax.random.split(key)
+        self.norm = eqx.nn.LayerNorm(width)
+        self.up, self.down = eqx.nn.Linear(width, 2 * width, key=one), eqx.nn.Linear(2 * width, width, key=two)
+
+    def __call__(self, h):
+        return h + self.down(jax.nn.gelu(self.up(self.norm(h))))
+
+
+class OneList(eqx.Module):
+    """Read-in, blocks and readout in one list."""
+
+    layers: list
+
+    def __init__(self, width, depth, *, classes=10, key):
+        keys = jax.random.split(key, depth + 2)
+        first, last = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, classes, key=keys[1])
+        self.layers = [first, *(EqxBlock(width, own) for own in keys[2:]), last]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Linears(eqx.Module):
+    """One list of layers, of which those in the middle are residual."""
+
+    layers: list
+
+    def __init__(self, width, depth, key):
+        sizes = [5, *[width] * (depth + 1), 10]
+        keys = jax.random.split(key, depth + 2)
+        pairs = zip(itertools.pairwise(sizes), keys, strict=True)
+        self.layers = [eqx.nn.Linear(*pair, key=own) for pair, own in pairs]
+
+    def __call__(self, x):
+        first, *middle, last = self.layers
+        h = first(x)
+        for layer in middle:
+            h = h + layer(jax.nn.relu(h))
+        return last(h)
+
+
+def linears_roles(depth):
+    ends = {"layers/0/weight": "input", "layers/0/bias": "vector"}
+    ends |= {f"layers/{depth + 1}/weight": "readout", f"layers/{depth + 1}/bias": "scalar"}
+    return {"*/weight": "branch/hidden", "*/bias": "branch/vector"} | ends
+
+
+class EqxAttention(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    attn: eqx.nn.MultiheadAttention
+
+    def __call__(self, h):
+        x = jax.vmap(self.norm)(h)
+        return h + self.attn(x, x, x)
+
+
+class EqxTied(eqx.Module):
+    """The logits are by the embedding."""
+
+    embed: jax.Array
+    attention: list
+    mlps: list
+    norm: eqx.nn.LayerNorm
+
+    def __init__(self, width, depth, key):
+        first, *keys = jax.random.split(key, 2 * depth + 1)
+        self.embed = jax.random.normal(first, (20, width))
+        attention = functools.partial(eqx.nn.MultiheadAttention, 4, width)
+        self.attention = [EqxAttention(eqx.nn.LayerNorm(width), attention(key=own)) for own in keys[:depth]]
+        self.mlps = [EqxBlock(width, own) for own in keys[depth:]]
+        self.norm = eqx.nn.LayerNorm(width)
+
+    def __call__(self, tokens):
+        h = self.embed[tokens]
+        for attention, mlp in zip(self.attention, self.mlps, strict=True):
+            h = jax.vmap(mlp)(attention(h))
+        return jax.vmap(self.norm)(h) @ self.embed.T
+
+
+def dense_list(width, depth, key):
+    """Parameters beside a function: one list of read-in, blocks and readout."""
+    sizes = [5, *[width] * (depth + 1), 10]
+    pairs = list(itertools.pairwise(sizes))
+    keys = jax.random.split(key, len(pairs))
+    return [{"w": jax.random.normal(own, pair) * pair[0] ** -0.5, "b": jnp.zeros(pair[1])}
+            for own, pair in zip(keys, pairs, strict=True)]  # fmt: skip
+
+
+def call_dense_list(params, x):
+    first, *middle, last = params
+    h = x @ first["w"] + first["b"]
+    for layer in middle:
+        h = h + jax.nn.relu(h) @ layer["w"] + layer["b"]
+    return h @ last["w"] + last["b"]
+
+
+def dense_list_roles(depth):
+    ends = {"0/w": "input", "0/b": "vector", f"{depth + 1}/w": "readout", f"{depth + 1}/b": "scalar"}
+    return {"*/w": "branch/hidden", "*/b": "branch/vector"} | ends
+
+
+def transposed(width, depth, key):
+    """Kernels (outputs, inputs) in a tree of plain names."""
+    keys = jax.random.split(key, 3)
+    return {"first": {"weight": jax.random.normal(keys[0], (width, 5))},
+            "middle": [{"weight": jax.random.normal(own, (width, width))} for own in jax.random.split(keys[1], depth)],
+            "last": {"weight": jax.random.normal(keys[2], (10, width))}}  # fmt: skip
+
+
+def call_transposed(params, x):
+    h = x @ params["first"]["weight"].T
+    for layer in params["middle"]:
+        h = h + jax.nn.relu(h) @ layer["weight"].T
+    return h @ params["last"]["weight"].T
+
+
+class Residual(nn.Module):
+    """Residual layers: the names of the blocks, and what makes a block's branch of (module, i, h)."""
+
+    width: int
+    depth: int
+    branch: object
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            h = h + self.branch(self, i, h)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+def residual(branch):
+    return functools.partial(Residual, branch=branch)
+
+
+def lettered(module, i, h):
+    return nn.Dense(module.width, name="block" + "abcdefghijklmnop"[i])(nn.relu(h))
+
+
+def weight_normed(module, i, h):
+    up, down = nn.Dense(2 * module.width, name=f"up_{i}"), nn.Dense(module.width, name=f"down_{i}")
+    return nn.WeightNorm(down, name=f"wn_down_{i}")(nn.relu(nn.WeightNorm(up, name=f"wn_{i}")(h)))
+
+
+def rezero(module, i, h):
+    alpha = module.param(f"alpha_{i}", nn.initializers.zeros, ())
+    return alpha * nn.Dense(module.width, name=f"block_{i}")(nn.relu(h))
+
+
+def layer_scaled(module, i, h):
+    y = nn.gelu(nn.Dense(2 * module.width, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(h)))
+    scale = module.param(f"block_{i}_gamma", nn.initializers.constant(0.1), (module.width,))
+    return scale * nn.Dense(module.width, name=f"block_{i}_down")(y)
+
+
+def from_zero(module, i, h):
+    """Branches that start at 0."""
+    y = nn.relu(nn.Dense(2 * module.width, name=f"block_{i}_up")(h))
+    return nn.Dense(module.width, kernel_init=nn.initializers.zeros, name=f"block_{i}_down")(y)
+
+
+def boxed(module, i, h):
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("in", "out"))
+    return nn.Dense(module.width, kernel_init=init, name=f"block_{i}")(nn.relu(h))
+
+
+def half(module, i, h):
+    dense = functools.partial(nn.Dense, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    return dense(module.width, name=f"block_{i}")(nn.relu(h)).astype(h.dtype)
+
+
+NET = trunk(embed="input", head="readout")
+NNX = blocks("blocks/*") | NET
+IN_NET = {f"net/{glob}": role for glob, role in NNX.items()}
+NAMED = blocks("block*") | NET | trunk(norm="vector")
+LORA = {"*/lora_a": "branch/output", "*/lora_b": "branch/input"}
+ONE_LIST = {
+    "layers/*/weight": "readout",
+    "layers/*/bias": "scalar",
+    "layers/0/weight": "input",
+    "layers/0/bias": "vector",
+}
+ONE_LIST |= {"layers/*/*/*": "branch/vector"} | {f"layers/*/{name}/weight": "branch/hidden" for name in ("up", "down")}
+TIED = {"attention/*": "branch/vector", "attention/*/attn/*_proj/weight": "branch/hidden", "mlps/*": "branch/vector",
+        "mlps/*/up/weight": "branch/hidden", "mlps/*/down/weight": "branch/hidden", "norm/*": "vector",
+        "embed": "input"}  # fmt: skip
+
+MODELS = {
+    "partial_of_nnx": Foreign(functools.partial(NNXNet, classes=7), (VECTORS,), NNX),
+    "partial_of_equinox": Foreign(functools.partial(OneList, classes=7), (VECTORS,), ONE_LIST, VMAP),
+    "lora": Foreign(
+        lambda width, depth, rngs: NNXNet(width, depth, make=functools.partial(nnx.LoRALinear, lora_rank=3), rngs=rngs),
+        (VECTORS,), NNX | LORA,
+    ),
+    "table_in_nnx": Foreign(Table, (SEQUENCES,), IN_NET),
+    "table_in_variable": Foreign(
+        lambda width, depth, rngs: Table(width, depth, rngs, hold=nnx.Variable), (SEQUENCES,),
+        IN_NET,
+    ),
+    "tables_in_nnx_blocks": Foreign(TablesInBlocks, (SEQUENCES,), NNX),
+    "nnx_without_pytree": Foreign(NoPytree, (SEQUENCES,), IN_NET),
+    "one_equinox_list": Foreign(OneList, (VECTORS,), ONE_LIST, VMAP),
+    "one_equinox_list_of_linears": Foreign(Linears, (VECTORS,), linears_roles, VMAP, asks=True),
+    "equinox_tied": Foreign(EqxTied, (jnp.arange(12).reshape(2, 6),), TIED, VMAP),
+    "one_list_of_dicts": Foreign(
+        dense_list, (VECTORS,), dense_list_roles, {"call": call_dense_list}, asks=True
+    ),
+    "kernels_out_in": Foreign(transposed, (VECTORS,), options={"call": call_transposed}, error="layout="),
+    "blocks_by_letter": Foreign(residual(lettered), (VECTORS,), NAMED, asks=True),
+    "weight_norm": Foreign(
+        residual(weight_normed), (VECTORS,),
+        blocks("up_*", "down_*", "wn_*") | {"wn_*/kernel/scale": "branch/vector"} | NET | trunk(norm="vector"),
+        asks=True,
+    ),
+    "rezero": Foreign(residual(rezero), (VECTORS,), NAMED | {"alpha_*": "branch/scalar"}),
+    "layer_scale": Foreign(residual(layer_scaled), (VECTORS,), NAMED),
+    "branches_from_zero": Foreign(residual(from_zero), (VECTORS,), NAMED),
+    "partitioned": Foreign(residual(boxed), (VECTORS,), NAMED),
+    "bfloat16": Foreign(residual(half), (VECTORS,), NAMED),
+    "width_ignored": Foreign(lambda width, depth: Residual(16, depth, layer_scaled), (VECTORS,), error="width"),
+    "depth_ignored": Foreign(lambda width, depth: Residual(width, 3, layer_scaled), (VECTORS,), error="depth"),
+}  # fmt: skip

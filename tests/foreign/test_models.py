@@ -1,0 +1,58 @@
+"""Every model of the table: right, or right with what the error prints, or refused with the edit to make."""
+
+import re
+import warnings
+
+import jax
+import optax
+import pytest
+from flax import nnx
+
+import depthmup as dm
+from tests.foreign.models import MODELS
+from tests.foreign.table import REFUSALS, differences, ones, printed
+
+RIGHT = [name for name, model in MODELS.items() if model.roles]
+REFUSED = [name for name, model in MODELS.items() if model.error]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_roles(name):
+    """At depth 8 and width 128, too, where overrides were pasted: they must hold at every shape."""
+    model = MODELS[name]
+    m, overrides = model.setup
+    for width, depth in ((64, 4), (64, 8), (128, 2)) if overrides else ((64, 4),):
+        assert not differences(m.at(width, depth), model.expected(depth)), (width, depth)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_errors_name_the_edit(name):
+    """The first one, or where it prints overrides the one after they were pasted."""
+    model = MODELS[name]
+    with pytest.raises(REFUSALS) as caught:
+        model.set_up()
+    message = str(caught.value)
+    if not re.search(model.error, message):
+        with pytest.raises(REFUSALS, match=model.error):
+            model.set_up(overrides=printed(message))
+
+
+@pytest.mark.parametrize("name", ["dit_adaln_zero", "branches_from_zero"])
+def test_zero_initialised_kernels_are_no_wrong_slope(name):
+    """The init is 0 at every width, and right."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dm.SetupWarning)
+        MODELS[name].set_up(fan_in_init=None)
+
+
+@pytest.mark.parametrize("wrt", [nnx.Param, nnx.LoRAParam])
+def test_part_of_a_module_is_trained(wrt):
+    """Fine-tuning: the optimizer is given the adapters alone."""
+    m, _ = MODELS["lora"].setup
+    model = m.init(jax.random.key(0))
+    optimizer = nnx.Optimizer(model, m.optimizer("adam", 1e-3), wrt=wrt)
+    grads = nnx.grad(lambda model: optax.l2_loss(model(ones(4, 5))).sum(), argnums=nnx.DiffState(0, wrt))(model)
+    adapted, kernel = model.blocks[0].up, model.blocks[0].up.kernel[...]
+    optimizer.update(model, grads)
+    assert adapted.lora.lora_b[...].any()  # it starts at 0
+    assert (adapted.kernel[...] != kernel).any() == (wrt is nnx.Param)
