@@ -27,7 +27,8 @@ class Site:
 
     kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
     None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end. skip:
-    of a branch, those that project what it is added to. before: of a branch, those that act on its beginning. weights:
+    of a branch, those that project what it is added to. before: of a branch, those that act on its beginning. number,
+    around: of a branch, its number and those of the branches that it is a part of. weights:
     of an output, all parameters that products alone apply to activations (`Graph.weights`). head_dim, product: of an
     attention, the head size and the number of its product in `contractions`. where: the operation that ends the value,
     for messages; one of CLOSED if the value is inside, where it cannot be seen.
@@ -38,6 +39,8 @@ class Site:
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
     before: frozenset[str] = frozenset()
+    number: int = 0
+    around: frozenset[int] = frozenset()
     weights: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
@@ -118,10 +121,14 @@ def places(found: Sequence[Site]) -> dict[str, bool]:
 
 def repeated(found: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     """The branches that repeat with depth: the factor goes into a parameter that does, or where it has no place, one
-    that does is inside. in_branch: the parameters that repeat with depth."""
-    return [
-        site for site in found if site.kind == "branch" and any(path in in_branch for path in site.parts or site.inside)
-    ]
+    that does is inside. A branch that is a part of another one, such as the sum in a recurrent cell, is none of them.
+
+    in_branch: the parameters that repeat with depth.
+    """
+    branches = [site for site in found if site.kind == "branch"]
+    branches = [site for site in branches if any(path in in_branch for path in site.parts or site.inside)]
+    numbers = {site.number for site in branches}
+    return [site for site in branches if not numbers.intersection(site.around)]
 
 
 def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]) -> None:
@@ -206,13 +213,24 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     """
     graph = Graph(apply, params, inputs, seed)
     found = []
-    for branch, start, skip in graph.branches():
-        inside = graph.parameters_between(branch, start)
-        projection = graph.parameters_between(skip, start) if skip is not start else frozenset[str]()
-        found.append(
-            Site("branch", graph.parts(branch, stop=start), inside, projection, graph.parameters_of_value(start),
-                 where=branch.op)
-        )  # fmt: skip
+    branches = list(graph.branches())
+    values = [graph.parts_of(branch) for branch in branches]
+    for number, branch in enumerate(branches):
+        projected = branch.skip is not branch.start
+        site = Site(
+            "branch",
+            graph.parts(branch.end, stop=branch.start),
+            inside=graph.parameters_between(branch.end, branch.start),
+            skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
+            before=graph.parameters_of_value(branch.start),
+            number=number,
+            around=frozenset(outer for outer, within in enumerate(values) if branch.sum in within),
+            where=branch.end.op,
+        )
+        found.append(site)
+        for bias in graph.biases(branch):
+            paths = graph.parameters_of_value(bias)
+            found.append(dataclasses.replace(site, parts=graph.parts(bias), inside=paths, skip=frozenset()))
     seen = frozenset[str]().union(*(site.inside for site in found))
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
     found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]

@@ -76,13 +76,6 @@ class Model:
         del state
         return []
 
-    def subset(self, specs: PyTree, wrt: Any) -> PyTree:
-        """The specs of the parameters that train, of NNX: its optimizers are given their type."""
-        del specs
-        raise TypeError(
-            f"wrt={wrt!r} is for NNX modules; of other models freeze parameters by optax.masked or optax.partition"
-        )
-
     @functools.cached_property
     def made(self) -> Any:
         """What the factory gives, with shapes for arrays."""
@@ -208,12 +201,6 @@ class NNXModel(Model):
 
         of = jax.tree.leaves(state, is_leaf=lambda variable: isinstance(variable, nnx.Variable))
         return [variable[...] for variable in of if isinstance(variable, nnx.BatchStat)]
-
-    def subset(self, specs: PyTree, wrt: Any) -> PyTree:
-        """The specs of the parameters that an NNX filter takes, such as nnx.LoRAParam."""
-        from flax import nnx
-
-        return nnx.filter_state(specs, wrt)
 
     def _traced(self) -> Any:
         from flax import nnx

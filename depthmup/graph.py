@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,16 @@ class Node:
     @property
     def is_last_copy(self) -> bool:
         return not self.copies or self.copies[-1] is self
+
+
+class Branch(NamedTuple):
+    """A residual addition: sum = skip + end, where `end` is computed from `start`, and so is a skip that projects
+    it."""
+
+    sum: Node
+    end: Node
+    start: Node
+    skip: Node
 
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
@@ -320,24 +330,42 @@ class Graph:
 
     # Finding the values that factors multiply
 
-    def branches(self) -> Iterator[tuple[Node, Node, Node]]:
-        """(branch, the value that it is computed from, the skip) of every residual addition. The skip is that value
-        itself; the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight
-        layer, where the branch has more of them and is not linear."""
+    def branches(self) -> Iterator[Branch]:
+        """Every residual addition. The skip is the value that the branch is computed from; the sum of it and of
+        parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where the branch has more
+        of them and is not linear."""
         for node in self.nodes:
             if node.op not in ADDITIONS or not node.is_last_copy or any(o.shape != node.shape for o in node.operands):
                 continue
             one, other = node.operands
-            if one not in self.fed or other not in self.fed or one is other:
+            if one is other:
                 continue
-            pairs = [(a, start) for a, b in ((one, other), (other, one)) for start in self._summands(b, a)]
+            ways = [(a, b) for a, b in ((one, other), (other, one)) if a in self.fed]
+            pairs = [(a, start) for a, b in ways for start in self._summands(b, a)]
             if not pairs:
-                yield from self._projected(one, other)
+                if one in self.fed and other in self.fed:
+                    yield from self._projected(node)
                 continue
             # The skip itself rather than a summand of it, and what is between them rather than what is before both.
             branch, start = min(pairs, key=lambda pair: (pair[1] not in (one, other), len(self.ancestors(*pair))))
             if self.parameters_between(branch, start):
-                yield branch, start, start
+                yield Branch(node, branch, start, start)
+
+    def biases(self, branch: Branch) -> Iterator[Node]:
+        """What is added to a residual sum at once and is no activation: in h + f(h) + bias the bias is of the
+        branch."""
+        node = branch.sum
+        while len(node.consumers) == 1 and node.consumers[0].op in ADDITIONS:
+            (consumer,) = node.consumers
+            weights = [operand for operand in consumer.operands if operand not in self.fed]
+            if len(weights) != 1:
+                return
+            yield weights[0]
+            node = consumer
+
+    def parts_of(self, branch: Branch) -> set[Node]:
+        """The values of a branch: what lies between its start and its end."""
+        return self.ancestors(branch.end, branch.start) & self._descendants([branch.start])
 
     def _summands(self, total: Node, value: Node) -> list[Node]:
         """What a value is computed from: `total`, if it is, or else those of its summands that are, the outermost."""
@@ -350,16 +378,17 @@ class Graph:
                 todo += [operand for operand in at.operands if operand in self.fed]
         return found
 
-    def _projected(self, one: Node, other: Node) -> Iterator[tuple[Node, Node, Node]]:
+    def _projected(self, node: Node) -> Iterator[Branch]:
         """A residual addition whose skip is a projection."""
+        one, other = node.operands
         common = self.ancestors(one) & self.ancestors(other) & self.fed
         if not common:
             return
         fork = max(common, key=self.order.__getitem__)
-        layers = {node: self._layers(node, fork) for node in (one, other)}
+        layers = {operand: self._layers(operand, fork) for operand in (one, other)}
         skip, branch = sorted((one, other), key=layers.__getitem__)
         if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
-            yield branch, fork, skip
+            yield Branch(node, branch, fork, skip)
 
     def _layers(self, node: Node, start: Node) -> int:
         """The largest number of weight layers on a path from `start` to a value."""

@@ -15,7 +15,7 @@ import optax
 from depthmup import optim
 from depthmup.audit import Init, InitAudit
 from depthmup.explain import Explanation, explain, pattern
-from depthmup.families import rules_of, wrapped
+from depthmup.families import rules_of, wrap, wrapped
 from depthmup.forward import check_readout, features
 from depthmup.frameworks import LinenModel, Model
 from depthmup.graph import ForwardError, Graph
@@ -31,7 +31,7 @@ from depthmup.parameterization import (
     unknown,
 )
 from depthmup.source import Source, traceable
-from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
+from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred, subset
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 # What a check trains alone.
@@ -268,27 +268,27 @@ class Setup:
         return self.model.apply(model, *args, **options)
 
     def optimizer(
-        self, name: str, learning_rate: optax.ScalarOrSchedule, *, wrt: Any = None, **options: Any
+        self, name: str, learning_rate: optax.ScalarOrSchedule, **options: Any
     ) -> optax.GradientTransformation:
-        """`dm.optimizer` of this model's parameters, or for Linen of {"params": parameters} alike.
-
-        wrt: of NNX, which parameters train, if not all: what `nnx.Optimizer` is given, such as nnx.LoRAParam.
+        """`dm.optimizer` of this model's parameters, for Linen also of {"params": parameters}; or of some of them, such
+        as NNX's of one type (nnx.LoRAParam), or an Equinox model's without those that are frozen.
 
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
-        specs = self.specs if wrt is None else self.model.subset(self.specs, wrt)
-        self._warn_of_rules(optim.families_of(name, specs), options.get("decay") == "coupled")
-        return self._unboxed(optim.optimizer(self.parameterization, specs, name, learning_rate, **options))
+        self._warn_of_rules(optim.families_of(name, self.specs), options.get("decay") == "coupled")
+        return self._of_parameters(
+            lambda specs: optim.optimizer(self.parameterization, specs, name, learning_rate, **options)
+        )
 
-    def wrap(
-        self, tx: optax.GradientTransformation, *, family: PyTree | None = None, wrt: Any = None
-    ) -> optax.GradientTransformation:
+    def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
-        `optimizer` of a depth rule of another optimizer. wrt: as in `optimizer`."""
-        specs = self.specs if wrt is None else self.model.subset(self.specs, wrt)
-        rules = rules_of(specs, tx, family)
+        `optimizer` of a depth rule of another optimizer."""
+        rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(rules.families, False)
-        return self._unboxed(wrapped(self.parameterization, specs, rules))
+        whole = wrapped(self.parameterization, self.specs, rules)
+        return self._of_parameters(
+            lambda specs: whole if specs is self.specs else wrap(self.parameterization, specs, tx, family=family)
+        )
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
@@ -424,19 +424,25 @@ class Setup:
         start = jax.jit(init) if model.init_calls else init  # as `audit_init`'s jit
         return Probe(start, step, look, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
 
-    def _unboxed(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """`tx` of the parameters, which for Linen takes {"params": parameters} as well: what `init` returns."""
+    def _of_parameters(self, tx_of: Callable[[PyTree], optax.GradientTransformation]) -> optax.GradientTransformation:
+        """The transformation that `tx_of` makes of the specs of those parameters that it is given."""
+        whole = tx_of(self.specs)
 
         def boxed(tree: PyTree) -> bool:
             return isinstance(self.model, LinenModel) and set(tree) == {"params"}
 
+        def of(tree: PyTree) -> optax.GradientTransformationExtraArgs:
+            specs = subset(self.specs, tree)
+            return optax.with_extra_args_support(whole if specs is self.specs else tx_of(specs))
+
         def init(params: PyTree) -> PyTree:
-            return tx.init(params["params"] if boxed(params) else params)
+            params = params["params"] if boxed(params) else params
+            return of(params).init(params)
 
         def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
             if not boxed(updates):
-                return tx.update(updates, state, params, **extra)
-            updates, state = tx.update(updates["params"], state, params and params["params"], **extra)
+                return of(updates).update(updates, state, params, **extra)
+            updates, state = update(updates["params"], state, params and params["params"], **extra)
             return {"params": updates}, state
 
         return optax.GradientTransformationExtraArgs(init, update)

@@ -214,6 +214,17 @@ def parameters_only(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if is_parameter(leaf) else None, tree)
 
 
+def subset(specs: PyTree, tree: PyTree) -> PyTree:
+    """The specs of the parameters that a tree has, which may be some of them; all specs where it is no part of them."""
+    if any(is_hidden(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_hidden)) or not jax.tree.leaves(tree):
+        return specs
+    of_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    paths, treedef = flatten_shapes(tree)
+    if len(paths) == len(of_path) or not paths.keys() <= of_path.keys():
+        return specs
+    return jax.tree.unflatten(treedef, [of_path[path] for path in paths])
+
+
 def check_shapes(specs: PyTree, params: PyTree) -> None:
     """Raises SpecError, naming the first leaf, if the parameters (arrays or shapes) are not those of the specs. Leaves
     that `optax.masked` hides are passed over."""

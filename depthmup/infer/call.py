@@ -140,6 +140,8 @@ def _places(
                     branch[name] = inside().get(name, False)
             except Unclear as error:
                 place = inside().get(name) if inside else None
+                if inside:  # what it does not know acts between branches
+                    error = Unclear(error.why, "trunk")
                 branch[name] = unclear.ask(name, error) == "branch" if place is None else place
     return stacked, branch
 
@@ -183,9 +185,11 @@ def _readouts(
     kernels = [name for name, (role, _) in found.items() if role == "vector" and roles.leaves[name].is_kernel
                and not branch[name] and name not in told]  # fmt: skip
     known = ends() if ends is not None and (looks or kernels) else {}
-    for name in looks or kernels:
+    for name in (*looks, *kernels):
         role = known.get(name)
-        if role == "readout" or (role == "input" and name in looks):
+        if name not in looks and "readout" in known.values():
+            role = known.get(name, "input")  # a kernel with one input channel
+        if role == "readout" or (role == "input" and (name in looks or name not in known)):
             found[name] = (role, axes_for(role, roles.leaves[name], roles))
     heads = [name for name in looks if known.get(name) == "readout"]
     looks = [name for name in looks if name not in known]

@@ -55,7 +55,7 @@ class Roles:
             raise Unclear(f"{path} {sizes}: three axes grow with width, which fits no role", "hidden")
         if len(grow) == 2:
             return "hidden"
-        if names.is_vector(path) or self._is_diagonal(leaf):
+        if names.is_vector(path) or self._is_diagonal(leaf) or self._is_scale(leaf):
             return "vector"
         single = len(wide) <= 1
         if single and (len(sizes) != 2 or grow[0] == (1 if self.layout == "in_out" else 0)):  # (N,), (1, N), (N, 1, 1)
@@ -151,6 +151,11 @@ class Roles:
     def _siblings(self, leaf: Leaf) -> list[Leaf]:
         parent = parent_and_name(leaf.path)[0]
         return [other for path, other in self.leaves.items() if parent_and_name(path)[0] == parent and other != leaf]
+
+    def _is_scale(self, leaf: Leaf) -> bool:
+        """Whether the bias beside it has its very shape, as that of a norm over several axes has."""
+        biases = (self.leaves[path] for path in names.biases_of(leaf.path) if path in self.leaves)
+        return len(leaf.sizes) > 1 and any(bias.sizes == leaf.sizes for bias in biases)
 
     def _is_diagonal(self, leaf: Leaf) -> bool:
         """Whether a parameter of a state-space layer belongs to each channel: the state matrix of Mamba and S4D is

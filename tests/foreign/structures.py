@@ -311,7 +311,7 @@ MODELS = {
     "blocks_by_letter": Foreign(residual(lettered), (VECTORS,), NAMED, asks=True),
     "weight_norm": Foreign(
         residual(weight_normed), (VECTORS,),
-        blocks("up_*", "down_*", "wn_*") | {"wn_*/kernel/scale": "branch/vector"} | NET | trunk(norm="vector"),
+        blocks("up_*", "down_*") | {"wn_*": "branch/vector"} | NET | trunk(norm="vector"),
         asks=True,
     ),
     "rezero": Foreign(residual(rezero), (VECTORS,), NAMED | {"alpha_*": "branch/scalar"}),

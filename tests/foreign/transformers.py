@@ -294,7 +294,7 @@ MODELS = {
     "llama_qk_norm": Foreign(llama(qk_norm=True), (TOKENS,), LLAMA, queries=QUERIES),
     "llama_rounded": Foreign(llama(multiple=64), (TOKENS,), LLAMA, asks=True),
     "palm": Foreign(PaLM, (TOKENS,), blocks("block_*") | HEAD, queries=QUERIES),
-    "gemma2": Foreign(Gemma, (TOKENS,), error=r"(?s)tanh.*factors\.output|factors\.output.*tanh"),
+    "gemma2": Foreign(Gemma, (TOKENS,), blocks("block_*") | TIED),  # the output factor is inside the soft cap
     "gemma2_uncapped": Foreign(functools.partial(Gemma, cap=None), (TOKENS,), blocks("block_*") | TIED),
     "capped_head": Foreign(CappedHead, (TOKENS,), blocks("block_*") | HEAD),
     "gpt_tied": Foreign(gpt(tied=True), (TOKENS,), blocks("block_*") | TIED | {"positions": "input"}, queries=QUERIES),
