@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,35 +18,56 @@ from depthmup.specs import ParamSpec, is_spec, starred
 
 PyTree = Any
 Schedule = Callable[[int], Any]
-COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps")
+COLUMNS = (
+    *(
+        "parameter",
+        "#",
+        "role",
+        "shape",
+        "fan in",
+        "fan out",
+        "init std",
+        "forward",
+        "LR",
+        "decay",
+        "LR x decay",
+        "eps",
+    ),
+)
+COMPARED = ("init std", "forward", "LR", "decay", "LR x decay", "eps")  # columns whose ratios a difference shows
 
 
 class Row(NamedTuple):
     """What is applied to a parameter, or to `number` parameters of equal blocks; None where nothing is.
 
     A number that differs within the parameter, of which a part is stored times a factor, is a list of numbers.
+    init_scale: what init_std is proportional to at any width and depth. lr_width: the part of the LR factor that is a
+    power of width.
     """
 
     parameter: str
     number: int
     role: str
-    shape: list[int]
+    shape: list[int] | None
     fan_in: int | None
-    fan_out: int
+    fan_out: int | None
     init_std: float | None
     forward: float | list[float]
     lr: float | list[float]
     decay: float | list[float]
+    lr_decay: float | list[float]
     eps: float | list[float] | None
+    init_scale: float = 1.0
+    lr_width: float = 1.0
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as text, a cell for each of COLUMNS."""
-        shape = "x".join(map(str, self.shape)) or "()"
-        digits = (3, 4, 4, 4, 3)
-        numbers = (_shown(value, n) for value, n in zip(self[6:], digits, strict=True))
-        fan_in = "-" if self.fan_in is None else str(self.fan_in)
-        return (self.parameter, str(self.number), self.role, shape, fan_in, str(self.fan_out), *numbers)
+        shape = "-" if self.shape is None else "x".join(map(str, self.shape)) or "()"
+        digits = (3, 4, 4, 4, 4, 3)
+        numbers = (_shown(value, n) for value, n in zip(self[6:12], digits, strict=True))
+        fans = ("-" if fan is None else str(fan) for fan in (self.fan_in, self.fan_out))
+        return (self.parameter, str(self.number), self.role, shape, *fans, *numbers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +76,7 @@ class Explanation:
 
     rows: `pandas.DataFrame(explanation.rows)` is the table with numbers.
     notes: lines below the table.
+    by_role: the same with a row for each role, of all parameters that are scaled alike.
     """
 
     title: str
@@ -73,18 +95,81 @@ class Explanation:
         content = {"title": self.title, "rows": [row._asdict() for row in self.rows], "notes": list(self.notes)}
         return json.dumps(content, indent=1)
 
-    def difference(self, other: Explanation) -> str:
-        """A line for each parameter with another cell in the other table: parameter: LR 0.001 -> 0.0005; ..."""
-        lines, theirs = [self.title, f"-> {other.title}"], {row.parameter: row.cells for row in other.rows}
+    def by_role(self) -> Explanation:
+        groups: dict[str, list[Row]] = {}
         for row in self.rows:
-            cells = theirs.pop(row.parameter, None)
-            if cells is None:
-                lines.append(f"{row.parameter}: only in the first")
-            elif cells != row.cells:
-                of = zip(COLUMNS, row.cells, cells, strict=True)
-                lines.append(f"{row.parameter}: {'; '.join(f'{name} {a} -> {b}' for name, a, b in of if a != b)}")
-        lines += [f"{name}: only in the second" for name in theirs]
-        return "\n".join([*lines, *([] if lines[2:] else ["all parameters alike"])])
+            groups.setdefault(str((row.role, row.forward, row.lr, row.decay, row.lr_decay, row.eps)), []).append(row)
+        return dataclasses.replace(self, rows=[_of_role(rows) for rows in groups.values()])
+
+    def difference(self, other: Explanation) -> str:
+        """A line for each role with other numbers in the other table, and its parameters:
+
+          branch/hidden (block_*/up/kernel): init std x 1/2.83; LR 0.001 -> 4.42e-05 (x 1/8 x 1/2.83); eps x 1/22.6
+
+        Ratios of an LR are that of its power of width and that of all else, which is depth's. Ratios of the init std
+        are those of the parameterization, whatever numbers the init has drawn.
+        """
+        others = {row.parameter: row for row in other.rows}
+        alike: dict[tuple[str, str], list[str]] = {}
+        alone: list[str] = []
+        for row in self.rows:
+            match = others.pop(row.parameter, None)
+            if match is None:
+                alone.append(f"{row.parameter}: only in the first")
+            elif change := _change(row, match):
+                alike.setdefault((row.role, change), []).append(row.parameter)
+        lines = [f"{role} ({_some(names)}): {change}" for (role, change), names in alike.items()]
+        lines += [*alone, *(f"{name}: only in the second" for name in others)]
+        return "\n".join([self.title, f"-> {other.title}", *(lines or ["all parameters alike"])])
+
+
+def _change(row: Row, other: Row) -> str:
+    """What differs between two rows of a parameter: the columns COMPARED, and the role."""
+    changes = [f"role {row.role} -> {other.role}"] if row.role != other.role else []
+    cells = (dict(zip(COLUMNS, each.cells, strict=True)) for each in (row, other))
+    before, after = cells
+    values = (dict(zip(COLUMNS, each, strict=False)) for each in (row, other))
+    small, large = values
+    for name in COMPARED:
+        if name == "init std":
+            ratio = _ratio(row.init_scale, other.init_scale)
+            changes += [f"init std {ratio}"] if ratio else []
+        elif before[name] != after[name]:
+            ratio = _ratio(small[name], large[name])
+            if name == "LR":
+                rest = [_over(each.lr, each.lr_width) for each in (row, other)]
+                ratio = " ".join(filter(None, (_ratio(row.lr_width, other.lr_width), _ratio(*rest))))
+            changes.append(f"{name} {before[name]} -> {after[name]}" + (f" ({ratio})" if ratio else ""))
+    return "; ".join(changes)
+
+
+def _over(value: float | list[float], by: float) -> float | list[float]:
+    return [number / by for number in value] if isinstance(value, list) else value / by
+
+
+def _ratio(before: Any, after: Any) -> str:
+    """The ratio of two numbers, "x 2" or "x 1/2.83"; nothing where it is 1, or not one number."""
+    if not (isinstance(before, float | int) and isinstance(after, float | int) and before and after):
+        return ""
+    ratio = after / before
+    if abs(ratio - 1) < 1e-9:
+        return ""
+    return f"x {ratio:.3g}" if ratio > 1 else f"x 1/{1 / ratio:.3g}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _of_role(rows: Sequence[Row]) -> Row:
+    first = rows[0]
+    alike = {name: getattr(first, name) for name in ("shape", "fan_in", "fan_out", "init_std")
+             if len({str(getattr(row, name)) for row in rows}) == 1}  # fmt: skip
+    return first._replace(
+        parameter=_some([row.parameter for row in rows]),
+        number=sum(row.number for row in rows),
+        **{"shape": None, "fan_in": None, "fan_out": None, "init_std": None, **alike},
+    )
 
 
 def explain(
@@ -93,11 +178,12 @@ def explain(
     optimizer: str,
     learning_rate: float | Schedule = 1.0,
     *,
-    weight_decay: float | Schedule = 0.0,
+    weight_decay: float | Schedule = 1.0,
     eps: float = 1e-8,
     decay: str = "uncoupled",
     step: int | None = None,
     params: PyTree | None = None,
+    stds: Mapping[str, float | None] | None = None,
 ) -> Explanation:
     """A table of role, fans, init std, forward factor, effective LR, decay and eps of every leaf.
 
@@ -107,12 +193,14 @@ def explain(
     Args:
       optimizer: a name of `dm.optimizer`; for another transformation one with the same LR rule.
       learning_rate: learning rate at the base shape, or a schedule of it.
-      weight_decay: base decay, or a schedule of it. The column decay is the rate per unit of base LR (LR factor x decay
-        factor x decay), so that uncoupled decay shows one number for all leaves.
+      weight_decay: base decay, or a schedule of it; 1 shows factors. The column decay is what an optimizer such as
+        optax.adamw is given, which multiplies it by the LR: decay x the leaf's decay factor. The column LR x decay is
+        over the base LR; with uncoupled decay it is one number for all leaves.
       decay: "uncoupled" or "coupled", as in `dm.optimizer`.
       step: at which schedules are looked at; without it their columns show each leaf's factor on them.
       params: initial parameters after `rescale`, whose standard deviation the column init std then shows. Without
         params the column is computed for models whose weights start with 1/sqrt(fan_in); vectors and scalars show "-".
+      stds: {path: standard deviation after `rescale`} for the same column, where no parameters are made.
 
     The column forward is the factor that the model multiplies the leaf's output by: the branch factor in branches, the
     output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if
@@ -127,11 +215,12 @@ def explain(
     shown = eps if "eps" in OPTIONS[optimizer] else None
     groups: dict[str, list[Row]] = {}
     for spec, value, family in zip(leaves, values, families, strict=True):
-        row = _row(p, spec, family, lr, weight_decay, shown, decay)._replace(init_std=_std(p, spec, value, family))
+        std = stds.get(spec.path) if stds is not None else _std(p, spec, value, family)
+        row = _row(p, spec, family, lr, weight_decay, shown, decay)._replace(init_std=std)
         alike = str((starred(spec.path), *row._replace(parameter="", init_std=None)))
         groups.setdefault(alike, []).append(row)
     first: ParamSpec = leaves[0]
-    forward = p.forward_factors(width=first.width, depth=first.depth)
+    forward = p.in_form("mup").forward_factors(width=first.width, depth=first.depth)
     blocks = f"{p.count_blocks(first.depth)} blocks (base {p.count_blocks(p.base_depth)}), " if p.blocks else ""
     title = (
         f"{p.name} at width {first.width} (base {p.base_width}), depth {first.depth} (base {p.base_depth}), {blocks}"
@@ -181,6 +270,8 @@ def _row(
 ) -> Row:
     """The row of a leaf, without its init std."""
     factors = spec.factors(p, family)
+    at_base_depth = dataclasses.replace(spec, depth=p.base_depth).factors(p, family)
+    decay_factor = 1.0 if decay == "coupled" else factors.decay
     forward_factors = p.forward_factors(width=spec.width, depth=spec.depth)
     forward = factors.multiplier
     if spec.in_branch:
@@ -197,8 +288,11 @@ def _row(
         init_std=None,
         forward=_numbers(forward),
         lr=_numbers(lr * factors.lr),
-        decay=_numbers(factors.lr * (1.0 if decay == "coupled" else factors.decay) * weight_decay),
+        decay=_numbers(weight_decay * decay_factor),
+        lr_decay=_numbers(weight_decay * decay_factor * factors.lr),
         eps=None if eps is None else _numbers(eps * factors.eps),
+        init_scale=float(np.max(factors.init)) / math.sqrt(spec.fan_in),
+        lr_width=float(np.max(at_base_depth.lr)),
     )
 
 

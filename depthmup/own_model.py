@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -317,10 +318,29 @@ class Setup:
     def explain(
         self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
     ) -> Explanation:
-        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass."""
-        params = None if model is None else parameters_only(self.model.split(model)[0])
-        table = explain(self.parameterization, self.specs, optimizer, learning_rate, params=params, **options)
+        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass.
+
+        model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
+        """
+        if model is None:
+            options = {"stds": self._init_stds(), **options}
+        else:
+            options = {"params": parameters_only(self.model.split(model)[0]), **options}
+        table = explain(self.parameterization, self.specs, optimizer, learning_rate, **options)
         return dataclasses.replace(table, notes=self._places())
+
+    def _init_stds(self) -> dict[str, float | None]:
+        """{path: standard deviation of what `init` gives}; None of a parameter of which a part is stored otherwise."""
+        leaves: list[ParamSpec] = jax.tree.leaves(self.specs, is_leaf=is_spec)
+        stds = self.source.initializers.stds(leaves[0].width, leaves[0].depth)
+        correction = self.correction.factors if self.correction else {}
+        family = self.parameterization.table.families[0]  # the init is that of any family
+        result: dict[str, float | None] = {}
+        for spec in leaves:
+            std, factor = stds[spec.path].value, spec.factors(self.parameterization, family).init
+            scale = math.sqrt(float(np.mean(np.square(factor))))
+            result[spec.path] = None if std is None else std * correction.get(spec.path, 1.0) * scale
+        return result
 
     def _places(self) -> list[str]:
         """A line for each kind of factor: its value and where it is."""

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
+from depthmup.init_std import traced
 from depthmup.measure.maximal_update import AVERAGES
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.optim import family_of
@@ -121,7 +122,7 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         weight_decay=optimizer.weight_decay,
         eps=optimizer.eps,
         step=step,
-        params=task.init(hyper.arrays()).params,
+        stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
 
 

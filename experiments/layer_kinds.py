@@ -42,6 +42,7 @@ import pandas
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.fit import transfer
+from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.train.workdir import write_atomically
 from experiments.language.study import Scale, of_shape, trained
@@ -194,7 +195,7 @@ class Transformer(nn.Module):
         return nn.Dense(VOCABULARY, use_bias=False, name="head")(h)
 
 
-def setup(kind: str, parameterization: str, tokens: jax.Array, zero: bool = True) -> dm.Setup:
+def setup(kind: str, parameterization: Name, tokens: jax.Array, zero: bool = True) -> dm.Setup:
     """The transformer of a kind at the base shape."""
     width, depth = SCALE.base
     factory = functools.partial(Transformer, kinds=KINDS[kind], zero=zero)

@@ -11,6 +11,7 @@ import pandas
 import pytest
 
 import depthmup as dm
+from depthmup.explain import COLUMNS
 from tests.test_forward import network
 
 BIG = {"width": 16, "depth": 8}
@@ -22,8 +23,7 @@ def init(width, depth):
 
 def table(text):
     """{parameter: {column: cell}}; cells hold no spaces."""
-    columns = ["parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "eps"]
-    return {row.split()[0]: dict(zip(columns, row.split(), strict=True)) for row in str(text).splitlines()[2:]}
+    return {row.split()[0]: dict(zip(COLUMNS, row.split(), strict=True)) for row in str(text).splitlines()[2:]}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -36,7 +36,8 @@ def test_learning_rates_are_those_applied(name, x64):
     updates, _ = tx.update(params, tx.init(params), params)
     for key in params:
         assert float(shown[key]["LR"]) == pytest.approx(-float(updates[key].ravel()[0]), rel=1e-3)
-        assert float(shown[key]["decay"]) == pytest.approx(0.3)
+        assert float(shown[key]["LR x decay"]) == pytest.approx(0.3)
+        assert float(shown[key]["decay"]) == pytest.approx(0.3 * 0.1 / float(shown[key]["LR"]), rel=1e-3)
     assert [shown[k]["role"] for k in ("in", "blocks", "out")] == ["input", "branch/hidden", "readout"]
     assert [shown[k]["forward"] for k in ("in", "blocks", "out")] == ["1", "0.5", "0.25"]
     assert shown["blocks"]["eps"] == ("-" if name == "sgd" else "1.25e-09")
@@ -53,7 +54,7 @@ def test_schedule_and_measured_std():
     shown = dm.explain(p, specs, "adamw", lambda t: 0.5 - t / 20, weight_decay=lambda t: 0.1 * t, step=3)
     assert " at step 3: " in shown.title
     assert table(shown)["blocks"]["LR"] == "0.02187"  # .35 / 16
-    assert table(shown)["in"]["decay"] == "0.3"
+    assert table(shown)["in"]["LR x decay"] == "0.3"
     with pytest.raises(ValueError, match="params are not those of the specs"):
         dm.explain(p, specs, "adam", params={**params, "more": params["in"]})
 
@@ -61,7 +62,8 @@ def test_schedule_and_measured_std():
 def test_coupled_decay_is_shown(x64):
     p = dm.parameterization("mup", base_width=4)
     shown = table(dm.explain(p, dm.infer_specs(init, **BIG), "adamw", weight_decay=0.4, decay="coupled"))
-    assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.1")
+    assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.4")
+    assert (shown["in"]["LR x decay"], shown["blocks"]["LR x decay"]) == ("0.4", "0.1")
 
 
 def test_rows_are_data():
@@ -78,16 +80,35 @@ def test_rows_are_data():
 
 
 def test_difference():
-    p = dm.parameterization("mup", base_width=4)
-    small, large = (dm.explain(p, dm.infer_specs(init, width=w, depth=8), "adam", 0.1) for w in (4, 8))
-    lines = small.difference(large).splitlines()
-    assert lines[:2] == [small.title, f"-> {large.title}"]
-    assert lines[3].startswith("in: shape 5x4 -> 5x8; fan out 4 -> 8")
-    assert "; LR 0.1 -> 0.05" in lines[2]
-    assert small.difference(small).endswith("all parameters alike")
+    """Ratios of width and of depth, a line for each role, without the noise of a measured init std."""
+    p = dm.parameterization("depth_mup", base_width=4, base_depth=8)
+
+    def explained(width, depth, seed):
+        params = jax.tree.map(lambda w: np.random.default_rng(seed).normal(size=w.shape), init(width, depth))
+        specs = dm.infer_specs(init, width=width, depth=depth)
+        return dm.explain(p, specs, "adam", 0.1, params=params)
+
+    small, large = explained(4, 8, 0), explained(32, 16, 1)
+    assert small.difference(large).splitlines() == [
+        small.title,
+        f"-> {large.title}",
+        "branch/hidden (blocks): init std x 1/2.83; forward 1 -> 0.7071 (x 1/1.41); "
+        "LR 0.1 -> 0.008839 (x 1/8 x 1/1.41); decay 1 -> 11.31 (x 11.3); eps 1e-08 -> 8.84e-10 (x 1/11.3)",
+        "input (in): eps 1e-08 -> 1.25e-09 (x 1/8)",
+        "readout (out): forward 1 -> 0.125 (x 1/8); eps 1e-08 -> 1.25e-09 (x 1/8)",
+    ]
+    assert small.difference(explained(4, 8, 1)).endswith("all parameters alike")
     less = dataclasses.replace(small, rows=small.rows[1:])
     assert less.difference(small).endswith("blocks: only in the second")
     assert small.difference(less).endswith("blocks: only in the first")
+
+
+def test_a_row_for_each_role():
+    specs = dm.infer_specs(lambda w, d: {**init(w, d), "more": np.zeros((d, w, 2 * w))}, **BIG)
+    rows = dm.explain(dm.parameterization("mup"), specs, "adam").by_role().rows
+    assert [(row.parameter, row.number, row.fan_in, row.fan_out) for row in rows] == [
+        ("blocks, more", 2, 16, None), ("in", 1, 5, 16), ("out", 1, 16, 3)
+    ]  # fmt: skip
 
 
 def test_equal_blocks_share_a_row():

@@ -79,6 +79,7 @@ ALLOWED = {
         "fit",
         "parameterization",
         "explain",
+        "init_std",
         "measure",
         "models",
         "optim",

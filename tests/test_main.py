@@ -118,9 +118,9 @@ def test_explain_what_differs(call):
     done = call("explain", *SMALL, "--diff=digits", "--diff.model.width=16", "--diff.optimizer.learning_rate=0.25")
     _, _, *lines = done.stdout.splitlines()
     assert lines == [
-        "blocks/dense/kernel: LR 0.5 -> 0.25",
-        "read_in/kernel: LR 0.25 -> 0.125",
-        "readout/kernel: LR 0.25 -> 0.125",
+        "branch/hidden (blocks/dense/kernel): LR 0.5 -> 0.25 (x 1/2)",
+        "input (read_in/kernel): LR 0.25 -> 0.125 (x 1/2)",
+        "readout (readout/kernel): LR 0.25 -> 0.125 (x 1/2)",
     ]
 
 
