@@ -165,7 +165,13 @@ class Initializers:
         chosen, closed = sorted(kinds.values()), self.program(width, depth).closed
 
         def run() -> list[jax.Array]:
-            of = dict(zip(stds, jax.extend.core.jaxpr_as_fun(closed)(), strict=False))
+            of = dict(
+                zip(
+                    stds,
+                    jax.extend.core.jaxpr_as_fun(closed)(*(jax.random.key(0) for _ in closed.jaxpr.invars)),
+                    strict=False,
+                )
+            )
             return [of[path] for path in chosen]
 
         options = QUICK if jax.default_backend() == "cpu" else None

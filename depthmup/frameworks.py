@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from depthmup.init_std import InitProgram
+from depthmup.init_std import InitProgram, evaluate
 from depthmup.parameterization import ForwardFactors
 from depthmup.specs import is_parameter, parameters_only
 
@@ -88,16 +88,19 @@ class Model:
 
     @functools.cached_property
     def _traced_init(self) -> Any:
-        return jax.make_jaxpr(self.trace_init, return_shape=True)()
+        return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
+
+    def init_eagerly(self, key: Any) -> tuple[PyTree, PyTree]:
+        """`init`, its operations one by one: equal blocks share what is compiled. A forward pass in it is left out."""
+        if not self.init_calls:
+            return self.init(key)
+        closed, shapes = self._traced_init
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(closed, key))
 
     @property
     def traced(self) -> InitProgram:
         closed, (params, _) = self._traced_init
         return InitProgram(closed, params)
-
-    def trace_init(self) -> tuple[PyTree, PyTree]:
-        """`init`, to be traced and not computed."""
-        return self.init(jax.random.key(KEY))
 
 
 class LinenModel(Model):

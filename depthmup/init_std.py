@@ -126,10 +126,32 @@ def traced(init: Callable[[], PyTree]) -> InitProgram:
     return InitProgram(closed, jax.tree.unflatten(trees[-1], shapes))
 
 
+def evaluate(closed: Any, *arguments: Any) -> list[jax.Array]:
+    """The results of a program, operation by operation, without those that no result needs."""
+    jaxpr = closed.jaxpr
+    needed = {out for out in jaxpr.outvars if not hasattr(out, "val")}
+    equations = []
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(atom for atom in equation.invars if not hasattr(atom, "val"))
+            equations.append(equation)
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in reversed(equations):
+        primitive, parameters = equation.primitive, equation.params
+        results = primitive.bind(*map(read, equation.invars), **primitive.get_bind_params(parameters))
+        values.update(zip(equation.outvars, results if primitive.multiple_results else [results], strict=True))
+    return [read(out) for out in jaxpr.outvars]
+
+
 def _std(closed: Any, out: Any) -> Std:
     """Of one result of a program."""
+    key = [lambda: Value("array", jax.random.key(0)) for _ in closed.jaxpr.invars]
     try:
-        value = _Program(closed.jaxpr, closed.consts, (), np.random.default_rng(0)).read(out)
+        value = _Program(closed.jaxpr, closed.consts, key, np.random.default_rng(0)).read(out)
     except Unknown:
         return Std(None, None, out.aval.shape)
     std = spread(value.entries)

@@ -259,7 +259,9 @@ class Setup:
 
     def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
         """(rescaled parameters, the model's other arrays); it can be jitted."""
-        params, state = self.model.init(key)
+        return self._rescaled(*self.model.init(key))
+
+    def _rescaled(self, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.correction is not None:
             params = self.correction.correct(params)
         return rescale(self.parameterization, self.specs, params), state
@@ -422,27 +424,27 @@ class Setup:
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
 
         def init(hyper: Any) -> Any:
-            params, state = self.fresh(jax.random.key(hyper["seed"]))
+            params, state = self._rescaled(*model.init_eagerly(jax.random.key(hyper["seed"])))
             return params, state, tx.init(params)
 
         def step(carry: Any, batch: Sequence[Any], hyper: Any) -> Any:
             params, state, kept = carry
             *inputs, targets = batch
-            grads = jax.grad(lambda params: loss(model.run(params, state, *inputs)[0], targets))(params)
+
+            def of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+                seen = features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *inputs)
+                return loss(seen["logits"], targets), seen
+
+            (_, seen), grads = jax.value_and_grad(of, has_aux=True)(params)
             updates, kept = tx.update(grads, kept, params)
             updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
-            return (optax.apply_updates(params, updates), state, kept), None
-
-        def look(carry: Any, batch: Sequence[Any], hyper: Any) -> dict[str, jax.Array]:
-            params, state, _ = carry
-            return features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *batch[:-1])
+            return (optax.apply_updates(params, updates), state, kept), seen
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
             trains = jax.tree.map(lambda own: np.float32(name in (ALL, own)), names)
             return {"seed": np.uint32(seed), "trains": trains}
 
-        start = jax.jit(init) if model.init_calls else init  # as `audit_init`'s jit
-        return Probe(start, step, look, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
+        return Probe(init, step, None, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
 
     def _of_parameters(self, tx_of: Callable[[PyTree], optax.GradientTransformation]) -> optax.GradientTransformation:
         """The transformation that `tx_of` makes of the specs of those parameters that it is given."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.measure.probe import ALL, Probe, feature_changes
+from depthmup.measure.probe import ALL, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
 from depthmup.parameterization import at_least_one
 
@@ -166,6 +166,10 @@ class _Trainings:
         for axis, group in asked:
             for shape in axes[axis]:
                 wanted.setdefault(shape, []).append(group)
+        new = [shape for shape in wanted if not any(done == shape for done, _ in self._blocks)]
+        if new:
+            self._progress(f"compiling {len(new)} shapes")
+            compile_ahead([self._probe_at(*shape) for shape in new], self._steps)
         for shape, groups in wanted.items():
             there = {group: self._blocks.setdefault((shape, group), []) for group in groups}
             for block in range(seeds // self._block):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +29,8 @@ class Probe(NamedTuple):
     init: hyper -> state, the same for all groups. The compiled program does not contain it: give it jitted, or as it
       is where compiling takes longer than it runs.
     step: (state, batch, hyper) -> (state, anything).
-    features: (state, batch, hyper) -> {quantity: array}; verdicts use "hidden" (..., width) and "logits".
+    features: (state, batch, hyper) -> {quantity: array}; verdicts use "hidden" (..., width) and "logits". None: `step`
+      returns the features of the state that it was given, beside the new one.
     hyper: (group, seed) -> hyper, a pytree of arrays with which `step` trains only this group of parameters.
     groups: names of the groups of parameters to train one at a time; the group "all" is added.
     batch: the batch that each step trains on and that the features are computed from.
@@ -37,7 +40,7 @@ class Probe(NamedTuple):
 
     init: Callable[..., Any]
     step: Callable[..., Any]
-    features: Callable[..., Mapping[str, jax.Array]]
+    features: Callable[..., Mapping[str, jax.Array]] | None
     hyper: Callable[[str, int], PyTree]
     groups: tuple[str, ...]
     batch: PyTree
@@ -115,38 +118,72 @@ def feature_changes(
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
     Raises ValueError if "hidden" or "logits" is missing.
     """
-    run = _compiled(probe.step, probe.features, steps)
-    found: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
+    changes: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
     for seed in seeds:
         start = probe.init(probe.hyper(groups[0], seed))
         for group in groups:
-            found[group].append(jax.device_get(run(start, probe.batch, probe.hyper(group, seed))))
-    return {group: {q: np.stack([rms[q] for rms in own]) for q in own[0]} for group, own in found.items()}
+            changes[group].append(jax.device_get(_Training(probe, start, group, seed, steps)()))
+    return {group: {q: np.stack([rms[q] for rms in all_seeds]) for q in all_seeds[0]}
+            for group, all_seeds in changes.items()}  # fmt: skip
+
+
+def compile_ahead(probes: Sequence[Probe], steps: int) -> None:
+    """Compile what `feature_changes` will run for these probes, side by side: half of a check is compilation."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
+        waiting = [
+            pool.submit(_Training(probe, probe.init(probe.hyper(ALL, 0)), ALL, 0, steps).compile) for probe in probes
+        ]
+    for compiled in waiting:
+        compiled.result()
+
+
+class _Training:
+    """A training of one group by a probe: its compiled program, shared by all of the same functions and shapes."""
+
+    def __init__(self, probe: Probe, start: Any, group: str, seed: int, steps: int) -> None:
+        self.arguments = start, probe.batch, probe.hyper(group, seed)
+        self.traced, compiled = _programs(probe.step, probe.features, steps)
+        leaves, treedef = jax.tree.flatten(self.arguments)
+        self.compiled, self.shapes = compiled, (treedef, tuple(map(jax.typeof, leaves)))
+        if self.shapes not in compiled:
+            self.lowered = self.traced.lower(*self.arguments)
+
+    def compile(self) -> None:
+        if self.shapes not in self.compiled:
+            self.compiled[self.shapes] = self.lowered.compile()
+
+    def __call__(self) -> dict[str, jax.Array]:
+        self.compile()
+        return self.compiled[self.shapes](*self.arguments)
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(step: Callable, features: Callable, steps: int) -> Callable:
-    """(initial state, batch, hyper) -> {quantity: RMS changes, (steps,)}
+def _programs(step: Callable, features: Callable | None, steps: int) -> tuple[Any, dict[Any, Any]]:
+    """((initial state, batch, hyper) -> {quantity: RMS changes, (steps,)}, jitted; {shapes: that compiled for them})
 
     The init is no part of this program: for a list of blocks it would be the larger part of its compilation.
     """
 
+    def both(state: Any, batch: PyTree, hyper: PyTree) -> tuple[Any, Mapping[str, jax.Array]]:
+        after, before = step(state, batch, hyper)
+        return after, before if features is None else features(state, batch, hyper)
+
     def run(start: Any, batch: PyTree, hyper: PyTree) -> dict[str, jax.Array]:
-        shapes = jax.eval_shape(features, start, batch, hyper)
+        shapes = jax.eval_shape(both, start, batch, hyper)[1]
         _check_features(shapes)
 
         def advance(carry: Any, step_number: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
             state, before = carry
-            now = features(state, batch, hyper)
+            after, now = both(state, batch, hyper)
             before = {k: jnp.where(step_number == 0, now[k], before[k]) for k in before}
             changes = {k: jnp.sqrt(jnp.mean((now[k] - before[k]) ** 2)) for k in before}
-            return (step(state, batch, hyper)[0], before), changes
+            return (after, before), changes
 
         nothing = {k: jnp.zeros(shape.shape, shape.dtype) for k, shape in shapes.items()}
         changes = jax.lax.scan(advance, (start, nothing), jnp.arange(steps + 1))[1]
         return {k: values[1:] for k, values in changes.items()}
 
-    return jax.jit(run)
+    return jax.jit(run), {}
 
 
 def _check_features(features: Mapping[str, Any]) -> None:
