@@ -65,7 +65,7 @@ class DiT(nn.Module):
         w, init = self.width, nn.initializers.zeros if self.zero else nn.initializers.lecun_normal()
         h = nn.Conv(w, (2, 2), (2, 2), name="patch")(images).reshape(len(images), -1, w)
         h = h + self.param("positions", nn.initializers.normal(1.0), h.shape[1:])
-        t = nn.Dense(w, name="time_2")(nn.silu(nn.Dense(w, name="time_1")(waves(times))))
+        t = nn.Dense(w, name="t2")(nn.silu(nn.Dense(w, name="t1")(waves(times))))
         c = t + nn.Embed(10, w, embedding_init=nn.initializers.normal(1.0), name="label")(labels)
         for i in range(self.depth):
             h = DiTBlock(w, self.zero, name=f"block_{i}")(h, c)
@@ -130,48 +130,57 @@ class GNN(nn.Module):
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h).mean(0))
 
 
-class EncoderBlock(nn.Module):
-    @nn.compact
-    def __call__(self, h):
-        w = h.shape[-1]
-        h = h + nn.MultiHeadDotProductAttention(4, name="attn")(nn.LayerNorm(name="norm1")(h))
-        return h + nn.Dense(w, name="down")(nn.gelu(nn.Dense(2 * w, name="up")(nn.LayerNorm(name="norm2")(h))))
+class AttentionBlock(nn.Module):
+    """Of an encoder, or of a decoder with a source; norms before the layers, or after the sums (post-LN)."""
 
+    post: bool = False
 
-class DecoderBlock(nn.Module):
     @nn.compact
-    def __call__(self, h, source, mask):
+    def __call__(self, h, source=None):
         w = h.shape[-1]
-        h = h + nn.MultiHeadDotProductAttention(4, name="attn")(nn.LayerNorm(name="norm1")(h), mask=mask)
-        h = h + nn.MultiHeadDotProductAttention(4, name="cross")(nn.LayerNorm(name="norm2")(h), source)
-        return h + nn.Dense(w, name="down")(nn.gelu(nn.Dense(2 * w, name="up")(nn.LayerNorm(name="norm3")(h))))
+        attention = functools.partial(nn.MultiHeadDotProductAttention, 4)
+        mask = None if source is None else nn.make_causal_mask(h[..., 0])
+        layers = {"attn": lambda x: attention(name="attn")(x, mask=mask)}
+        if source is not None:
+            layers["cross"] = lambda x: attention(name="cross")(x, source)
+        layers["mlp"] = nn.Sequential([nn.Dense(2 * w, name="up"), nn.gelu, nn.Dense(w, name="down")])
+        for name, layer in layers.items():
+            norm = nn.LayerNorm(name=f"{name}_norm")
+            h = norm(h + layer(h)) if self.post else h + layer(norm(h))
+        return h
 
 
 class EncoderDecoder(nn.Module):
     width: int
     depth: int
+    post: bool = False
 
     @nn.compact
     def __call__(self, source, target):
         embed = functools.partial(nn.Embed, 20, self.width, embedding_init=nn.initializers.normal(1.0))
         e, h = embed(name="src_emb")(source), embed(name="tgt_emb")(target)
         for i in range(self.depth):
-            e = EncoderBlock(name=f"enc_{i}")(e)
-        e = nn.LayerNorm(name="enc_norm")(e)
+            e = AttentionBlock(self.post, name=f"enc_{i}")(e)
+        e = e if self.post else nn.LayerNorm(name="enc_norm")(e)
         for i in range(self.depth):
-            h = DecoderBlock(name=f"dec_{i}")(h, e, nn.make_causal_mask(target))
-        return nn.Dense(20, use_bias=False, name="head")(nn.LayerNorm(name="dec_norm")(h))
+            h = AttentionBlock(self.post, name=f"dec_{i}")(h, e)
+        h = h if self.post else nn.LayerNorm(name="dec_norm")(h)
+        return nn.Dense(20, use_bias=False, name="head")(h)
 
 
 class T5Attention(nn.Module):
-    """Without 1/sqrt(head_dim), which is in T5's initializers."""
+    """Without 1/sqrt(head_dim), which is in the initializer of the queries."""
 
     heads: int
 
     @nn.compact
     def __call__(self, x, bias):
         w = x.shape[-1]
-        q, k, v = (nn.DenseGeneral((self.heads, w // self.heads), use_bias=False, name=name)(x) for name in "qkv")
+        small, usual = (nn.initializers.variance_scaling(scale, "fan_in", "normal") for scale in (1 / 8, 1))
+        q, k, v = (
+            nn.DenseGeneral((self.heads, w // self.heads), use_bias=False, kernel_init=init, name=name)(x)
+            for name, init in (("q", small), ("k", usual), ("v", usual))
+        )
         if bias is None:
             there = jnp.arange(x.shape[1])
             buckets = jnp.clip(there - there[:, None] + 4, 0, 7)
@@ -201,19 +210,19 @@ class T5Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, tokens):
-        h, bias = nn.Embed(20, self.width, name="shared")(tokens), None
+        h, bias = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="shared")(tokens), None
         for i in range(self.depth):
             h, bias = T5Block(self.width // 8 if self.heads_grow else 4, name=f"block_{i}")(h, bias)
         return nn.Dense(20, use_bias=False, name="lm_head")(nn.RMSNorm(name="final_layer_norm")(h))
 
 
 FILM = blocks(BLOCKS) | trunk(t1="input", t2="hidden", embed="input", norm="vector", head="readout")
-DIT = blocks(BLOCKS) | trunk(patch="input", time_1="input", time_2="hidden", modulation="hidden", head="readout")
+DIT = blocks(BLOCKS) | trunk(patch="input", t1="input", t2="hidden", modulation="hidden", head="readout")
 DIT |= {"label/embedding": "input", "positions": "input"}
 UNET = blocks("down_*_*", "up_*_*") | trunk(t1="input", t2="hidden", conv_in="input", norm_out="vector")
 UNET |= trunk(**{"*_*_*/c": "hidden", "mid/*": "hidden", "down": "hidden", "up": "hidden", "conv_out": "readout"})
 UNET |= {"mid/norm*": "vector"}
-ENCODER_DECODER = blocks("enc_*_*", "enc_[0-9]*", "dec_[0-9]*") | trunk(src_emb="input", tgt_emb="input")
+ENCODER_DECODER = blocks("enc_[0-9]*", "dec_[0-9]*") | trunk(src_emb="input", tgt_emb="input", head="readout")
 T5 = blocks(BLOCKS) | trunk(shared="input", final_layer_norm="vector", lm_head="readout")
 
 MODELS = {
@@ -226,12 +235,17 @@ MODELS = {
         blocks(BLOCKS) | trunk(node_in="input", edge_in="input", norm="vector", head="readout"),
     ),
     "encoder_decoder": Foreign(
-        EncoderDecoder, (TOKENS, TOKENS),
-        blocks("enc_[0-9]*", "dec_[0-9]*")
-        | trunk(src_emb="input", tgt_emb="input", enc_norm="vector", dec_norm="vector", head="readout"),
-        queries=QUERIES,
+        EncoderDecoder, (TOKENS, TOKENS), ENCODER_DECODER | trunk(enc_norm="vector", dec_norm="vector"),
+        queries=(*QUERIES, "*/cross_norm/*"),
     ),
-    "t5": Foreign(T5Encoder, (TOKENS,), T5 | {"*/relative_attention_bias/*": "fixed"}, queries=("*/[qk]/*",)),
+    "encoder_decoder_post_ln": Foreign(
+        functools.partial(EncoderDecoder, post=True), (TOKENS, TOKENS), ENCODER_DECODER | {"*_norm/*": "vector"},
+        asks=True,
+    ),
+    "t5": Foreign(
+        T5Encoder, (TOKENS,), T5 | {"*/relative_attention_bias/*": "fixed"},
+        queries=("*/[qk]/*", "*/relative_attention_bias/*"),
+    ),
     "t5_heads_grow": Foreign(
         functools.partial(T5Encoder, heads_grow=True), (TOKENS,), T5 | {"*/relative_attention_bias/*": "input"}
     ),

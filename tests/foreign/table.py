@@ -29,7 +29,7 @@ class Foreign:
     asks: whether setup may raise an error that prints overrides, which must be right as they are printed.
     error: pattern of the error that setup must raise instead, with the edit that it must name.
     queries: globs of the parameters whose first step falls with width, because the attention factor goes as
-      1/head_dim.
+      1/head_dim: those of queries and keys, and of norms in front of them.
     loss: the logits that the slopes are measured with, such as those of one head.
     """
 
@@ -82,6 +82,13 @@ def differences(m: dm.Setup, expected: Expected) -> list[str]:
         if role != wanted:
             lines.append(f"{path} is {role}, expected {wanted}")
     return lines
+
+
+def check(model: Foreign) -> None:
+    """That all roles are right. Overrides that were pasted must hold at every shape: depth 8 and width 128, too."""
+    m, overrides = model.setup
+    for width, depth in ((64, 4), (64, 8), (128, 2)) if overrides else ((64, 4),):
+        assert not differences(m.at(width, depth), model.expected(depth)), (width, depth)
 
 
 def blocks(*globs: str, matrix: str = "kernel") -> dict[str, str]:

@@ -298,7 +298,7 @@ MODELS = {
     "gemma2_uncapped": Foreign(functools.partial(Gemma, cap=None), (TOKENS,), blocks("block_*") | TIED),
     "capped_head": Foreign(CappedHead, (TOKENS,), blocks("block_*") | HEAD),
     "gpt_tied": Foreign(gpt(tied=True), (TOKENS,), blocks("block_*") | TIED | {"positions": "input"}, queries=QUERIES),
-    "gpt_scanned": Foreign(gpt(scan=True), (TOKENS,), GPTS, queries=QUERIES),
+    "gpt_scanned": Foreign(gpt(scan=True), (TOKENS,), GPTS, queries=(*QUERIES, "*/norm1/*")),
     "gpt_heads_grow": Foreign(gpt(heads_of=8), (TOKENS,), GPTS),
     "post_ln": Foreign(
         gpt(post=True), (TOKENS,),

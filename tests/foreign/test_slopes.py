@@ -1,0 +1,89 @@
+"""What Adam's first step changes, parameter by parameter, at several widths and depths of models that are not ours.
+
+Independent of the library's own check: no features are looked for, and all parameters move from the same start. To
+first order the update of a parameter changes a fixed function of the logits by <gradient, update>. Summed over the
+blocks, this must depend on neither width nor depth.
+"""
+
+import fnmatch
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup as dm
+from tests.foreign.models import MODELS
+from tests.foreign.roles import by_path
+from tests.foreign.table import Foreign
+
+WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8, 16)  # at depth 4 and at width 64
+SEEDS = 32
+LIMIT = 0.25
+# Over width: attention of 1/head_dim has gradients of head_dim^-1/2 at the first step.
+QUERIES = (-0.9, 0.25)
+# A softmax does not see what all its logits have in common: the gradient is rounding errors.
+STILL = "*/key/bias"
+NAMES = (
+    "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
+    "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned",
+)  # fmt: skip
+SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
+
+
+def changes(m: dm.Setup, model: Foreign) -> dict[str, float]:
+    """{path, with * for the number of a block: mean over seeds of |<gradient, first update of Adam>|, summed over the
+    blocks}, of the sum of the logits with random signs."""
+    tx = m.optimizer("adam", 1.0, eps=1e-12)
+
+    def drawn(key, x):
+        return jax.random.normal(key, x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    @jax.jit
+    def change(params, state, key):
+        one, other = jax.random.split(key)
+        inputs = [drawn(jax.random.fold_in(one, i), x) for i, x in enumerate(model.inputs)]
+
+        def signed(params):
+            logits = model.loss(m.model.run(params, state, *inputs)[0])
+            return (jax.random.rademacher(other, logits.shape) * logits).sum()
+
+        grads = jax.grad(signed)(params)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return jax.tree.map(lambda g, u: jnp.abs(jnp.vdot(g, u).real), grads, updates)
+
+    start = jax.jit(m.fresh) if m.model.init_calls else m.fresh
+    keys = [jax.random.split(jax.random.key(seed)) for seed in range(SEEDS)]
+    found = np.mean([jax.tree.leaves(change(*start(one), other)) for one, other in keys], 0)
+    total: dict[str, float] = {}
+    for spec, mean in zip(by_path(m.specs).values(), found, strict=True):
+        path = re.sub(r"(?<=[_/])\d+(?=[_/]|$)", "*", spec.path)  # (t1 and t2 stay apart)
+        total[path] = total.get(path, 0.0) + float(mean)
+    return total
+
+
+def slopes(sizes: tuple[int, ...], found: list[dict[str, float]]) -> dict[str, float]:
+    """{path: slope in log-log}, of the parameters that act on the logits at all."""
+    acting = [path for path, value in found[0].items() if value and not fnmatch.fnmatchcase(path, STILL)]
+    return {path: np.polyfit(np.log(sizes), np.log([at[path] for at in found]), 1)[0] for path in acting}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_step_is_flat(name):
+    model = MODELS[name]
+    at = functools.cache(lambda width, depth: changes(model.setup[0].at(width, depth), model))
+    depths = DEPTHS[:-1] if name in SHALLOW else DEPTHS
+    wrong = []
+    for axis, sizes, found in (
+        ("width", WIDTHS, [at(width, 4) for width in WIDTHS]),
+        ("depth", depths, [at(64, depth) for depth in depths]),
+    ):
+        for path, slope in slopes(sizes, found).items():
+            query = axis == "width" and any(fnmatch.fnmatchcase(path, glob) for glob in model.queries)
+            low, high = QUERIES if query else (-LIMIT, LIMIT)
+            if not low <= slope <= high:
+                wrong.append(f"{path}: {axis}^{slope:+.2f}")
+    assert not wrong, "\n".join(wrong)
