@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from depthmup.optim import in_form_mup, scale_by_tree
-from depthmup.parameterization import FAMILIES, Parameterization, unknown
+from depthmup.parameterization import FAMILIES, FamilyName, Parameterization, unknown
 from depthmup.specs import ParamSpec, check_shapes, is_spec
 from depthmup.specs import factors as leaf_factors
 
@@ -27,7 +27,7 @@ Leaves = list[np.ndarray]
 LARGEST = 32  # axes of the probed weights are at most so long
 STEPS = (16, 256)  # so long a leaf is probed, and so long if it has not moved by then
 WEIGHT = 2.0**8  # root mean square of the probed weights: large, so that weight decay shows; and 1
-FIXED = ("fixed", "scalar")  # roles of parameters none of whose axes grow
+MATRICES = ("input", "hidden", "output", "readout")  # roles of parameters with fans that grow
 SMALL = 2.0**-20  # a gradient so small that nothing clips it
 NEAR = 0.05  # relative distance up to which two updates are the same
 
@@ -36,35 +36,42 @@ class Update(NamedTuple):
     """What a transformation makes of one leaf's gradient and weight.
 
     family: one of FAMILIES, or None, and then why says why. decays: the weight adds a multiple of itself to the update,
-    or nothing, and acts in no other way. scale_free: if all gradients so far had been a constant times as large, the
-    update would be the same, as it is not where gradients are clipped. size: of a "muon" leaf, (fan_in, fan_out) -> the
-    factor that its orthogonalised update has already.
+    or nothing, and acts in no other way. scale_free: gradients that had all been a constant times as large would have
+    changed the update by that constant to the family's power alone, as they do not where gradients are clipped. size:
+    (fan_in, fan_out) -> the factor of the matrix' shape that the update has beyond its family's. turns: the axes along
+    which it turns with the gradient.
     """
 
-    family: str | None
+    family: FamilyName | None
     why: str = ""
     decays: bool = False
     scale_free: bool = False
     size: Callable[[float, float], float] = lambda fan_in, fan_out: 1.0
+    turns: frozenset[int] = frozenset()
 
 
-# The factors of a matrix' shape that versions of Muon have; in a layout (out, in) Optax takes one fan for the other.
+def _powers(of_in: float, of_out: float) -> Callable[[float, float], float]:
+    return lambda fan_in, fan_out: fan_in**of_in * fan_out**of_out
+
+
+# The factors of a matrix' shape that updates may have: of Muon's versions (in a layout (out, in) Optax takes one fan
+# for the other), of the norms of Scion, and of updates that are normalised along one axis only.
+HALVES = (0.0, -0.5, 0.5, -1.0, 1.0)
 SIZES: tuple[Callable[[float, float], float], ...] = (
     Update._field_defaults["size"],
     lambda fan_in, fan_out: max(1, fan_out / fan_in) ** 0.5,
     lambda fan_in, fan_out: max(1, fan_in / fan_out) ** 0.5,
     lambda fan_in, fan_out: max(fan_in, fan_out) ** 0.5,
-    lambda fan_in, fan_out: (fan_out / fan_in) ** 0.5,
-    lambda fan_in, fan_out: (fan_in / fan_out) ** 0.5,
+    *(_powers(of_in, of_out) for of_in in HALVES for of_out in HALVES),
 )
-FANS = ((8, 8), (8, 16), (16, 8))  # which tell them apart
+FANS = ((8, 8), (8, 16), (16, 8), (16, 16))  # which tell them apart
 
 
 class Rules(NamedTuple):
     """A transformation, and for each leaf in tree order its family and what its update is."""
 
     tx: optax.GradientTransformation
-    families: list[str]
+    families: list[FamilyName]
     updates: list[Update]
 
 
@@ -79,8 +86,9 @@ def wrap(
       tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
         rate, to be chained with it; with schedules, multi_transform, masked, MultiSteps, inject_hyperparams.
       family: what is known better: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
-        "adafactor") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of a path:
-        name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not corrected.
+        "adafactor", "shampoo2") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of
+        a path: name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not
+        corrected.
 
     `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
     - each update is multiplied by the leaf's LR factor;
@@ -90,12 +98,14 @@ def wrap(
       then a warning says to put clipping in front;
     - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
 
-    What Muon multiplies updates by for the shape of a matrix, such as Optax's sqrt(max(1, fan_out / fan_in)), is taken
-    into account. Call `wrap` outside of jit if `tx` holds traced numbers.
+    What an update is multiplied by for the shape of a matrix is taken into account: Muon's sqrt(max(1, fan_out /
+    fan_in)) and .2 sqrt(max(fan_in, fan_out)), the norms of Scion. Where an update is normalised along one axis only
+    (a column's norm, SOAP with one basis), eps has no factor. Call `wrap` outside of jit if `tx` holds traced numbers.
 
-    Raises ValueError for a leaf whose family cannot be told (Adagrad, an elementwise clip, a frozen leaf), for weight
-    decay inside an Adafactor that multiplies updates by the weight's size, for a transformation that fails on small
-    trees, and for a parameterization that is not defined for a family.
+    Raises ValueError for a leaf whose family cannot be told (Adagrad, an elementwise clip, a frozen leaf, Muon times
+    the weight's norm), for weight decay inside an Adafactor that multiplies updates by the weight's size, for a step
+    that ends on the sphere of the weight's norm, for a transformation that fails on small trees, and for a
+    parameterization that is not defined for a family.
     """
     return wrapped(p, specs, rules_of(specs, tx, family))
 
@@ -121,10 +131,14 @@ def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientT
     own = p.in_form("mup")
     factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
     lr, eps, decay = map(jax.tree.leaves, factors[2:])
+    eps = _eps(leaves, families, found, eps)
     if p.table.width:
         lr = [f * _size_at_base(own, s, u) for f, s, u in zip(lr, leaves, found, strict=True)]
-    eps = _eps(leaves, families, found, eps)
-    decay = [f if u.decays and u.family != "adafactor" else 1.0 for f, u in zip(decay, found, strict=True)]
+    # An update of degree d in the gradient is eps^-d times as large for gradients over eps.
+    lr = [f * e ** FAMILIES[name].gradient for f, e, name in zip(lr, eps, families, strict=True)]
+    decay = [
+        f if u.decays and not FAMILIES[name].weight else 1.0 for f, u, name in zip(decay, found, families, strict=True)
+    ]
     scale, shrink, weigh = (
         scale_by_tree(jax.tree.unflatten(treedef, column)) for column in (lr, [1 / e for e in eps], decay)
     )
@@ -157,7 +171,7 @@ def _times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
     return by.update(tree, optax.EmptyState())[0]
 
 
-def _given(specs: PyTree, family: PyTree | None) -> list[str | None]:
+def _given(specs: PyTree, family: PyTree | None) -> list[FamilyName | None]:
     """The family that the user gives to each leaf, or None."""
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     if family is None:
@@ -173,7 +187,7 @@ def _given(specs: PyTree, family: PyTree | None) -> list[str | None]:
     return names
 
 
-def _by_glob(leaves: Sequence[ParamSpec], family: PyTree) -> list[str | None]:
+def _by_glob(leaves: Sequence[ParamSpec], family: PyTree) -> list[FamilyName | None]:
     if not isinstance(family, Mapping) or not all(isinstance(name, str) for name in family.values()):
         raise ValueError(
             "family must be a name, a tree of names with the structure of the specs or a prefix, or {glob of a path: "
@@ -198,19 +212,24 @@ def _found(specs: PyTree, tx: optax.GradientTransformation, given: Sequence[str 
         ) from error
 
 
-def _resolved(spec: ParamSpec, given: str | None, found: Update) -> str:
+def _resolved(spec: ParamSpec, given: FamilyName | None, found: Update) -> FamilyName:
     if given is not None:
         return given
     way_out = f"pass family={{{spec.path!r}: one of {', '.join(FAMILIES)}}} if you know its rule"
     if found.family is None:
         raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {found.why}; {way_out}")
-    if found.family == "muon" and _is_stack_of_vectors(spec):
+    if _of_matrices(found.family) and _is_stack_of_vectors(spec):
         raise ValueError(
-            f"dm.wrap: {spec.path} {spec.shape} holds a vector of each block, one matrix for Muon; let Adam "
+            f"dm.wrap: {spec.path} {spec.shape} holds a vector of each block, one matrix for this update; let Adam "
             "train all but the hidden weights (muon_weight_dimension_numbers=), as dm.optimizer(p, specs, 'muon', lr) "
             f"does; {way_out}"
         )
     return found.family
+
+
+def _of_matrices(family: FamilyName | None) -> bool:
+    """Whether the family's update is one of whole matrices and their singular values."""
+    return family is not None and FAMILIES[family].eps == "norm"
 
 
 def _is_stack_of_vectors(spec: ParamSpec) -> bool:
@@ -232,8 +251,9 @@ def _warn_of_contradictions(leaves: Sequence[ParamSpec], given: Sequence[str | N
 
 def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], found: Sequence[Update], eps: list[Any]) -> list[Any]:
     """What each leaf's gradient is divided by."""
-    free = [own.family not in (None, "sgd") for own in found]
-    eps = [e if yes else 1.0 for e, yes in zip(eps, free, strict=True)]
+    free = [own.family is not None and not FAMILIES[own.family].linear for own in found]
+    known = [yes and not _one_sided(spec, own) for spec, own, yes in zip(leaves, found, free, strict=True)]
+    eps = [e if yes else 1.0 for e, yes in zip(eps, known, strict=True)]
     clipped = [spec.path for spec, own, yes in zip(leaves, found, free, strict=True) if yes and not own.scale_free]
     if not clipped:
         return eps
@@ -261,7 +281,7 @@ class _Probe:
 
     def __post_init__(self) -> None:
         self.leaves, self.treedef = jax.tree.flatten(self.specs, is_leaf=is_spec)
-        self.shapes = [tuple(min(n, LARGEST) for n in spec.shape) for spec in self.leaves]
+        self.shapes = [_probed_shape(spec) for spec in self.leaves]
         rng = np.random.default_rng(0)
         self.weights = [WEIGHT * _spread(rng, shape) for shape in self.shapes]
         self.gradient, self.other = ([_spread(rng, shape) for shape in self.shapes] for _ in range(2))
@@ -318,7 +338,7 @@ class _Probe:
         small = [u - e for u, e in zip(constant(times(g, SMALL), w), even, strict=True)]
         light = constant(g, times(w, 1 / WEIGHT))
         moved = constant(g, times(w, 1 / WEIGHT), start=w)
-        turned = self._turned(at, even, odd)
+        aside = [u + v for u, v in zip(constant(h, w), w, strict=True)]
 
         # Gradients of many sizes, so that clipping at any size changes their order; and a constant times them.
         def uneven(step: int) -> Leaves:
@@ -326,6 +346,8 @@ class _Probe:
             return [np.float32(a) * x + np.float32(b) * y for x, y in zip(g, h, strict=True)]
 
         first = self.at(at, uneven, w)
+        twice = self.at(at, lambda step: times(uneven(step), 2), w)
+        turned = self._turned(at, uneven, [u - e for u, e in zip(first, even, strict=True)], even)
         more = self.at(at, lambda step: [8.0 ** (1 - i % 2) * x for i, x in enumerate(uneven(step))], w)
 
         found = []
@@ -343,22 +365,33 @@ class _Probe:
             elif not decays:
                 why = "the weights act on it by more than decay"
             else:
-                family, why = _family(_power(doubled[i], odd[i], 2), weight, odd[i], g[i], small[i], turned[i])
-            if family == "adafactor" and _size(even[i]) > 1e-5 * _size(odd[i]):
-                family, why = (
-                    None,
-                    (
-                        "weight decay beside an update that is proportional to the weight has no correction; use "
-                        "dm.optimizer(p, specs, 'adafactor', lr, weight_decay=)"
-                    ),
+                power = _power(doubled[i], odd[i], 2)
+                if power is None and turned[i]:
+                    # Off its own singular vectors a constant gradient is nothing but noise, where eps acts (SOAP).
+                    uneven_power = _power(twice[i] - even[i], first[i] - even[i], 2)
+                    power = None if uneven_power == 1 else uneven_power  # (linear: a clip of large entries)
+                family, why = _family(power, weight, odd[i], g[i], small[i], bool(turned[i]))
+            if family is not None and FAMILIES[family].weight and _size(even[i]) > 1e-5 * _size(odd[i]):
+                family = None
+                why = (
+                    "weight decay beside an update that is proportional to the weight has no correction; use "
+                    "dm.optimizer(p, specs, 'adafactor', lr, weight_decay=)"
                 )
-            free = _distance(first[i], more[i]) <= NEAR * _size(first[i])
-            found.append(Update(family, why, decays, free))
+            if family is None and last[i] >= 0 and all(_keeps_norm(w[i], end) for end in (w[i] + plus[i], aside[i])):
+                why = (
+                    "its step ends on the sphere of the weight's norm (AdamH, MuonH); wrap the step without that "
+                    "projection, optax.chain(dm.wrap(p, specs, step), projection)"
+                )
+            expected = first[i] * 8.0 ** ((FAMILIES[family].gradient if family else 0) * (1 - i % 2))
+            free = _distance(expected, more[i]) <= NEAR * _size(expected)
+            found.append(Update(family, why, decays, free, turns=frozenset(turned[i])))
         return self._sized(at, found)
 
-    def _turned(self, at: Sequence[int], even: Leaves, odd: Leaves) -> list[bool]:
-        """For each leaf: does turning its gradient along one of its axes turn its update alike?"""
-        alike = [False] * len(self.leaves)
+    def _turned(
+        self, at: Sequence[int], gradient: Callable[[int], Leaves], update: Leaves, even: Leaves
+    ) -> list[set[int]]:
+        """For each leaf the axes along which turning its gradients turns its update alike, weight decay apart."""
+        alike: list[set[int]] = [set() for _ in self.leaves]
         rng = np.random.default_rng(1)
         for axis in range(max(len(shape) for shape in self.shapes)):
             turns = [
@@ -372,53 +405,103 @@ class _Probe:
                     for u, q in both
                 ]
 
-            gradient = turn(self.gradient)
-            updates = self.at(at, lambda _, gradient=gradient: gradient, self.weights)  # type: ignore[misc]
-            for i, expected in enumerate(turn(odd)):
-                if turns[i] is not None:
-                    alike[i] |= _distance(updates[i] - even[i], expected) <= NEAR * _size(expected)
+            updates = self.at(at, lambda step, turn=turn: turn(gradient(step)), self.weights)  # type: ignore[misc]
+            for i, expected in enumerate(turn(update)):
+                if turns[i] is not None and _distance(updates[i] - even[i], expected) <= NEAR * _size(expected):
+                    alike[i].add(axis)
         return alike
 
     def _sized(self, at: Sequence[int], found: list[Update]) -> list[Update]:
-        """The updates with the factors that Muon's leaves have for their shapes, where they grow: by gradients of one
-        entry, whose orthogonalised update is that entry alone at any shape."""
-        muon = [
-            own.family == "muon" and spec.role not in FIXED and not _is_stack_of_vectors(spec)
+        """The updates with the factors that they have for the shapes of matrices, where these grow.
+
+        They are measured along gradients of rank one: a single entry along axes along which the update turns with the
+        gradient, and ones along all others, so that the update has rank one at any shape (or fills the null space).
+        """
+        yes = [
+            (_of_matrices(own.family) or own.family == "adam") and spec.role in MATRICES
             for own, spec in zip(found, self.leaves, strict=True)
         ]
-        if not any(muon):
+        if not any(yes):
             return found
-        entries = []
+        sizes = []
         for fans in FANS:
-            shapes = [list(shape) for shape in self.shapes]
-            for shape, spec, yes in zip(shapes, self.leaves, muon, strict=True):
-                for half, fan in zip(spec.matrix_axes if yes else (), fans, strict=False):
-                    for axis in half:
-                        shape[axis] = 1
-                    shape[max(half, key=lambda axis: spec.shape[axis])] = fan
-            zeros = [np.zeros(shape, np.float32) for shape in shapes]
-            gradient = [z.copy() for z in zeros]
-            for g in gradient:
-                g[(0,) * g.ndim] = 1
+            gradient, parts = [], []
+            for spec, own, shape, measured in zip(self.leaves, found, self.shapes, yes, strict=True):
+                g, part = _rank_one(spec, own.turns, fans) if measured else (np.zeros(shape, np.float32), ())
+                gradient.append(g)
+                parts.append(part)
+            zeros = [np.zeros_like(g) for g in gradient]
             updates = self.at(at, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
-            entries.append([abs(float(u[(0,) * u.ndim])) for u in updates])
-        measured = np.array(entries) / entries[0]
+            along = [(u[part], g[part]) for u, g, part in zip(updates, gradient, parts, strict=True)]
+            sizes.append([abs(np.vdot(u, g)) / _size(g) if g.any() else 0.0 for u, g in along])
+        columns = np.array(sizes).T
         return [
-            _with_size(own, column) if yes else own for own, column, yes in zip(found, measured.T, muon, strict=True)
+            _with_size(own, column) if measured else own
+            for own, column, measured in zip(found, columns, yes, strict=True)
         ]
 
 
-def _with_size(update: Update, measured: np.ndarray) -> Update:
-    """The update with the one of SIZES whose numbers at FANS, over the first, are these."""
+def _one_sided(spec: ParamSpec, update: Update) -> bool:
+    """Whether the update turns with the gradient along the inputs alone or along the outputs alone."""
+    if not _of_matrices(update.family) or spec.role not in MATRICES:
+        return False
+    sides = [any(axis in update.turns for axis in half) for half in spec.matrix_axes if _size_of(spec, half) > 1]
+    return any(sides) and not all(sides)
+
+
+def _size_of(spec: ParamSpec, axes: Iterable[int]) -> int:
+    return math.prod(spec.shape[axis] for axis in axes)
+
+
+def _probed_shape(spec: ParamSpec) -> tuple[int, ...]:
+    """A small shape, of matrices about square: in the eigenvectors of a tall one the gradient is noise (SOAP)."""
+    shape = [min(n, LARGEST) for n in spec.shape]
+    if spec.role in MATRICES:
+        halves = [(math.prod(shape[axis] for axis in half), half) for half in spec.matrix_axes]
+        (small, _), (large, half) = sorted(halves)
+        longest = max(half, key=lambda axis: shape[axis])
+        if small > 1:
+            shape[longest] = max(1, small * shape[longest] // large)
+    return tuple(shape)
+
+
+def _rank_one(spec: ParamSpec, turns: Collection[int], fans: Sequence[int]) -> tuple[np.ndarray, tuple[Any, ...]]:
+    """(a gradient of these fans, the part of it that is one matrix)"""
+    shape = [min(n, LARGEST) for n in spec.shape]
+    entries: list[Any] = [0] * len(shape)
+    part: list[Any] = [0] * len(shape)
+    for half, fan in zip(spec.matrix_axes, fans, strict=True):
+        single = any(axis in turns for axis in half)
+        for axis in half:
+            shape[axis] = 1
+        shape[max(half, key=lambda axis: spec.shape[axis])] = fan
+        for axis in half:
+            part[axis] = slice(None)
+            entries[axis] = 0 if single else slice(None)
+    g = np.zeros(shape, np.float32)
+    g[tuple(entries)] = 1
+    return g, tuple(part)
+
+
+def _with_size(update: Update, norms: np.ndarray) -> Update:
+    """The update with the one of SIZES that its norms at FANS show, those of "adam" beside sqrt(fan_in fan_out)."""
+    entries = np.array([math.prod(fans) for fans in FANS]) ** (0.5 if update.family == "adam" else 0.0)
     for size in SIZES:
-        if np.allclose(measured, [size(*fans) / size(*FANS[0]) for fans in FANS], rtol=1e-2):
+        expected = entries * [size(*fans) for fans in FANS]
+        if np.allclose(norms / norms[0], expected / expected[0], rtol=0.1):
             return update._replace(size=size)
-    return Update(None, "it is orthogonalised, times a factor of its shape that is none of those known")
+    return Update(
+        None, f"it is an update of {update.family!r}, times a factor of its shape that is none of those known"
+    )
+
+
+def _keeps_norm(weight: np.ndarray, end: np.ndarray) -> bool:
+    return abs(_size(end) - _size(weight)) <= 1e-3 * _distance(end, weight)
 
 
 def _family(
     power: int | None, weight: int | None, update: np.ndarray, g: np.ndarray, small: np.ndarray, turned: bool
-) -> tuple[str | None, str]:
+) -> tuple[FamilyName | None, str]:
     """(family, or None and why) of an update. power, weight: its degree in the gradient and in the weight."""
     share = float(np.vdot(update, g) / np.vdot(g, g))
     along = update.size > 1 and _distance(update, share * g) <= NEAR * _size(update)
@@ -433,13 +516,26 @@ def _family(
         return ("muon" if turned else "adam"), ""
     if power == 0 and weight == 1 and (along or not turned):
         return "adafactor", ""
-    names = {0: "does not depend on", 1: "is linear in", None: "is neither linear in nor free of"}
+    if power == 0 and weight == 1:
+        return None, (
+            "it is orthogonalised, times the weight's norm over its own (MuonH), so that its singular values depend on "
+            "the rank of the gradient: of hidden weights it is 'muon' where batches have more examples than the width, "
+            "'adafactor' where they have far fewer"
+        )
+    if power == -1 and weight == 0 and turned and not along:
+        return "shampoo2", ""
+    names = {
+        -1: "is inverse to",
+        0: "does not depend on",
+        1: "is linear in",
+        None: "is neither linear in nor free of",
+    }
     return None, f"its size {names[power]} the gradient's and {names[weight]} the weight's"
 
 
 def _power(of: np.ndarray, update: np.ndarray, by: float) -> int | None:
-    """0 or 1: `of` is the update, or the update times `by`; None: it is neither."""
-    return next((n for n in (0, 1) if _distance(of, by**n * update) <= NEAR * by**n * _size(update)), None)
+    """-1, 0 or 1: `of` is the update times `by` to this power; None: it is none of them."""
+    return next((n for n in (0, 1, -1) if _distance(of, by**n * update) <= NEAR * by**n * _size(update)), None)
 
 
 def _spread(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:

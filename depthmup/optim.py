@@ -50,10 +50,11 @@ def scale_by_parameterization(
     Args:
       family: "sgd" if the update is linear in the gradient; "adam" if its entries are of order 1, whatever the size of
         the gradient; "muon" if its singular values are; "adafactor" if its entries are of the order of the weight's own
-        root mean square. Or a tree of these names in the structure of `specs`. Nothing checks it here, where
-        no gradient is seen: `dm.wrap` finds the families by itself and warns of a given one that contradicts them.
+        root mean square; "shampoo2" if its singular values are inverse to the gradient's. Or a tree of these names in
+        the structure of `specs`. Nothing checks it here, where no gradient is seen: `dm.wrap` finds the families by
+        itself and warns of a given one that contradicts them.
 
-    Source: docs/rules.md section 0, rows `SGD LR` to `Adafactor LR`.
+    Source: docs/rules.md section 0, rows `SGD LR` to `Shampoo2 LR`.
     """
     return _of_specs(specs, scale_by_tree(leaf_factors(p, specs, family).lr))
 

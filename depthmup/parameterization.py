@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 Role = Literal["input", "hidden", "output", "readout", "vector", "scalar", "fixed"]
-FamilyName = Literal["sgd", "adam", "muon", "adafactor"]
+FamilyName = Literal["sgd", "adam", "muon", "adafactor", "shampoo2"]
 Form = Literal["mup", "fan_in", "canonical", "absorbed"]
 Name = Literal["sp", "depth_sp", "ntp", "mup", "depth_mup", "depth_ode", "am_mup", "completep"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -86,6 +86,7 @@ FAMILIES: dict[FamilyName, Family] = {
     "adam": Family(WidthRule(Powers(-1, 0), Powers())),
     "muon": Family(WidthRule(Powers(-0.5, 0.5), Powers(0.5)), eps="norm"),
     "adafactor": Family(WidthRule(Powers(-0.5, 0), Powers()), weight=1),
+    "shampoo2": Family(WidthRule(Powers(), Powers()), gradient=-1, eps="norm"),
 }
 
 
@@ -265,7 +266,8 @@ class Parameterization:
         role: one of ROLES. in_branch: whether it is inside a residual branch. fan_in: its fan-in at this width, which
         only the form "canonical" uses. family: what its update does with the gradient. "sgd": linear (also momentum).
         "adam": entries of order 1, whatever the gradient's size (also AdamW, Lion). "muon": singular values of order 1.
-        "adafactor": entries of the order of the weight's own root mean square.
+        "adafactor": entries of the order of the weight's own root mean square. "shampoo2": singular values inverse to
+        the gradient's (Shampoo with exponents 1/2).
         path: its path, which the glob `branch_init` may match. absorbs: for the form "absorbed", the kinds of factors
         that the parameter is stored times ("branch", "output", "attention"), each with its head size; None: one of the
         first two, by its role and place.

@@ -1,6 +1,9 @@
 """`wrap`: what each kind of update is, equality with `dm.optimizer`, and what it refuses."""
 
 import dataclasses
+import functools
+import inspect
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +12,9 @@ import optax
 import pytest
 
 import depthmup as dm
-from depthmup.families import probe_updates
+from depthmup.families import probe_updates, rules_of
 from depthmup.specs import Absorbed, is_spec
+from experiments import matrix_updates
 from tests.test_optim import init
 
 MUON = optax.contrib.MuonDimensionNumbers
@@ -97,6 +101,168 @@ def test_two_stacked_blocks_are_not_taken_for_orthogonal():
     specs = [dm.ParamSpec(f"w{i}", "hidden", True, (2, 4, 4), 4, 4, 4, 2, stack_axis=0) for i in range(48)]
     assert {own.family for own in probe_updates(specs, optax.adam(1e-3))} == {"adam"}
     assert {own.family for own in probe_updates(specs, planted(orthogonal))} == {"muon"}
+
+
+def matrices(width, depth):
+    normal = np.random.default_rng(0).normal
+    return {"in": normal(size=(5, width)), "w": normal(size=(depth, width, width)), "out": normal(size=(width, 3))}
+
+
+def scion(labels):
+    return matrix_updates.scion(lambda tree: dict(zip(("in", "w", "out"), labels, strict=True)))
+
+
+def by_rms(u):
+    return 0.2 * max(u.shape[-2:]) ** 0.5 * u
+
+
+# The factor that width m = 4 gives to each update of read-in, hidden weights and readout. From Adam to SOAP those of
+# the code of arXiv 2512.05620, for a matrix 1 / m_in; (m_out / m_in)^1/2 for Muon, Shampoo and SOAP; m_in^-1/2 and
+# m_out^1/2 / m_in for SOAP with a basis for the inputs or the outputs alone; 1 for Shampoo with exponents 1/2. Scion's
+# norms have powers of width themselves (arXiv 2502.07529). The model's output factor is 1/m: the readout has another m.
+WIDTH = {
+    "adam": (optax.scale_by_adam(), (1, 1 / 4, 1)),
+    "muon": (matrix_updates.muon(), (2, 1, 2)),
+    "muon by RMS": (optax.chain(matrix_updates.muon(), matrix_updates.of_each_leaf(by_rms)), None),
+    "shampoo 1/4": (matrix_updates.shampoo(0.25), (2, 1, 2)),
+    "shampoo 1/2": (matrix_updates.shampoo(0.5), (1, 1, 1)),
+    "soap": (matrix_updates.soap(), (2, 1, 2)),
+    "soap, inputs": (matrix_updates.soap(sides=(True, False)), (1, 1 / 2, 2)),
+    "soap, outputs": (matrix_updates.soap(sides=(False, True)), (2, 1 / 2, 1)),
+    "scion": (scion(("columns", "spectral", "sign")), (1, 1, 4)),
+    "AdamH": (optax.chain(optax.scale_by_adam(), matrix_updates.times_weight_norm()), (1, 1 / 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", WIDTH)
+def test_the_factor_of_width(name):
+    tx, expected = WIDTH[name]
+    if name == "muon by RMS":  # its own factor at the base, over the one here: of (5, 4) and (5, 16), and so on
+        expected = (2 * (5 / 16) ** 0.5, 0.5, 2 * (4 / 16) ** 0.5)
+    specs = dm.infer_specs(matrices, width=16, depth=8)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(jnp.asarray, matrices(16, 8))
+    grads = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape)), params)
+    wrapped = dm.wrap(dm.parameterization("mup", base_width=4), specs, tx)
+    ours, plain = (t.update(grads, t.init(params), params)[0] for t in (wrapped, tx))
+    for key, factor in zip(("in", "w", "out"), expected, strict=True):
+        np.testing.assert_allclose(ours[key], factor * plain[key], rtol=0, atol=5e-2 * abs(plain[key]).max())
+
+
+@pytest.mark.parametrize(("name", "power"), [("depth_mup", -1.0), ("depth_ode", -1.0), ("mup", 0.0)])
+def test_eps_of_an_update_inverse_to_the_gradient(name, power):
+    """Shampoo adds its eps to G G^T, so that it gets the square of the factor; the update's size does not."""
+    specs = dm.infer_specs(matrices, width=16, depth=8)
+    p = dm.parameterization(name, base_width=4, base_depth=2)
+    eps, lr = dm.factors(p, specs, "shampoo2").eps["w"], dm.factors(p, specs, "shampoo2").lr["w"]
+    assert lr == pytest.approx(4.0**power, rel=1e-12)
+    assert eps == pytest.approx(4.0**-p.alpha if p.alpha else 1.0, rel=1e-12)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(jnp.asarray, matrices(16, 8))
+    grads = [jax.tree.map(lambda w: jnp.asarray(1e-3 * rng.normal(size=w.shape)), params) for _ in range(2)]
+    ours = train(dm.wrap(p, specs, matrix_updates.shampoo(0.5, eps=1e-6)), params, grads)["w"] - params["w"]
+    plain = train(matrix_updates.shampoo(0.5, eps=1e-6 * eps**2), params, grads)["w"] - params["w"]
+    assert_close(ours, lr * plain, 1e-4)
+
+
+# Transformations that need arguments, or others than their defaults.
+ARGUMENTS = {
+    "add_noise": {"eta": 0.0, "gamma": 0.5, "key": 0},
+    "apply_if_finite": {"inner": optax.adam(0.01), "max_consecutive_errors": 3},
+    "conditionally_mask": {"inner": optax.sgd(0.01), "should_transform_fn": lambda step: step >= 0},
+    "conditionally_transform": {"inner": optax.sgd(0.01), "should_transform_fn": lambda step: step >= 0},
+    "dog": {"learning_rate": 1.0},
+    "dowg": {"learning_rate": 1.0},
+    "ema": {"decay": 0.9},
+    "flatten": {"inner": optax.adam(0.01)},
+    "freeze": {"mask": False},
+    "lookahead": None,  # of pairs of parameters
+    "masked": {"inner": optax.adam(0.01), "mask": True},
+    "measure_with_ema": None,  # measures
+    "snapshot": None,
+    "monitor": None,
+    "microbatch": None,  # of functions
+    "multi_transform": {"transforms": {"a": optax.adam(0.01)}, "param_labels": "a"},
+    "partition": {"transforms": {"a": optax.adam(0.01)}, "param_labels": "a"},
+    "noisy_sgd": {"learning_rate": 0.01, "key": 0},
+    "scale_by_schedule": {"step_size_fn": lambda step: 0.1},
+    "scale_by_backtracking_linesearch": {"max_backtracking_steps": 5},
+    "scale_by_zoom_linesearch": {"max_linesearch_steps": 5},
+    "selective_transform": {"optimizer": optax.adam(0.01), "freeze_mask": False},
+    "sam": {"optimizer": optax.sgd(0.01), "adv_optimizer": optax.sgd(0.01)},
+    "scale": {"step_size": -0.1},
+    "trace": {"decay": 0.9},
+    "clip": {"max_delta": 1.0},
+    "adaptive_grad_clip": {"clipping": 0.1},
+    "clip_by_block_rms": {"threshold": 1.0},
+    "clip_by_global_norm": {"max_norm": 1.0},
+    "chain": None,  # not a transformation, or takes functions
+    "named_chain": None,
+    "stateless": None,
+    "stateless_with_tree_map": None,
+    "inject_hyperparams": None,
+    "inject_stateful_hyperparams": None,
+    "with_extra_args_support": None,
+    "mechanize": {"base_optimizer": optax.adam(0.01)},
+    "schedule_free": {"base_optimizer": optax.sgd(0.01), "learning_rate": 0.01},
+    "split_real_and_imaginary": {"inner": optax.adam(0.01)},
+    "differentially_private_aggregate": {"l2_norm_clip": 1.0, "noise_multiplier": 0.0, "key": 0},
+    "dpsgd": {"learning_rate": 0.01, "l2_norm_clip": 1.0, "noise_multiplier": 0.0, "seed": 0},
+}
+
+
+def transformations():
+    """{name: function that makes it} of all transformations of optax and optax.contrib."""
+    made = {}
+    for module in (optax, optax.contrib):
+        for name, function in vars(module).items():
+            if name.startswith("_") or not callable(function) or inspect.isclass(function):
+                continue
+            signature = inspect.signature(function)
+            if name in ARGUMENTS or "GradientTransformation" in str(signature.return_annotation):
+                options = ARGUMENTS.get(
+                    name, {"learning_rate": 0.01} if "learning_rate" in signature.parameters else {}
+                )
+                if options is not None:
+                    made[name] = functools.partial(function, **options)
+    return made
+
+
+# Of optax 0.2.8; all others are of Adam's family.
+FAMILY = {
+    "sgd": """add_decayed_weights add_noise apply_every centralize clip_by_block_rms clip_by_global_norm conditionally_mask
+        conditionally_transform ema freeze identity optimistic_gradient_descent sam scale scale_by_lbfgs trace sgd
+        scale_by_learning_rate scale_by_optimistic_gradient scale_by_schedule zero_nans""",
+    "adafactor": "adafactor lamb lars scale_by_trust_ratio",
+    "refused": """adadelta adagrad adaptive_grad_clip clip cocob differentially_private_aggregate dog dowg dpsgd fromage galore
+        keep_params_nonnegative lbfgs madgrad mechanize momo momo_adam noisy_sgd normalize normalize_by_update_norm
+        novograd polyak_sgd prodigy reduce_on_plateau scale_by_adadelta scale_by_backtracking_linesearch scale_by_cocob
+        scale_by_distance_over_gradients scale_by_galore scale_by_madgrad scale_by_muon scale_by_novograd
+        scale_by_param_block_norm scale_by_param_block_rms scale_by_polyak scale_by_rss scale_by_yogi yogi
+        scale_by_zoom_linesearch schedule_free schedule_free_adamw schedule_free_sgd set_to_zero sophia""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(transformations()))
+def test_every_transformation_of_optax(name):
+    """Each has a family, or a refusal that says why and what to do; none a bare error."""
+    specs = dm.infer_specs(matrices, width=8, depth=2)
+    expected = {"adam", "muon"} if name == "muon" else {next((f for f in FAMILY if name in FAMILY[f].split()), "adam")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            families, words = set(rules_of(specs, transformations()[name]()).families), "pass family="
+        except ValueError as error:
+            families, words = {"refused"}, str(error)
+    assert families == expected
+    assert "pass family=" in words
+
+
+@pytest.mark.parametrize(("tx", "family"), [(optax.rprop(1e-3), "adam"), (optax.contrib.adopt(1e-3), "adam")])
+def test_a_first_update_of_zero(tx, family):
+    specs = dm.infer_specs(matrices, width=8, depth=2)
+    assert [update.family for update in probe_updates(specs, tx)] == [family] * 3
 
 
 def train(tx, params, grads):
@@ -206,7 +372,7 @@ def test_muon_as_it_comes(layout, x64):
 
 def test_muon_of_an_unknown_shape_factor():
     def shaped(g, w):
-        return g.shape[-1] * orthogonal(g, w)
+        return g.shape[-1] ** 3 * orthogonal(g, w)
 
     with pytest.raises(ValueError, match="a factor of its shape that is none of those known"):
         dm.wrap(dm.parameterization("mup", **BASE), specs_at(depth=2), planted(shaped), family={"blocks/b": "adam"})
@@ -307,7 +473,7 @@ def free(tx):
         (lambda: {"tx": optax.contrib.schedule_free_sgd(0.1)}, "its state holds the weights"),
         (lambda: {"tx": optax.chain(optax.add_decayed_weights(1e-2), optax.adam(1e-3))}, "by more than decay"),
         (lambda: {"tx": optax.adafactor(1e-3, weight_decay_rate=1e-3)}, "has no correction; use dm.optimizer"),
-        (lambda: {"tx": optax.contrib.muon(1e-3)}, "holds a vector of each block, one matrix for Muon"),
+        (lambda: {"tx": optax.contrib.muon(1e-3)}, "holds a vector of each block, one matrix for this update"),
         (lambda: {"tx": optax.polyak_sgd()}, "fails on small trees .* pass family="),
         (lambda: {"tx": optax.sgd(0.1), "family": "adm"}, "did you mean 'adam'"),
         (lambda: {"tx": optax.sgd(0.1), "family": {"block/*": "sgd"}}, "no parameter matches 'block/\\*'"),
@@ -320,6 +486,44 @@ def test_errors(make, says):
     p = dm.parameterization(given.pop("name", "depth_mup"), **BASE)
     with pytest.raises(ValueError, match=says):
         dm.wrap(p, specs_at(depth=2), **given)
+
+
+@pytest.mark.parametrize(
+    ("tx", "says"),
+    [
+        (
+            optax.chain(matrix_updates.muon(), matrix_updates.times_weight_norm()),
+            r"\(MuonH\), so that its singular values depend on the rank of the gradient: .* pass family=",
+        ),
+        (
+            optax.chain(matrix_updates.muon(), matrix_updates.times_weight_norm(-0.01, project=True)),
+            "its step ends on the sphere of the weight's norm .* wrap the step without that projection",
+        ),
+        (
+            optax.chain(optax.scale_by_adam(), matrix_updates.times_weight_norm(-0.01, project=True)),
+            "its step ends on the sphere of the weight's norm",
+        ),
+        (matrix_updates.psgd(), "times a factor of its shape that is none of those known"),
+        (
+            optax.chain(optax.scale_by_adam(), matrix_updates.of_each_leaf(lambda u: u * u.shape[-1] ** 3)),
+            "of 'adam', ",
+        ),
+    ],
+)
+def test_updates_of_matrices_without_a_rule(tx, says):
+    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
+    with pytest.raises(ValueError, match=says):
+        dm.wrap(p, specs, tx)
+
+
+def test_a_step_that_is_projected_afterwards(x64):
+    """What the refusal of a projected step advises: the step wrapped, then the projection."""
+    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
+    params = jax.tree.map(jnp.asarray, matrices(16, 2))
+    step = optax.chain(optax.scale_by_adam(), matrix_updates.times_weight_norm(-0.01))
+    wrapped = dm.wrap(p, specs, step)
+    ours, plain = (t.update(params, t.init(params), params)[0] for t in (wrapped, step))
+    assert_close(ours, jax.tree.map(lambda u, f: u * f, plain, dm.factors(p, specs, "adafactor").lr), 1e-5)
 
 
 def test_a_coordinate_check_trains_by_the_same_optimizer():

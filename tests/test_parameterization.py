@@ -126,7 +126,7 @@ def test_defaults_hold_however_it_is_made():
 @pytest.mark.parametrize("role", ROLES)
 def test_completep_of_every_family(role, family, alpha):
     """The LR is that of depth_ode, and LR x decay keeps what is not a power of width: gamma0 and the power of m_L."""
-    kept = {"sgd": 9.0 * M_L ** (2 * alpha - 1)}.get(family, 3.0 * M_L ** (alpha - 1))
+    kept = {"sgd": 9.0 * M_L ** (2 * alpha - 1), "shampoo2": 1 / M_L}.get(family, 3.0 * M_L ** (alpha - 1))
     f, ode = (factors(name, role, family, True, alpha=alpha, gamma0=3.0) for name in ("completep", "depth_ode"))
     assert (f.init, f.multiplier, f.lr, f.eps) == (ode.init, ode.multiplier, ode.lr, ode.eps)
     assert f.lr * f.decay == pytest.approx(kept, rel=1e-12)
@@ -139,6 +139,7 @@ def test_completep_of_every_family(role, family, alpha):
         ("adam", False, 1, 1, -0.5, 0),
         ("muon", False, 1, 1, -0.5, 0),
         ("adafactor", False, 1, 0, -0.5, 0),
+        ("shampoo2", False, 0, 0, -1, -1),
     ],
 )
 def test_powers_of_a_family(family, linear, gamma, storage, half, one):
