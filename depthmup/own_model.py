@@ -394,6 +394,7 @@ class Setup:
             sgd = "sgd" in jax.tree.leaves(optim.families_of(optimizer, self.specs))
             tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if sgd else "adam"])
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
+        inside = self._output_before_readout()
 
         def init(hyper: Any) -> Any:
             params, state = self.fresh(jax.random.key(hyper["seed"]))
@@ -409,7 +410,8 @@ class Setup:
 
         def look(carry: Any, batch: Sequence[Any], hyper: Any) -> dict[str, jax.Array]:
             params, state, _ = carry
-            return features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *batch[:-1])
+            seen = features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *batch[:-1])
+            return {**seen, "hidden": seen["hidden"] / inside}
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
             trains = jax.tree.map(lambda own: np.float32(name in (ALL, own)), names)
@@ -417,6 +419,14 @@ class Setup:
 
         start = jax.jit(init) if model.init_calls else init  # as `audit_init`'s jit
         return Probe(start, step, look, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
+
+    def _output_before_readout(self) -> float:
+        """The output factor where it is stored before the readout, as in the last norm of tied embeddings; else 1."""
+        for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
+            if spec.role != "readout" and any(kind == "output" for kind, *_ in spec.absorbs or ()):
+                p = self.parameterization.in_form("mup")
+                return p.forward_factors(width=spec.width, depth=spec.depth).output
+        return 1.0
 
     def _unboxed(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """`tx` of the parameters, which for Linen takes {"params": parameters} as well: what `init` returns."""
