@@ -422,6 +422,7 @@ class Setup:
             linear = FAMILIES[optim.family_of(optimizer)].linear
             tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if linear else "adam"])
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
+        inside = self._output_before_readout()
 
         def init(hyper: Any) -> Any:
             params, state = self._rescaled(*model.init_eagerly(jax.random.key(hyper["seed"])))
@@ -438,6 +439,7 @@ class Setup:
             (_, seen), grads = jax.value_and_grad(of, has_aux=True)(params)
             updates, kept = tx.update(grads, kept, params)
             updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
+            seen = {**seen, "hidden": seen["hidden"] / inside}
             return (optax.apply_updates(params, updates), state, kept), seen
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
@@ -445,6 +447,14 @@ class Setup:
             return {"seed": np.uint32(seed), "trains": trains}
 
         return Probe(init, step, None, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)
+
+    def _output_before_readout(self) -> float:
+        """The output factor where it is stored before the readout, as in the last norm of tied embeddings; else 1."""
+        for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
+            if spec.role != "readout" and any(kind == "output" for kind, *_ in spec.absorbs or ()):
+                p = self.parameterization.in_form("mup")
+                return p.forward_factors(width=spec.width, depth=spec.depth).output
+        return 1.0
 
     def _of_parameters(self, tx_of: Callable[[PyTree], optax.GradientTransformation]) -> optax.GradientTransformation:
         """The transformation that `tx_of` makes of the specs of those parameters that it is given."""
