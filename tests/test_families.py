@@ -231,11 +231,13 @@ def transformations():
 # Of optax 0.2.8; all others are of Adam's family.
 FAMILY = {
     "sgd": """add_decayed_weights add_noise apply_every centralize clip_by_block_rms clip_by_global_norm
-        conditionally_mask conditionally_transform ema freeze identity optimistic_gradient_descent sam scale scale_by_lbfgs trace sgd
+        conditionally_mask conditionally_transform ema freeze identity optimistic_gradient_descent sam scale
+        scale_by_lbfgs trace sgd
         scale_by_learning_rate scale_by_optimistic_gradient scale_by_schedule zero_nans""",
     "adafactor": "adafactor lamb lars scale_by_trust_ratio",
     "refused": """adadelta adagrad adaptive_grad_clip clip cocob differentially_private_aggregate dog dowg dpsgd
-        fromage galore keep_params_nonnegative lbfgs madgrad mechanize momo momo_adam noisy_sgd normalize normalize_by_update_norm
+        fromage galore keep_params_nonnegative lbfgs madgrad mechanize momo momo_adam noisy_sgd normalize
+        normalize_by_update_norm
         novograd polyak_sgd prodigy reduce_on_plateau scale_by_adadelta scale_by_backtracking_linesearch scale_by_cocob
         scale_by_distance_over_gradients scale_by_galore scale_by_madgrad scale_by_muon scale_by_novograd
         scale_by_param_block_norm scale_by_param_block_rms scale_by_polyak scale_by_rss scale_by_yogi yogi

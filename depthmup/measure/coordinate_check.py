@@ -34,16 +34,23 @@ class CoordinateReport(NamedTuple):
         return self.verdict == OK
 
     def __str__(self) -> str:
+        """The verdict, the slopes that are farthest from 0, what would decide; then a table of all slopes."""
         columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
         head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
         rows = [
-            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""), s.answer)
+            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""),
+             s.answer or "(not judged)")
             for s in self.slopes
-        ]
-        count = sum(s.judged for s in self.slopes)
-        rule = f"within +-{self.tolerance:g} is ok, beyond it for {count} slopes together is not"
-        table = [columns.format(*row).rstrip() for row in (head, *rows)]
-        return "\n".join([*table, f"{self.title}: {self.verdict} ({rule})", *self._advice()])
+        ]  # fmt: skip
+        judged = [s for s in self.slopes if s.judged]
+        groups = len({s.group for s in judged})
+        rule = f"within +-{self.tolerance:g} is ok, beyond it for {len(judged)} slopes together is not"
+        lines = [f"{self.title}: {self.verdict} ({len(judged)} slopes of {groups} groups of parameters; {rule})"]
+        for axis in dict.fromkeys(s.axis for s in judged):
+            worst = max((s for s in judged if s.axis == axis), key=lambda s: abs(s.plain.slope))
+            sizes = ", ".join(map(str, worst.sizes))
+            lines.append(f"over {axis} {sizes}, the farthest: {worst.group} {worst.plain} {worst.answer}")
+        return "\n".join([*lines, *self._advice(), "", *(columns.format(*row).rstrip() for row in (head, *rows))])
 
     @property
     def undecided(self) -> list[Slope]:
@@ -104,8 +111,9 @@ def coordinate_check(
     beside a term 1/depth; two depths cannot tell.
 
     For most groups the slope of "hidden" is judged. The slope of "logits" is judged instead for groups that do not move
-    "hidden" (the readout, a norm before it, scalars), and along depth for vectors in branches: norms act on the
-    features mainly through random weights, whose sum over blocks has a slope of its own. A judged group that did not
+    "hidden" (the readout, a norm before it, scalars). Along depth, vectors in branches are judged by the change of the
+    "loss" where the probe has it, else by the "logits": norms act on the features mainly through random weights, whose
+    sum over blocks has a slope of its own, and to first order the loss sees none of it. A judged group that did not
     move is not ok. If the readout starts at 0 nothing else moves in the first step, so take steps=(2, 10) then.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
@@ -201,9 +209,10 @@ def _slopes(
     for (axis, group), count in counts.items():
         tables = trainings.changes(axes[axis], group, count)
         still = not tables["hidden"].any()
-        by_logits = still or (group.startswith("branch/vector") and axis == "depth")
+        along = "loss" if "loss" in tables else "logits"
+        by = "logits" if still else along if group.startswith("branch/vector") and axis == "depth" else "hidden"
         for quantity, table in tables.items():
-            judged = quantity == ("logits" if by_logits else "hidden")
+            judged = quantity == by
             measured += [
                 (axis, group, quantity, step, judged, table[..., step - 1])
                 for step in steps
