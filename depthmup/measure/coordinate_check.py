@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,6 +156,7 @@ class _Trainings:
         self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
         self._steps, self._block, self._progress = steps, block, progress
         self._blocks: dict[tuple[Shape, str], list[dict[str, np.ndarray]]] = {}
+        self._starts: dict[Shape, Any] = {}  # of the first seed
 
     def groups(self, shapes: Sequence[Shape]) -> list[str]:
         """The groups to train. Raises ValueError for a group that not all shapes have."""
@@ -177,7 +178,8 @@ class _Trainings:
         new = [shape for shape in wanted if not any(done == shape for done, _ in self._blocks)]
         if new:
             self._progress(f"compiling {len(new)} shapes")
-            compile_ahead([self._probe_at(*shape) for shape in new], self._steps)
+            starts = compile_ahead([self._probe_at(*shape) for shape in new], self._steps, seed=0)
+            self._starts |= dict(zip(new, starts, strict=True))
         for shape, groups in wanted.items():
             there = {group: self._blocks.setdefault((shape, group), []) for group in groups}
             for block in range(seeds // self._block):
@@ -186,7 +188,8 @@ class _Trainings:
                     first = block * self._block
                     self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first}")
                     more = range(first, first + self._block)
-                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more)
+                    start = {0: self._starts[shape]}
+                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more, start)
                     for group in missing:
                         there[group].append(found[group])
 
