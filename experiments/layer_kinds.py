@@ -12,10 +12,9 @@ The transformer knows nothing of depthmup; `dm.setup` finds the roles of its par
   the docstrings of NumPy as in experiments/language/; `dm.fit.transfer` judges them.
 
 Prediction, written before the first training. All kinds follow the rules as the plain transformer does: no slope of
-the check is "not ok", and the best learning rate transfers along both axes. There is one exception. The embedding that
-adaLN is conditioned by stands outside the blocks and needs the trunk's rule, but `setup` accepts it only as a part of
-the branches (`OVERRIDES`): over depth its slope is -1/2, and the check says "not ok". Under `completep` both rules are
-one, so that it trains alike.
+the check is "not ok", and the best learning rate transfers along both axes. There was one exception. The embedding that
+adaLN is conditioned by stands outside the blocks and needs the trunk's rule, but `setup` took it only as a part of the
+branches: its slope over depth was -.49 [-.53, -.45]. It is outside the branches since (docs/theory.md section 1.4).
 
 A kind holds if its check is not "not ok" and both verdicts are "transfers"; it fails if one is "not ok" or "does not
 transfer"; all else is undecided.
@@ -67,7 +66,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     CONTROL: (),
 }  # fmt: skip
 # What `setup` says when it is not told; right at depth exponent 1 only.
-OVERRIDES = {"adaln_zero": {"condition/embedding": "branch"}}
 REACH = 3
 SCALE = Scale((32, 2), (32, 64, 128), (2, 4, 8), tuple(np.arange(-9, -1.9, 0.5)), 4, 100, 8, 32, REACH)
 CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "steps": (4,), "seeds": 16, "max_seeds": 64}
@@ -224,7 +222,7 @@ def setup(kind: str, parameterization: Name, tokens: jax.Array, zero: bool = Tru
     parameterization = "sp" if kind == CONTROL else parameterization
     factory = functools.partial(Transformer, kinds=KINDS[kind], zero=zero)
     return dm.setup(
-        parameterization, factory, tokens, width=width, depth=depth, base=SCALE.base, overrides=OVERRIDES.get(kind),
+        parameterization, factory, tokens, width=width, depth=depth, base=SCALE.base,
         fan_in_init=False,
     )  # fmt: skip
 

@@ -58,7 +58,6 @@ def test_setup_finds_the_roles_without_an_override(kind):
     roles = {starred(spec.path): group(spec).split()[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     more, less = DIFFERENCES[kind]
     assert roles == {path: role for path, role in (PLAIN | more).items() if path not in less}
-    assert kind not in layer_kinds.OVERRIDES
 
 
 def test_initializers_scale_as_assumed(recwarn):
