@@ -177,6 +177,64 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A residual branch. inside: the paths of all its parameters. layers: `Graph.layers` of it. times: how many blocks
+    have it, above 1 if they are scanned."""
+
+    inside: frozenset[str]
+    layers: tuple[frozenset[str], ...]
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches:
+    """The residual branches of a forward pass.
+
+    added: the paths of the parameters that only one of two activations depends on that are added, as those of a branch;
+    with those of blocks in one of CLOSED, where additions cannot be seen.
+    """
+
+    each: tuple[Branch, ...]
+    added: frozenset[str]
+
+    @property
+    def inside(self) -> frozenset[str]:
+        return frozenset[str]().union(*(branch.inside for branch in self.each))
+
+
+def branches(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> Branches:
+    """The residual branches of `apply(params, *inputs)`, which returns the logits, whether a factor has a place or not;
+    as `sites`."""
+    graph = Graph(apply, params, inputs)
+    each = [
+        Branch(graph.parameters_between(branch, start), graph.layers(branch, start), branch.times)
+        for branch, start in graph.branches()
+    ]
+    closed = [graph.parameters_of(node) for node in graph.nodes if node.op in CLOSED and node in graph.fed]
+    return Branches(tuple(each), graph.added().union(*closed))
+
+
+def residual_alone(specs: PyTree, found: Branches, settled: Collection[str]) -> PyTree:
+    """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
+
+    settled: paths whose place was given. Raises ForwardError for weights that are added to another activation than the
+    one that they are computed from: such a sum is a residual one (reversible networks) or not (recurrent ones).
+    """
+    leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    plain = {path for path, spec in leaves.items() if spec.in_branch} - found.inside - set(settled)
+    unclear = {path: "branch" for path in sorted(plain & found.added) if leaves[path].role not in ("vector", "scalar")}
+    if unclear:
+        raise ForwardError(
+            f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
+            "with them: what they give is added to another activation, or cannot be seen (while, cond). If they are in "
+            f"residual branches, pass overrides={globs(unclear, leaves)} to setup; if not, 'trunk' for 'branch' there"
+        )
+    return jax.tree.map(
+        lambda spec: dataclasses.replace(spec, in_branch=False) if spec.path in plain else spec, specs, is_leaf=is_spec
+    )
+
+
 def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
     """{"hidden": what the readout is applied to, "logits": `apply(params, *inputs)`}; it can be jitted.
 

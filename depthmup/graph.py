@@ -25,6 +25,7 @@ NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", 
              "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
 ADDITIONS = ("add", "add_any")
 SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n")  # homogeneous if all operands are that are not 0
+NORMS = ("rsqrt", "sqrt")  # what a norm divides by
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
 # Products of a weight and an activation, or of two activations.
@@ -56,6 +57,7 @@ class Node:
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
+    times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,9 +144,9 @@ class Graph:
 
         closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
         self.nodes: list[Node] = []
+        self._rng, self._open_scans, self._contractions, self._times = rng, open_scans, 0, 1
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("input", number(given)) for given in flat]
-        self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
@@ -168,6 +170,7 @@ class Graph:
 
     def _add(self, node: Node) -> Node:
         node.value = node.evaluate(*(operand.value for operand in node.operands))
+        node.times = self._times
         self.nodes.append(node)
         return node
 
@@ -222,7 +225,9 @@ class Graph:
                 body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
             else:
                 body.append(self._add(Node("slice", (operand,), lambda value: value[0])))
+        outside, self._times = self._times, self._times * length
         results = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], body)
+        self._times = outside
         handed = results[:carries]
         # What a carry becomes depends on all carries of earlier steps.
         carried = [self._add(Node("carried", (own, *handed), lambda value, *_: value)) for own in handed]
@@ -312,6 +317,33 @@ class Graph:
             if between is not start:
                 counts[between] = max(counts[o] for o in between.operands if o in counts) + self.weighs(between)
         return counts[node]
+
+    def layers(self, node: Node, start: Node) -> tuple[frozenset[str], ...]:
+        """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
+        side count as one. Those before a norm do not count: it takes the size of their weights away."""
+        scales, found = set[Node](), {start: tuple[frozenset[str], ...]()}
+        for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
+            if between is start:
+                continue
+            fed = {operand for operand in between.operands if operand in self.fed}
+            if between.op in NORMS or (fed <= scales and between.op not in PRODUCTS):
+                scales.add(between)
+            backwards = [reversed(found[o]) for o in fed if o in found]
+            behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
+            normed = between.op in ("mul", "div") and 0 < len(fed & scales) < len(fed)
+            before = () if normed else tuple(reversed(behind))
+            found[between] = (*before, self.parameters_of(between)) if self.weighs(between) else before
+        return found[node]
+
+    def added(self) -> frozenset[str]:
+        """The paths of the parameters that only one of two activations depends on that are added to each other."""
+        found = frozenset[str]()
+        for node in self.nodes:
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
+                one, other = ({at.path for at in self.ancestors(operand)} for operand in fed)
+                found |= one ^ other
+        return found
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import inspect
 import warnings
@@ -18,14 +19,15 @@ from depthmup import optim
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrapped
-from depthmup.forward import Site, check_readout, features, place, sites
+from depthmup.forward import Branches, Site, branches, check_readout, features, place, residual_alone, sites
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.graph import ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
+from depthmup.infer.overrides import match
 from depthmup.measure import CoordinateReport, Probe, coordinate_check
 from depthmup.measure.probe import ALL
 from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
-from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred
+from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 # What a check trains alone.
@@ -33,6 +35,9 @@ GROUPS: dict[str, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
 }
+# How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
+# the last one (docs/results.md, figure 2b, by accuracy).
+MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
 # How a model that takes factors uses them.
 USES = {
     "branch": "h + factors.branch * branch(h)",
@@ -114,19 +119,31 @@ def setup(
         return sites(*_traceable(make(p.base_width if p.base_width > 1 else width, depth)), *inputs)
 
     @functools.cache
+    def branches_at(depth: int) -> Branches:
+        """As `sites_at`, of branches alone, whether or not a factor has a place in them."""
+        return branches(*_traceable(make(p.base_width if p.base_width > 1 else width, depth)), *inputs)
+
+    def plain_at(width: int, depth: int) -> bool:
+        """Whether it is a network without residual branches."""
+        p.ratios(width, depth)  # raises ValueError for a width or depth below 1
+        grows = jax.tree.leaves(make(width, depth).shapes[0]) != jax.tree.leaves(make(width, 2 * depth).shapes[0])
+        return grows and not branches_at(depth).added
+
+    @functools.cache
     def specs_at(width: int, depth: int) -> PyTree:
         def inside() -> frozenset[str]:
             return frozenset[str]().union(*(site.inside for site in sites_at(depth)))
 
-        return infer_specs(
+        specs = infer_specs(
             zeros,
             width=width,
             depth=depth,
-            residual=residual,
+            residual=residual and not (initial and plain_at(width, depth)),
             layout=layout or make(width, depth).layout,
             overrides=overrides,
             inside=inside,
         )
+        return residual_alone(specs, branches_at(depth), _placed(overrides or {}, specs)) if initial else specs
 
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
@@ -158,9 +175,13 @@ def setup(
             if len(sizes) > 1:
                 raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
             p = dataclasses.replace(p, base_head_dim=max(sizes, default=1))
+    # AM-muP's power of depth is in the init of branches, and in the LRs of networks without branches too.
+    initial = residual and p.arithmetic_mean
     found = at(width, depth)
     shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
     _warn_of_branches(p, found.specs)
+    if initial:
+        _warn_of_layers(p, found.specs, branches_at(depth))
     if found.model.factors is not None:
         _warn_of_factors(p, specs_at(*shape), make(*shape))
     if fan_in_init is None:
@@ -176,8 +197,21 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise unknown("argument of setup", name, own | inspect.signature(setup).parameters.keys() - {"settings"})
 
 
+def _placed(overrides: Mapping[str, str], specs: PyTree) -> set[str]:
+    """The paths that `overrides` puts inside or outside the branches."""
+    paths = [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
+    here = {glob: value for glob, value in overrides.items() if fnmatch.filter(paths, glob)}
+    return {path for path, rule in match(here, paths).items() if rule.place}
+
+
 def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    if p.arithmetic_mean and p.beta0 != 1 and not any(spec.in_branch for spec in leaves):
+        warnings.warn(
+            f"beta0={p.beta0:g} multiplies residual branches, but no parameter is in one: it changes nothing",
+            SetupWarning,
+            stacklevel=3,
+        )
     if p.alpha is not None and not p.arithmetic_mean and not any(spec.in_branch for spec in leaves):
         warnings.warn(
             f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
@@ -186,6 +220,29 @@ def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
             SetupWarning,
             stacklevel=3,
         )
+
+
+def _warn_of_layers(p: Parameterization, specs: PyTree, found: Branches) -> None:
+    """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
+    if p.lr_depth != p.table.lr_depth:
+        return
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
+    layers = [[layer & scaled for layer in branch.layers if layer & scaled] for branch in found.each]
+    most = max(layers, key=len, default=[])
+    if len(most) < 2:
+        return
+    last = one_glob({path for own in layers if own for path in own[-1]}, scaled)
+    names = ", ".join(sorted({starred(path) for layer in most for path in layer}))
+    warnings.warn(
+        f"{len(most)} layers of a branch ({names}) start with 1/K^{p.alpha:g} each, K the number of blocks. The best "
+        f"learning rate of such networks was measured to go as {MEASURED['all']}, not as depth^{p.lr_depth:g}: pass "
+        "lr_depth=0"
+        + (f"; or branch_init={last!r}, the last layer alone, with {MEASURED['last']}" if last else "")
+        + " (trained optima of convolutional networks with 95% intervals, docs/results.md, figure 2b)",
+        SetupWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 import warnings
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -14,7 +15,7 @@ from flax import nnx
 
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
-from depthmup.models import ResidualMLP, ViT
+from depthmup.models import MLP, ResidualMLP, ViT
 from depthmup.specs import is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
@@ -935,6 +936,217 @@ def test_a_warning_is_given_once():
     assert re.findall(r"\n  (\S+) ", said) == ["block_*/kernel"]
     m = setup(residual, lr_depth=0.0)
     assert len(warned(lambda: [m.at(w, 4).optimizer("adam", 1e-3) for w in (8, 16)])) == 1
+
+
+# AM-muP
+
+
+HE = nn.initializers.he_normal()
+
+
+class Plain(nn.Module):
+    """z <- W relu(z); named: layers have names, and their number is the depth without the read-in."""
+
+    width: int
+    depth: int
+    named: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(self.depth):
+            x = nn.relu(nn.Dense(self.width, kernel_init=HE, name=f"layer_{i}" if self.named and i else None)(x))
+        if self.named:
+            x = nn.relu(nn.Dense(self.width, kernel_init=HE, name=f"layer_{self.depth}")(x))
+        return nn.Dense(5, name="head" if self.named else None)(x)
+
+
+class PlainScanned(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.scan(PlainLayer, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+        z, _ = layer(name="layers")(nn.Dense(self.width, kernel_init=HE, name="read_in")(x), None)
+        return nn.Dense(5, name="head")(nn.relu(z))
+
+
+class PlainLayer(nn.Module):
+    @nn.compact
+    def __call__(self, z, _):
+        return nn.Dense(z.shape[-1], kernel_init=HE, name="dense")(nn.relu(z)), None
+
+
+class PlainNNX(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.read_in, self.head = nnx.Linear(8, width, kernel_init=HE, rngs=rngs), nnx.Linear(width, 5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(width, width, kernel_init=HE, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        z = self.read_in(x)
+        for layer in self.layers:
+            z = layer(nnx.relu(z))
+        return self.head(nnx.relu(z))
+
+
+def plain_equinox():
+    eqx = pytest.importorskip("equinox")
+    return lambda width, depth, key: eqx.nn.MLP(8, 5, width, depth, key=key)
+
+
+PLAIN = {
+    "linen": lambda: (lambda w, d: Plain(w, d), {}),
+    "linen, names by number": lambda: (lambda w, d: Plain(w, d, named=False), {}),
+    "scanned": lambda: (lambda w, d: PlainScanned(w, d), {}),
+    "takes factors": lambda: (lambda w, d: MLP(width=w, depth=d, outputs=5), {}),
+    "nnx": lambda: (PlainNNX, {}),
+    "equinox": lambda: (plain_equinox(), {"call": lambda model, x: jax.vmap(model)(x)}),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_am_mup_of_a_plain_network(name):
+    """Its layers are hidden ones outside any branch, without an override: the model's own init, and LRs of L^-3/2."""
+    factory, options = PLAIN[name]()
+    m = setup(factory, name="am_mup", width=64, base=(64, 2), **options)
+    leaves = jax.tree.leaves(m.specs, is_leaf=is_spec)
+    assert sum(spec.role == "hidden" for spec in leaves) >= (1 if name in ("scanned", "takes factors") else 3)
+    assert not any(spec.in_branch for spec in leaves)
+    assert {spec.factors(m.parameterization, "sgd").init for spec in leaves} == {1.0}
+    assert {spec.factors(m.parameterization, "sgd").lr for spec in leaves} == {2**-1.5}
+
+
+def test_am_mup_keeps_the_signal_of_a_plain_network():
+    """With 1/sqrt(K) in each of K layers the logits of 16 layers were 5e-8 of these, and no learning rate trained."""
+    keys = jax.random.split(KEY, 16)
+    for name in ("am_mup", "sp"):
+        setups = [dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=depth) for depth in (4, 16, 32)]
+        logits = [jax.jit(jax.vmap(lambda key, m=m: m.apply(m.init(key), X)))(keys) for m in setups]
+        stds = [float(jnp.sqrt(jnp.square(of).mean())) for of in logits]
+        assert max(stds) < 2 * min(stds), (name, stds)
+    m = dm.setup("am_mup", lambda w, d: PlainScanned(w, d), X, width=64, depth=16, base=(64, 4), fan_in_init=False)
+    variables, tx = m.init(KEY), m.optimizer("sgd", 0.1)
+
+    @jax.jit
+    def step(variables, kept):
+        value, grads = jax.value_and_grad(lambda v: loss(m.apply(v, X), Y))(variables)
+        updates, kept = tx.update(grads, kept)
+        return optax.apply_updates(variables, updates), kept, value
+
+    kept, losses = tx.init(variables), []
+    for _ in range(100):
+        variables, kept, value = step(variables, kept)
+        losses.append(value)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_am_mup_of_residual_networks_is_as_it_was():
+    """Every weight of a branch starts with 1/sqrt(K), m_L = 2, in all ways of writing h + branch(h)."""
+    cases = {name: make() for name, make in CASES.items() if "haiku" not in name}
+    cases |= {"linen": (residual, {}), "scanned": (lambda w, d: Residual(w, d, scan=True), {})}
+    cases |= {"transformer": (lambda w, d: Transformer(w, d, parallel=True), {})}
+    for name, (factory, options) in cases.items():
+        inputs = (TOKENS,) if name == "transformer" else ()
+        m = setup(factory, *inputs, name="am_mup", lr_depth=0.0, **options)
+        leaves = jax.tree.leaves(m.specs, is_leaf=is_spec)
+        inside = {spec.path for spec in leaves if spec.in_branch}
+        assert inside == {s.path for s in jax.tree.leaves(setup(factory, *inputs, **options).specs, is_leaf=is_spec)
+                          if s.in_branch}  # fmt: skip
+        of = {spec.path: spec.factors(m.parameterization, "sgd").init for spec in leaves}
+        weights = {spec.path for spec in leaves if spec.in_branch and spec.role != "vector"}
+        assert {path for path, init in of.items() if init != 1} == weights, name
+        assert all(of[path] == 2**-0.5 for path in weights), name
+
+
+class Mixed(nn.Module):
+    """Blocks with a plain layer between them, and a norm after their sum."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            h = nn.LayerNorm(name=f"norm_{i}")(h + nn.Dense(self.width, name=f"branch_{i}")(nn.relu(h)))
+            h = nn.Dense(self.width, name=f"plain_{i}")(nn.relu(h))
+        return nn.Dense(5, name="head")(h)
+
+
+class Injection(nn.Module):
+    """z <- W relu(z) + V relu(U x): a sum of two activations, none of which the other is computed from."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        z = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            u = nn.relu(nn.Dense(self.width, name=f"first_{i}")(x))
+            z = nn.Dense(self.width, name=f"layer_{i}")(nn.relu(z)) + nn.Dense(self.width, name=f"second_{i}")(u)
+        return nn.Dense(5, name="head")(z)
+
+
+def test_am_mup_leaves_plain_layers_beside_blocks():
+    m = setup(lambda w, d: Mixed(w, d), name="am_mup")
+    of = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    inits = {path: spec.factors(m.parameterization, "sgd").init for path, spec in of.items()}
+    assert inits["branch_0/kernel"] == 2**-0.5
+    assert {inits["plain_0/kernel"], inits["norm_0/scale"], inits["read_in/kernel"]} == {1.0}
+    assert of["plain_0/kernel"].role == "hidden"
+    m = setup(lambda w, d: Mixed(w, d), name="am_mup", overrides={"plain_*": "branch"})
+    of = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert of["plain_0/kernel"].factors(m.parameterization, "sgd").init == 2**-0.5
+
+
+def test_am_mup_asks_what_a_sum_is():
+    """Both answers of the error hold at another depth."""
+    with pytest.raises(dm.ForwardError, match=r"first_\*/kernel repeat .* no h \+ branch\(h\)") as error:
+        setup(lambda w, d: Injection(w, d), name="am_mup")
+    residual = overrides_of(error.value)
+    assert set(residual.values()) == {"branch"}
+    for place, init in (("branch", 2**-0.5), ("trunk", 1.0)):
+        m = setup(lambda w, d: Injection(w, d), name="am_mup", overrides=dict.fromkeys(residual, place))
+        for specs in (m.specs, m.at(WIDTH, 4).specs):
+            of = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+            assert of["layer_3/kernel"].factors(m.parameterization, "sgd").init == init
+
+
+def test_am_mup_of_branches_of_several_layers():
+    """The words name the layers and the measured exponents; either way out, pasted, ends them."""
+    two = {
+        "linen": (residual, (), {}, "block_*/down/kernel"),
+        "scanned": (lambda w, d: Residual(w, d, scan=True), (), {}, "blocks/down/kernel"),
+        "pytree": (pytree, (), {"call": forward}, "blocks/*/down"),
+        "transformer": (lambda w, d: Transformer(w, d), (TOKENS,), {}, None),
+    }
+    results = (Path(__file__).parent.parent / "docs" / "results.md").read_text()
+    for name, (factory, inputs, options, last) in two.items():
+        (said,) = warned(lambda: setup(factory, *inputs, name="am_mup", **options))  # noqa: B023
+        ways = dict(re.findall(r"(lr_depth|branch_init)=('.*?'|\S+?)(?=[ ;,]|$)", said))
+        assert ways.keys() == {"lr_depth", "branch_init"} - (set() if last else {"branch_init"}), name
+        assert ast.literal_eval(ways.get("branch_init", "None")) == last
+        for measured in re.findall(r"depth\^(\S+ \[.*?\])", said):
+            assert f", accuracy: {measured}" in results
+        for way, value in ways.items():
+            again = {**options, way: ast.literal_eval(value)}
+            assert not warned(lambda: setup(factory, *inputs, name="am_mup", **again)), name  # noqa: B023
+    m = setup(residual, name="am_mup", branch_init="block_*/down/kernel")
+    of = {s.path: s.factors(m.parameterization, "sgd").init for s in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert {path for path, init in of.items() if init != 1} == {f"block_{i}/down/kernel" for i in range(DEPTH)}
+
+
+def test_am_mup_of_layers_behind_a_norm():
+    """One layer of a branch, or two with a norm between them, which takes the size of the first away: no words."""
+    assert not warned(lambda: setup(NNX, name="am_mup"))
+    assert not warned(lambda: setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5), name="am_mup"))
+    assert not warned(lambda: setup(residual, name="am_mup", lr_depth=-1.0))
+
+
+def test_am_mup_has_no_branch_for_beta0():
+    (said,) = warned(lambda: setup(lambda w, d: Plain(w, d), name="am_mup", beta0=2.0))
+    assert "beta0=2 multiplies residual branches, but no parameter is in one" in said
 
 
 # The check in other frameworks
