@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts
+from depthmup.graph import ADDITIONS, CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
 from depthmup.specs import Absorbed, PyTree, globs, is_spec, starred
 
 KINDS = ("branch", "output", "attention")
+RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # what leaves the numbers as they are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -241,12 +242,88 @@ def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[st
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """
     graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
+    last = _last_layer(graph)
+    if last is None:
+        raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
+    (hidden,) = (operand for operand in last.operands if operand in graph.fed)
+    return {"hidden": hidden.value, "logits": graph.output.value}
+
+
+def _last_layer(graph: Graph) -> Node | None:
+    """The last operation that applies weights to activations."""
     todo, seen = [graph.output], set[Node]()
     while todo:
         node = todo.pop(0)
         fed = [operand for operand in node.operands if operand in graph.fed]
         if graph.weighs(node) and len(fed) == 1:
-            return {"hidden": fed[0].value, "logits": graph.output.value}
+            return node
         todo += [operand for operand in fed if operand not in seen]
         seen.update(fed)
-    raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
+    return None
+
+
+def layers(
+    apply: Callable[..., Any], params: PyTree, held: Sequence[Any], inputs: Sequence[Any], blocks: int
+) -> Callable[..., list[jax.Array]]:
+    """A function (params, *held, *inputs) -> the outputs z^l of the layers of `apply(params, *held, *inputs)`, the
+    logits. It can be jitted and differentiated.
+
+    Of a network with residual branches: what enters the first one, and the residual stream after each block. Of any
+    other one: the output W h + bias of each layer but the readout.
+
+    held: arrays that are neither parameters nor activations, such as batch statistics. blocks: the number of blocks,
+    which may have several branches each. Where the number of residual additions is no multiple of it, the stream after
+    each of them is taken.
+    Raises ForwardError if there are no layers, or if they are where the forward pass is not followed.
+    """
+    graph = Graph(apply, params, inputs, held=held)
+    if any(node.op in CLOSED and node in graph.fed and graph.parameters_of(node) for node in graph.nodes):
+        raise ForwardError(
+            "layers lie in a jax.lax.while_loop or cond, into which the forward pass is not followed: repeat the "
+            "blocks by a loop of Python or a scan, or give dm.maximal_update a function of the layers' outputs"
+        )
+    first, nodes, every = _stream(graph, blocks)
+    nodes = nodes or _pre_activations(graph)
+    if not nodes:
+        raise ForwardError("no operation but the readout applies weights to activations: there are no layers")
+    places = [node.place for node in [*first, *nodes] if node.place]
+
+    def outputs(params: PyTree, *arguments: Any) -> list[jax.Array]:
+        found = values_at(places, apply, params, *arguments)
+        return found[: len(first)] + found[len(first) + every - 1 :: every]
+
+    return outputs
+
+
+def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
+    """(what enters the first branch, the residual additions, how many of these are in a block)"""
+    found = list[tuple[Node, Node, set[Node]]]()  # (addition, what its branch is computed from, all of the branch)
+    for branch, start in graph.branches():
+        total = next(node for node in branch.consumers if node.op in ADDITIONS and node.shape == branch.shape)
+        found.append((total, start, graph.ancestors(branch, start)))
+    outer = [own for own in found if not any(own[0] in inside for _, _, inside in found)]
+    for chosen in (outer, found):  # those inside a branch are no residual stream, unless all others are too few
+        every, rest = divmod(sum(total.times for total, _, _ in chosen), blocks)
+        if chosen and not rest:
+            break
+    else:
+        chosen, every = found, 1
+    first = [start.operands[0] if start.op == "carry" else start for _, start, _ in chosen[:1]]
+    return [node for node in first if node.place], [total for total, _, _ in chosen], every
+
+
+def _pre_activations(graph: Graph) -> list[Node]:
+    """The outputs of the weight layers, with their bias, but for the readout."""
+    readout, found = _last_layer(graph), []
+    for node in graph.nodes:
+        if not graph.weighs(node) or node is readout:
+            continue
+        while len(node.consumers) == 1:  # the bias, maybe behind a change of shape or type
+            (after,) = node.consumers
+            fed = [operand for operand in after.operands if operand in graph.fed]
+            bias = after.op == "add" and len(fed) == 1 and graph.parameters_of(after)
+            if not bias and after.op not in RESHAPES:
+                break
+            node = after
+        found.append(node)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class Node:
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
+    place: tuple[int, int] | None = None  # of an operation: its number in the program, and which of its results this is
     times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
 
     @property
@@ -78,6 +79,76 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
 
     walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
     return sizes
+
+
+def values_at(
+    places: Collection[tuple[int, int]], apply: Callable[..., Any], params: PyTree, *inputs: Any
+) -> list[jax.Array]:
+    """The values of `apply(params, *inputs)` at these `Node.place`s in the order in which they are computed, those in a
+    scan at every step. It can be jitted and differentiated."""
+    closed = jax.make_jaxpr(apply)(*jax.tree.map(_typed, (params, *inputs)))
+    return _watched(closed.jaxpr, closed.consts, jax.tree.leaves((params, inputs)), places, 0)[1]
+
+
+def _watched(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], places: Collection[tuple[int, int]], number: int
+) -> tuple[list[Any], list[jax.Array]]:
+    """(results of a jaxpr whose first operation has this number, the values at the places inside)"""
+    of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+    watched: list[jax.Array] = []
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else of[atom]
+
+    for equation in jaxpr.eqns:
+        operands, inner, after = [read(atom) for atom in equation.invars], _inner(equation), number + _count(equation)
+        own = [place for place in sorted(places) if number <= place[0] < after]
+        if own and equation.primitive.name == "scan":
+            results, more = _watched_scan(equation, operands, places, number)
+        elif own and inner is not None:
+            body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            results, more = _watched(body, constants, operands, places, number)
+        else:
+            primitive = equation.primitive
+            results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+            results = results if primitive.multiple_results else [results]
+            more = [results[index] for _, index in own]
+        of.update(zip(equation.outvars, results, strict=True))
+        watched, number = watched + more, after
+    return [read(atom) for atom in jaxpr.outvars], watched
+
+
+def _watched_scan(
+    equation: Any, operands: Sequence[Any], places: Collection[tuple[int, int]], number: int
+) -> tuple[list[Any], list[jax.Array]]:
+    closed, length, backwards = (equation.params[key] for key in ("jaxpr", "length", "reverse"))
+    consts, carries = _parts_of_scan(equation)
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], tuple[list[Any], list[jax.Array]]]:
+        results, watched = _watched(closed.jaxpr, closed.consts, [*operands[:consts], *carry, *slices], places, number)
+        return results[:carries], (results[carries:], watched)
+
+    start, slices = operands[consts : consts + carries], operands[consts + carries :]
+    carry, (stacked, watched) = jax.lax.scan(step, list(start), list(slices), length=length, reverse=backwards)
+    steps = reversed(range(length)) if backwards else range(length)
+    return carry + stacked, [value[i] for i in steps for value in watched]
+
+
+def _count(equation: Any) -> int:
+    """The number of operations that an equation stands for, with a scan's body once."""
+    inner = _inner(equation)
+    return 1 if inner is None else sum(map(_count, getattr(inner, "jaxpr", inner).eqns))
+
+
+def _parts_of_scan(equation: Any) -> tuple[int, int]:
+    """(number of a scan's constants, of its carries)
+
+    Operands are constants, carries and slices; results are carries and slices. A slice has one axis less in the body.
+    (The parameters of the equation that say so have other names in each version of JAX.)
+    """
+    body = equation.params["jaxpr"].jaxpr
+    carries = _unsliced(equation.outvars, body.outvars)
+    return _unsliced(equation.invars, body.invars) - carries, carries
 
 
 def _inner(equation: Any) -> Any:
@@ -120,6 +191,7 @@ class Graph:
     nodes: in the order of evaluation. Only those that the logits depend on.
     number: array or shape -> the value of a parameter or an input; by default random numbers.
     open_scans: whether the body of a scan is in the graph, evaluated once, instead of the whole scan as one operation.
+    held: what `apply` takes before the inputs, such as batch statistics: neither parameters nor activations.
     """
 
     def __init__(
@@ -130,22 +202,26 @@ class Graph:
         seed: int = 0,
         number: Callable[[Any], Any] | None = None,
         open_scans: bool = True,
+        held: Sequence[Any] = (),
     ) -> None:
         shapes, own = flatten_shapes(params)[0], parameters_only(params)
         leaves = jax.tree.leaves(own)
-        flat, inner = jax.tree.flatten(inputs)
+        flat, inner = jax.tree.flatten(tuple(inputs))
+        kept, others = jax.tree.flatten(tuple(held))
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
+        def logits(numbers: Sequence[Any], kept: Sequence[Any], given: Sequence[Any]) -> Any:
             tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
             tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
-            return apply(tree, *jax.tree.unflatten(inner, given))
+            return apply(tree, *jax.tree.unflatten(others, kept), *jax.tree.unflatten(inner, given))
 
-        closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
+        closed = jax.make_jaxpr(logits)(*jax.tree.map(_typed, (leaves, kept, flat)))
         self.nodes: list[Node] = []
-        self._rng, self._open_scans, self._contractions, self._times = rng, open_scans, 0, 1
+        self._rng, self._open_scans, self._contractions = rng, open_scans, 0
+        self._operations, self._times = 0, 1  # how many so far; how often each is computed
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
+        arguments += [self._leaf("constant", value) for value in kept]
         arguments += [self._leaf("input", number(given)) for given in flat]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
@@ -198,24 +274,23 @@ class Graph:
             return equation.primitive.bind(*values, **parameters)
 
         inside = _operations(equation) if name in CLOSED else frozenset()
+        number, self._operations = self._operations, self._operations + 1
         if not equation.primitive.multiple_results:
-            node = self._add(Node(name, tuple(operands), evaluate))
+            node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
             if name in CONTRACTIONS:
                 node.summed, node.number = _summed(equation), self._contractions
                 self._contractions += 1
             return [node]
-        return [
-            self._add(Node(name, tuple(operands), lambda *values, i=i: evaluate(*values)[i], operations=inside))
-            for i in range(len(equation.outvars))
-        ]
+        nodes = []
+        for i in range(len(equation.outvars)):
+            take = lambda *values, i=i: evaluate(*values)[i]  # noqa: E731
+            nodes.append(self._add(Node(name, tuple(operands), take, place=(number, i), operations=inside)))
+        return nodes
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         """The body of a scan, once: its carry is what is handed in plus noise, so that it is like any later carry."""
         closed, length = equation.params["jaxpr"], equation.params["length"]
-        # Operands are constants, carries and slices; results are carries and slices. A slice has one axis less in the
-        # body. (The parameters of the equation that say so have other names in each version of JAX.)
-        carries = _unsliced(equation.outvars, closed.jaxpr.outvars)
-        consts = _unsliced(equation.invars, closed.jaxpr.invars) - carries
+        consts, carries = _parts_of_scan(equation)
         body = []
         for i, operand in enumerate(operands):
             if i < consts:
@@ -499,6 +574,11 @@ class Graph:
                 mask = np.broadcast_to(mask[:1], mask.shape)
             masks[leaf.path] = None if mask.all() else mask
         return masks
+
+
+def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, of a strong type: a weak one adds conversions to the program."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:

@@ -20,11 +20,13 @@ from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrapped
 from depthmup.forward import Branches, Site, branches, check_readout, features, place, residual_alone, sites
+from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, adapt
 from depthmup.graph import ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import match
-from depthmup.measure import CoordinateReport, Probe, coordinate_check
+from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, update_sizes
+from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.parameterization import ForwardFactors, Parameterization, parameterization, unknown
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred
@@ -433,6 +435,57 @@ class Setup:
             seeds=seeds,
             max_seeds=max_seeds,
         )
+
+    def maximal_update(
+        self,
+        loss: Callable[[jax.Array, PyTree], jax.Array],
+        batch: Sequence[Any],
+        *,
+        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "sgd",
+        probe: Sequence[Any] | None = None,
+        layers: Sequence[int] | None = None,
+        average: str = "arithmetic",
+        seeds: int = 8,
+    ) -> MaximalUpdate:
+        """The learning rate whose first step changes the layers of this model by 1 on average, Sbar = 1 (AM-muP):
+        `dm.maximal_update` of it, whose layers are found in the forward pass.
+
+        They are the residual stream, before the first block and after each one; in a network without residual branches
+        each layer's W h + bias, but for the readout's.
+
+        Args:
+          loss: (logits, targets) -> scalar.
+          batch: (*inputs, targets), of the step. probe: those on which the change is measured; None: the batch.
+          optimizer: a name of `dm.optimizer`, or for another transformation (setup -> transformation), of learning rate
+            1, such as lambda m: m.wrap(optax.lion(1.0)).
+          layers, average, seeds: of `dm.maximal_update`.
+
+        The learning rate is one of `m.optimizer`, which has the parameterization's factors: its ratio at two shapes
+        (`m.at`) says by how much the one tuned at the first must change at the second. Raises ForwardError if layers
+        are not found, and what `dm.maximal_update` raises.
+        """
+        tx = self.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(self)
+        model, leaves = self.model, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        blocks = self.parameterization.count_blocks(leaves[0].depth)
+        params, state = model.shapes
+
+        def apply(params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
+            return model.run(params, state, *inputs)[0]
+
+        probe = batch if probe is None else probe
+        outputs = layers_of(apply, params, [jax.tree.map(_made_up, state)], probe[:-1], blocks)
+
+        @jax.jit
+        def of_start(params: PyTree, state: PyTree, batch: Sequence[Any], probe: Sequence[Any]) -> jax.Array:
+            grads = jax.grad(lambda params: loss(apply(params, state, *batch[:-1]), batch[-1]))(params)
+            direction, _ = tx.update(grads, tx.init(params), params)
+            return update_sizes(lambda params: outputs(params, state, *probe[:-1]), params, direction)
+
+        start = jax.jit(self.fresh) if model.init_calls else self.fresh
+        found = over_seeds(lambda seed: of_start(*start(jax.random.key(seed)), batch, probe), seeds, layers, average)
+        widths = [spec.fan_out for spec in leaves if spec.role == "input"] or [leaves[0].width]
+        warn_if_deep(found.per_seed.shape[1] - 1, min(widths))
+        return found
 
     def probe(
         self,

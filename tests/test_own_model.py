@@ -15,7 +15,7 @@ from flax import nnx
 
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
-from depthmup.models import MLP, ResidualMLP, ViT
+from depthmup.models import MLP, ResidualMLP, ViT, states
 from depthmup.specs import is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
@@ -1191,3 +1191,116 @@ def test_unknown_settings():
         setup(residual, gamma=2.0)
     with pytest.raises(ValueError, match="did you mean 'overrides'"):
         setup(residual, overides={})
+
+
+# The maximal-update learning rate, without a function of the layers' outputs
+
+
+class Recorded(nn.Module):
+    """A network of a user's: read-in, blocks, readout; it sows what a user would write down as its layers."""
+
+    width: int
+    depth: int
+    kind: str = "residual"
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        self.sow("intermediates", "layers", h)
+        for i in range(self.depth):
+            if self.kind == "plain":
+                h = nn.Dense(self.width, kernel_init=HE, name=f"layer_{i}")(nn.gelu(h))
+            elif self.kind == "two branches":
+                h = h + nn.Dense(self.width, name=f"first_{i}")(nn.tanh(nn.LayerNorm(name=f"norm_{i}")(h)))
+                h = h + nn.Dense(self.width, name=f"down_{i}")(nn.relu(nn.Dense(self.width, name=f"up_{i}")(h)))
+            elif self.kind == "side by side":
+                h = h + nn.Dense(self.width, name=f"one_{i}")(nn.relu(h)) + nn.Dense(self.width, name=f"two_{i}")(h**2)
+            else:
+                inner = nn.Dense(self.width, name=f"up_{i}")(h)
+                inner = inner + nn.Dense(self.width, name=f"side_{i}")(nn.relu(inner))
+                h = h + nn.Dense(self.width, name=f"down_{i}")(nn.tanh(inner))
+            self.sow("intermediates", "layers", h)
+        return nn.Dense(5, use_bias=False, name="head")(nn.relu(h))
+
+
+@pytest.mark.parametrize("kind", ["plain", "residual", "two branches", "side by side"])
+def test_maximal_update_of_a_linen_network(kind):
+    """It equals `dm.maximal_update` with the layers written down."""
+    m = setup(lambda w, d: Recorded(w, d, kind), name="sp", width=128, depth=3, residual=kind != "plain")
+
+    def outputs(params, batch):
+        return m.apply({"params": params}, batch[0], mutable=["intermediates"])[1]["intermediates"]["layers"]
+
+    def value(params, batch):
+        return loss(m.apply({"params": params}, batch[0]), batch[1])
+
+    for optimizer in ("sgd", "adam"):
+        tx = m.optimizer(optimizer, 1.0)
+        by_hand = dm.maximal_update(outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=tx, seeds=2)
+        found = m.maximal_update(loss, (X, Y), optimizer=optimizer, seeds=2)
+        np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
+        np.testing.assert_allclose(found.mean_squares, by_hand.mean_squares, rtol=1e-5)
+        assert found.learning_rate == pytest.approx(by_hand.learning_rate, rel=1e-5)
+    assert found.per_seed.shape == (2, 4)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_maximal_update_of_our_models(name, scan):
+    """Against the states that they sow; factors, remat and a scan, whose states are all there."""
+    kind, p = {"plain": (MLP, "mup"), "residual": (ResidualMLP, "depth_mup")}[name]
+    make = lambda w, d: kind(width=w, depth=d, outputs=5, scan=scan, remat=True)  # noqa: E731
+    m = setup(make, name=p, width=128, depth=4, residual=name == "residual")
+
+    def outputs(params, batch):
+        return states(m.apply({"params": params}, batch[0], mutable=["stream"])[1]["stream"])
+
+    def value(params, batch):
+        return loss(m.apply({"params": params}, batch[0]), batch[1])
+
+    by_hand = dm.maximal_update(
+        outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=m.optimizer("sgd", 1.0), seeds=2
+    )
+    found = m.maximal_update(loss, (X, Y), seeds=2)
+    np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
+    assert found.per_seed.shape == (2, {"plain": 4, "residual": 5}[name])
+
+
+@pytest.mark.parametrize("name", ["nnx", "equinox", "pytree"])
+def test_maximal_update_of_other_frameworks(name):
+    """Layers are a read-in and DEPTH blocks; batch norm with its statistics, and single examples under vmap."""
+    factory, options = CASES[name]()
+    m = setup(factory, width=128, **options)
+    found = m.maximal_update(loss, (X, Y), seeds=2)
+    assert found.per_seed.shape == (2, 1 + DEPTH)
+    if name != "pytree":
+        return
+    params, _ = m.fresh(KEY)
+
+    def stream(params):
+        states = [X @ params["read_in"]]
+        for block in params["blocks"]:
+            states.append(states[-1] + jax.nn.relu(states[-1] @ block["up"]) @ block["down"])
+        return states
+
+    small = 1e-3  # a learning rate
+    tx = m.optimizer("sgd", small)
+    grads = jax.grad(lambda params: loss(forward(params, X), Y))(params)
+    after = stream(optax.apply_updates(params, tx.update(grads, tx.init(params), params)[0]))
+    changes = [float(jnp.square((b - a) / small).mean()) for a, b in zip(stream(params), after, strict=True)]
+    np.testing.assert_allclose(found.per_seed[0], changes, rtol=0.02)
+
+
+def test_maximal_update_of_a_transformer():
+    """The stream after each block, which has two branches."""
+    m = setup(lambda w, d: Transformer(w, d), TOKENS, width=128)
+    found = m.maximal_update(loss, (TOKENS, jnp.arange(2)), seeds=1, optimizer=lambda m: m.optimizer("adam", 1.0))
+    assert found.per_seed.shape == (1, 1 + DEPTH)
+
+
+def test_maximal_update_asks_for_what_it_cannot_see():
+    m = setup(lambda w, d: Closed(w, d, "while"), name="sp")
+    with pytest.raises(dm.ForwardError, match=r"give dm\.maximal_update a function of the layers' outputs"):
+        m.maximal_update(loss, (X, Y))
+    with pytest.raises(ValueError, match="unknown average 'mean'"):
+        setup(residual).maximal_update(loss, (X, Y), average="mean")
