@@ -30,6 +30,7 @@ class Site:
     None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end.
     head_dim, product: of an attention, the head size and the number of its product in `contractions`. where: the
     operation that ends the value, for messages; one of CLOSED if the value is inside, where it cannot be seen.
+    times: how many blocks have it, above 1 if they are scanned.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Site:
     head_dim: int = 0
     product: int = 0
     where: str = ""
+    times: int = 1
 
 
 def absorb(
@@ -162,7 +164,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     found = []
     for branch, start in graph.branches():
         inside = graph.parameters_between(branch, start)
-        found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op))
+        found.append(Site("branch", graph.parts(branch, stop=start), inside, where=branch.op, times=branch.times))
     seen = frozenset[str]().union(*(site.inside for site in found))
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
     found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]

@@ -22,7 +22,7 @@ from depthmup.families import rules_of, wrapped
 from depthmup.forward import Branches, Site, branches, check_readout, features, place, residual_alone, sites
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, adapt
-from depthmup.graph import ForwardError, Graph, contractions
+from depthmup.graph import CLOSED, ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import match
 from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, update_sizes
@@ -147,8 +147,19 @@ def setup(
         )
         return residual_alone(specs, branches_at(depth), _placed(overrides or {}, specs)) if initial else specs
 
+    def additions_at(depth: int, specs: PyTree) -> int:
+        """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
+        repeated = {starred(spec.path) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if spec.in_branch}
+        found = branches_at(depth).each if initial else [site for site in sites_at(depth) if site.kind == "branch"]
+        if any(isinstance(own, Site) and own.where in CLOSED for own in found):
+            return 0
+        return sum(own.times for own in found if repeated.intersection(map(starred, own.inside)))
+
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
+        if initial or ("branch" in p.kinds and model.factors is None):
+            reference = p.base_depth if p.base_width > 1 else first_depth
+            _warn_of_depth(p, {own: additions_at(own, specs) for own in (reference, depth)}, told)
         correction = audit_init(p, specs, init, jit=model.init_calls) if fan_in_init else None
         if model.factors is not None:
             head_dim = getattr(model.made, "head_dim", None)
@@ -158,7 +169,7 @@ def setup(
             specs = place(specs, sites_at(depth) if p.kinds else [], p.kinds, products)
         return Setup(own, specs, model, correction, at, told)
 
-    told = set[str]()
+    told, first_depth = set[str](), depth
     if isinstance(name, Parameterization):
         if base or settings:
             raise TypeError("the base and the settings are part of the parameterization that you give")
@@ -177,8 +188,7 @@ def setup(
             if len(sizes) > 1:
                 raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
             p = dataclasses.replace(p, base_head_dim=max(sizes, default=1))
-    # AM-muP's power of depth is in the init of branches, and in the LRs of networks without branches too.
-    initial = residual and p.arithmetic_mean
+    initial = residual and p.arithmetic_mean  # its power of depth is in the init of branches, and in all LRs
     found = at(width, depth)
     shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
     _warn_of_branches(p, found.specs)
@@ -222,6 +232,24 @@ def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
             SetupWarning,
             stacklevel=3,
         )
+
+
+def _warn_of_depth(p: Parameterization, additions: Mapping[int, int], told: set[str]) -> None:
+    """Where the residual additions at two depths have another ratio than the blocks that depth is said to count."""
+    (small, few), (large, many) = sorted(additions.items())[0], sorted(additions.items())[-1]
+    a, b = p.count_blocks(small), p.count_blocks(large)
+    if few * b == many * a or not few * many:
+        return
+    slope = (many - few) / (large - small)
+    line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
+    message = (
+        f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
+        f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
+        f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two"
+    )
+    if message not in told:
+        told.add(message)
+        warnings.warn(message, SetupWarning, stacklevel=4)
 
 
 def _warn_of_layers(p: Parameterization, specs: PyTree, found: Branches) -> None:

@@ -1149,6 +1149,45 @@ def test_am_mup_has_no_branch_for_beta0():
     assert "beta0=2 multiplies residual branches, but no parameter is in one" in said
 
 
+# What depth counts
+
+
+class Stages(nn.Module):
+    """Stages of 2, 3, 4, ... blocks, or with `extra` one block more than the depth."""
+
+    width: int
+    depth: int
+    extra: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        blocks = self.depth + 1 if self.extra else sum(range(2, 2 + self.depth))
+        for i in range(blocks):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(5, name="head")(h)
+
+
+@pytest.mark.parametrize("name", ["depth_mup", "am_mup"])
+def test_depth_that_is_no_number_of_blocks(name):
+    """The words have both numbers, and their way out ends them; two branches in a block are as many blocks."""
+    extra = lambda w, d: Stages(w, d, True)  # noqa: E731
+    inside = {"overrides": {"block_*": "branch"}}
+    (said,) = warned(lambda: setup(extra, name=name, **inside))
+    assert "depth 2 and 4 are said to be 2 and 4 residual blocks, but the forward pass has 3 and 5" in said
+    blocks = eval(re.search(r"blocks=(lambda depth: .*?) counts", said)[1])
+    assert [blocks(depth) for depth in (2, 4, 9)] == [3, 5, 10]
+    assert not warned(lambda: setup(extra, name=name, blocks=blocks, **inside))
+    stages = lambda w, d: Stages(w, d)  # noqa: E731
+    (said,) = warned(lambda: setup(stages, name=name, **inside))
+    assert "has 5 and 14 residual additions: the rule of depth takes m_L = 2 for what is 2.8" in said
+    assert not warned(lambda: setup(stages, name=name, blocks=lambda depth: sum(range(2, 2 + depth)), **inside))
+    assert not warned(lambda: setup(stages, name="mup", **inside))
+    alone = {"width": 8, "depth": 2, "base": None}
+    m = setup(extra, name=name, **alone, **inside)
+    assert len(warned(lambda: (m.at(8, 4), m.at(16, 4)))) == 1
+
+
 # The check in other frameworks
 
 
