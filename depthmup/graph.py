@@ -396,19 +396,30 @@ class Graph:
     def layers(self, node: Node, start: Node) -> tuple[frozenset[str], ...]:
         """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
         side count as one. Those before a norm do not count: it takes the size of their weights away."""
-        scales, found = set[Node](), {start: tuple[frozenset[str], ...]()}
+        found = {start: tuple[frozenset[str], ...]()}
         for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
             if between is start:
                 continue
-            fed = {operand for operand in between.operands if operand in self.fed}
-            if between.op in NORMS or (fed <= scales and between.op not in PRODUCTS):
-                scales.add(between)
-            backwards = [reversed(found[o]) for o in fed if o in found]
+            backwards = [reversed(found[operand]) for operand in dict.fromkeys(between.operands) if operand in found]
             behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
-            normed = between.op in ("mul", "div") and 0 < len(fed & scales) < len(fed)
-            before = () if normed else tuple(reversed(behind))
+            before = () if self.normed(between) else tuple(reversed(behind))
             found[between] = (*before, self.parameters_of(between)) if self.weighs(between) else before
         return found[node]
+
+    def normed(self, node: Node) -> bool:
+        """Whether an operation divides activations by their size, as in a norm."""
+        fed = [operand for operand in node.operands if operand in self.fed]
+        return node.op in ("mul", "div") and 0 < sum(operand in self._sizes for operand in fed) < len(fed)
+
+    @functools.cached_property
+    def _sizes(self) -> set[Node]:
+        """Roots of activations, and what is made of them alone."""
+        found = set[Node]()
+        for node in self.nodes:
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if fed and (node.op in NORMS or (node.op not in PRODUCTS and all(operand in found for operand in fed))):
+                found.add(node)
+        return found
 
     def added(self) -> frozenset[str]:
         """The paths of the parameters that only one of two activations depends on that are added to each other."""

@@ -22,6 +22,7 @@ from depthmup.families import rules_of, wrapped
 from depthmup.forward import Branches, Site, branches, check_readout, features, place, residual_alone, sites
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, adapt
+from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Graph, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import match
@@ -198,6 +199,8 @@ def setup(
         _warn_of_factors(p, specs_at(*shape), make(*shape))
     if fan_in_init is None:
         _warn_of_init(audit_init(p, specs_at(*shape), init, jit=found.model.init_calls))
+        if initial:
+            _warn_of_gain(found if shape == (width, depth) else at(*shape))
     return found
 
 
@@ -322,6 +325,23 @@ def _warn_of_init(audit: InitAudit) -> None:
         )
 
 
+def _warn_of_gain(small: Setup) -> None:
+    """AM-muP's L^-3/2 is for layers without a skip that keep the size of their inputs."""
+    leaves = jax.tree.leaves(small.specs, is_leaf=is_spec)
+    plain = {spec.path for spec in leaves if spec.role == "hidden" and not spec.in_branch}
+    if not plain:
+        return
+    audit = GainAudit(tuple(row for row in small.audit_gain().rows if row.path in plain))
+    if not audit.ok:
+        warnings.warn(
+            "hidden layers outside residual branches do not start with He's variance 1 / (q fan_in), q = <phi(z)^2> of "
+            "the activation before them: the signal falls or grows with every layer, and am_mup's law does not hold. "
+            f"Give them that init, such as he_normal() behind a ReLU; fan_in_init=False silences this.\n{audit}",
+            SetupWarning,
+            stacklevel=3,
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
@@ -370,6 +390,11 @@ class Setup:
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(rules.families, False)
         return self._unboxed(wrapped(self.parameterization, self.specs, rules))
+
+    def audit_gain(self) -> GainAudit:
+        """`dm.audit_gain` of the model's own init: does it start with He's variance for each activation?"""
+        params, _ = self.model.init(jax.random.key(0))
+        return audit_gain(self.specs, _traceable(self.model)[0], params, *self.model.inputs)
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
