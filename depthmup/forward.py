@@ -218,15 +218,17 @@ def branches(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> Branche
     return Branches(tuple(each), graph.added().union(*closed))
 
 
-def residual_alone(specs: PyTree, found: Branches, settled: Collection[str]) -> PyTree:
+def residual_alone(specs: PyTree, forward: Branches, settled: Collection[str]) -> PyTree:
     """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
 
     settled: paths whose place was given. Raises ForwardError for weights that are added to another activation than the
     one that they are computed from: such a sum is a residual one (reversible networks) or not (recurrent ones).
     """
     leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
-    plain = {path for path, spec in leaves.items() if spec.in_branch} - found.inside - set(settled)
-    unclear = {path: "branch" for path in sorted(plain & found.added) if leaves[path].role not in ("vector", "scalar")}
+    plain = {path for path, spec in leaves.items() if spec.in_branch} - forward.inside - set(settled)
+    unclear = {
+        path: "branch" for path in sorted(plain & forward.added) if leaves[path].role not in ("vector", "scalar")
+    }
     if unclear:
         raise ForwardError(
             f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
@@ -291,32 +293,32 @@ def layers(
     places = [node.place for node in [*first, *nodes] if node.place]
 
     def outputs(params: PyTree, *arguments: Any) -> list[jax.Array]:
-        found = values_at(places, apply, params, *arguments)
-        return found[: len(first)] + found[len(first) + every - 1 :: every]
+        values = values_at(places, apply, params, *arguments)
+        return values[: len(first)] + values[len(first) + every - 1 :: every]
 
     return outputs
 
 
 def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
     """(what enters the first branch, the residual additions, how many of these are in a block)"""
-    found = list[tuple[Node, Node, set[Node]]]()  # (addition, what its branch is computed from, all of the branch)
+    branches = list[tuple[Node, Node, set[Node]]]()  # (addition, what its branch is computed from, all of the branch)
     for branch, start in graph.branches():
         total = next(node for node in branch.consumers if node.op in ADDITIONS and node.shape == branch.shape)
-        found.append((total, start, graph.ancestors(branch, start)))
-    outer = [own for own in found if not any(own[0] in inside for _, _, inside in found)]
-    for chosen in (outer, found):  # those inside a branch are no residual stream, unless all others are too few
+        branches.append((total, start, graph.ancestors(branch, start)))
+    outer = [branch for branch in branches if not any(branch[0] in inside for _, _, inside in branches)]
+    for chosen in (outer, branches):  # those inside a branch are no residual stream, unless all others are too few
         every, rest = divmod(sum(total.times for total, _, _ in chosen), blocks)
         if chosen and not rest:
             break
     else:
-        chosen, every = found, 1
+        chosen, every = branches, 1
     first = [start.operands[0] if start.op == "carry" else start for _, start, _ in chosen[:1]]
     return [node for node in first if node.place], [total for total, _, _ in chosen], every
 
 
 def _pre_activations(graph: Graph) -> list[Node]:
     """The outputs of the weight layers, with their bias, but for the readout."""
-    readout, found = _last_layer(graph), []
+    readout, outputs = _last_layer(graph), []
     for node in graph.nodes:
         if not graph.weighs(node) or node is readout:
             continue
@@ -327,5 +329,5 @@ def _pre_activations(graph: Graph) -> list[Node]:
             if not bias and after.op not in RESHAPES:
                 break
             node = after
-        found.append(node)
-    return found
+        outputs.append(node)
+    return outputs

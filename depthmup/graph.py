@@ -102,17 +102,17 @@ def _watched(
 
     for equation in jaxpr.eqns:
         operands, inner, after = [read(atom) for atom in equation.invars], _inner(equation), number + _count(equation)
-        own = [place for place in sorted(places) if number <= place[0] < after]
-        if own and equation.primitive.name == "scan":
+        inside = [place for place in sorted(places) if number <= place[0] < after]
+        if inside and equation.primitive.name == "scan":
             results, more = _watched_scan(equation, operands, places, number)
-        elif own and inner is not None:
+        elif inside and inner is not None:
             body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             results, more = _watched(body, constants, operands, places, number)
         else:
             primitive = equation.primitive
             results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
             results = results if primitive.multiple_results else [results]
-            more = [results[index] for _, index in own]
+            more = [results[index] for _, index in inside]
         of.update(zip(equation.outvars, results, strict=True))
         watched, number = watched + more, after
     return [read(atom) for atom in jaxpr.outvars], watched
@@ -219,7 +219,7 @@ class Graph:
         closed = jax.make_jaxpr(logits)(*jax.tree.map(_typed, (leaves, kept, flat)))
         self.nodes: list[Node] = []
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
-        self._operations, self._times = 0, 1  # how many so far; how often each is computed
+        self._number, self._times = 0, 1  # of the next operation; how often it is computed
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("constant", value) for value in kept]
         arguments += [self._leaf("input", number(given)) for given in flat]
@@ -274,7 +274,7 @@ class Graph:
             return equation.primitive.bind(*values, **parameters)
 
         inside = _operations(equation) if name in CLOSED else frozenset()
-        number, self._operations = self._operations, self._operations + 1
+        number, self._number = self._number, self._number + 1
         if not equation.primitive.multiple_results:
             node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
             if name in CONTRACTIONS:
@@ -396,15 +396,15 @@ class Graph:
     def layers(self, node: Node, start: Node) -> tuple[frozenset[str], ...]:
         """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
         side count as one. Those before a norm do not count: it takes the size of their weights away."""
-        found = {start: tuple[frozenset[str], ...]()}
+        layers = {start: tuple[frozenset[str], ...]()}
         for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
             if between is start:
                 continue
-            backwards = [reversed(found[operand]) for operand in dict.fromkeys(between.operands) if operand in found]
+            backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
             behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
             before = () if self.normed(between) else tuple(reversed(behind))
-            found[between] = (*before, self.parameters_of(between)) if self.weighs(between) else before
-        return found[node]
+            layers[between] = (*before, self.parameters_of(between)) if self.weighs(between) else before
+        return layers[node]
 
     def normed(self, node: Node) -> bool:
         """Whether an operation divides activations by their size, as in a norm."""
@@ -414,22 +414,22 @@ class Graph:
     @functools.cached_property
     def _sizes(self) -> set[Node]:
         """Roots of activations, and what is made of them alone."""
-        found = set[Node]()
+        sizes = set[Node]()
         for node in self.nodes:
             fed = [operand for operand in node.operands if operand in self.fed]
-            if fed and (node.op in NORMS or (node.op not in PRODUCTS and all(operand in found for operand in fed))):
-                found.add(node)
-        return found
+            if fed and (node.op in NORMS or (node.op not in PRODUCTS and all(operand in sizes for operand in fed))):
+                sizes.add(node)
+        return sizes
 
     def added(self) -> frozenset[str]:
         """The paths of the parameters that only one of two activations depends on that are added to each other."""
-        found = frozenset[str]()
+        added = frozenset[str]()
         for node in self.nodes:
             fed = [operand for operand in node.operands if operand in self.fed]
             if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
                 one, other = ({at.path for at in self.ancestors(operand)} for operand in fed)
-                found |= one ^ other
-        return found
+                added |= one ^ other
+        return added
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""

@@ -151,16 +151,16 @@ def setup(
     def additions_at(depth: int, specs: PyTree) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
         repeated = {starred(spec.path) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if spec.in_branch}
-        found = branches_at(depth).each if initial else [site for site in sites_at(depth) if site.kind == "branch"]
-        if any(isinstance(own, Site) and own.where in CLOSED for own in found):
+        additions = branches_at(depth).each if initial else [site for site in sites_at(depth) if site.kind == "branch"]
+        if any(isinstance(addition, Site) and addition.where in CLOSED for addition in additions):
             return 0
-        return sum(own.times for own in found if repeated.intersection(map(starred, own.inside)))
+        return sum(addition.times for addition in additions if repeated.intersection(map(starred, addition.inside)))
 
     def at(width: int, depth: int) -> Setup:
         model, specs, own = make(width, depth), specs_at(width, depth), p
         if initial or ("branch" in p.kinds and model.factors is None):
             reference = p.base_depth if p.base_width > 1 else first_depth
-            _warn_of_depth(p, {own: additions_at(own, specs) for own in (reference, depth)}, told)
+            _warn_of_depth(p, {count: additions_at(count, specs) for count in (reference, depth)}, told)
         correction = audit_init(p, specs, init, jit=model.init_calls) if fan_in_init else None
         if model.factors is not None:
             head_dim = getattr(model.made, "head_dim", None)
@@ -221,13 +221,15 @@ def _placed(overrides: Mapping[str, str], specs: PyTree) -> set[str]:
 
 def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    if p.arithmetic_mean and p.beta0 != 1 and not any(spec.in_branch for spec in leaves):
+    if any(spec.in_branch for spec in leaves):
+        return
+    if p.arithmetic_mean and p.beta0 != 1:
         warnings.warn(
             f"beta0={p.beta0:g} multiplies residual branches, but no parameter is in one: it changes nothing",
             SetupWarning,
             stacklevel=3,
         )
-    if p.alpha is not None and not p.arithmetic_mean and not any(spec.in_branch for spec in leaves):
+    if p.alpha is not None and not p.arithmetic_mean:
         warnings.warn(
             f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
             "changes nothing. A network without residual branches has no depth rule here: take 'mup'; else say which "
@@ -255,17 +257,17 @@ def _warn_of_depth(p: Parameterization, additions: Mapping[int, int], told: set[
         warnings.warn(message, SetupWarning, stacklevel=4)
 
 
-def _warn_of_layers(p: Parameterization, specs: PyTree, found: Branches) -> None:
+def _warn_of_layers(p: Parameterization, specs: PyTree, forward: Branches) -> None:
     """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
     if p.lr_depth != p.table.lr_depth:
         return
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
-    layers = [[layer & scaled for layer in branch.layers if layer & scaled] for branch in found.each]
+    layers = [[layer & scaled for layer in branch.layers if layer & scaled] for branch in forward.each]
     most = max(layers, key=len, default=[])
     if len(most) < 2:
         return
-    last = one_glob({path for own in layers if own for path in own[-1]}, scaled)
+    last = one_glob({path for branch in layers if branch for path in branch[-1]}, scaled)
     names = ", ".join(sorted({starred(path) for layer in most for path in layer}))
     warnings.warn(
         f"{len(most)} layers of a branch ({names}) start with 1/K^{p.alpha:g} each, K the number of blocks. The best "
@@ -535,10 +537,10 @@ class Setup:
             return update_sizes(lambda params: outputs(params, state, *probe[:-1]), params, direction)
 
         start = jax.jit(self.fresh) if model.init_calls else self.fresh
-        found = over_seeds(lambda seed: of_start(*start(jax.random.key(seed)), batch, probe), seeds, layers, average)
+        update = over_seeds(lambda seed: of_start(*start(jax.random.key(seed)), batch, probe), seeds, layers, average)
         widths = [spec.fan_out for spec in leaves if spec.role == "input"] or [leaves[0].width]
-        warn_if_deep(found.per_seed.shape[1] - 1, min(widths))
-        return found
+        warn_if_deep(update.per_seed.shape[1] - 1, min(widths))
+        return update
 
     def probe(
         self,

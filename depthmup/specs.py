@@ -189,7 +189,7 @@ def one_glob(chosen: Collection[str], names: Collection[str]) -> str | None:
 def _common(words: Sequence[str]) -> str:
     """What all words begin with."""
     letters = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*words, strict=False))
-    return "".join(own[0] for own in letters)
+    return "".join(same[0] for same in letters)
 
 
 def is_spec(leaf: object) -> bool:

@@ -150,8 +150,8 @@ def over_seeds(
     if average not in AVERAGES:
         raise unknown("average", average, AVERAGES)
     at_least_one("seeds", seeds)
-    found = np.stack([np.asarray(sizes(np.uint32(seed))) for seed in range(seeds)], axis=1)
-    per_seed, mean_squares = found if layers is None else found[..., list(layers)]
+    measured = np.stack([np.asarray(sizes(np.uint32(seed))) for seed in range(seeds)], axis=1)
+    per_seed, mean_squares = measured if layers is None else measured[..., list(layers)]
     return checked(MaximalUpdate(per_seed, mean_squares, average))
 
 
