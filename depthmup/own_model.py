@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -469,6 +470,7 @@ class Setup:
         seeds: int = 4,
         max_seeds: int = 32,
         groups: str = "role",
+        progress: Callable[[str], None] = lambda message: print(message, file=sys.stderr, flush=True),
         **options: Any,
     ) -> CoordinateReport:
         """Does training move the features of this model alike at every width and depth? `coordinate_check` of it.
@@ -482,6 +484,7 @@ class Setup:
           widths, depths: by default 1, 2 and 4 times the base width, at the base depth; and 1, 2, 4 and 8 times the
             base depth, at the base width. In the absolute form this shape stands for the base.
           groups: what is trained alone: "role", all parameters that scale alike, or "path", each parameter of a block.
+          progress: is told what is trained; by default a line on the standard error output.
           steps, seeds, max_seeds, options: of `coordinate_check`.
 
         The features are what the readout is applied to.
@@ -496,6 +499,7 @@ class Setup:
             steps=steps,
             seeds=seeds,
             max_seeds=max_seeds,
+            progress=progress,
         )
 
     def maximal_update(
@@ -580,7 +584,8 @@ class Setup:
 
             def of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
                 seen = features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *inputs)
-                return loss(seen["logits"], targets), seen
+                value = loss(seen["logits"], targets)
+                return value, {**seen, "loss": value}
 
             (_, seen), grads = jax.value_and_grad(of, has_aux=True)(params)
             updates, kept = tx.update(grads, kept, params)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import types
 import warnings
 
 import jax
@@ -216,13 +217,12 @@ def transformations():
     made = {}
     for module in (optax, optax.contrib):
         for name, function in vars(module).items():
-            if name.startswith("_") or not callable(function) or inspect.isclass(function):
+            if name.startswith("_") or not isinstance(function, types.FunctionType | functools.partial):
                 continue
             signature = inspect.signature(function)
             if name in ARGUMENTS or "GradientTransformation" in str(signature.return_annotation):
-                options = ARGUMENTS.get(
-                    name, {"learning_rate": 0.01} if "learning_rate" in signature.parameters else {}
-                )
+                default = {"learning_rate": 0.01} if "learning_rate" in signature.parameters else {}
+                options = ARGUMENTS.get(name, default)
                 if options is not None:
                     made[name] = functools.partial(function, **options)
     return made
@@ -231,15 +231,18 @@ def transformations():
 # Of optax 0.2.8; all others are of Adam's family.
 FAMILY = {
     "sgd": """add_decayed_weights add_noise apply_every centralize clip_by_block_rms clip_by_global_norm
-        conditionally_mask conditionally_transform ema freeze identity optimistic_gradient_descent sam scale scale_by_lbfgs trace sgd
-        scale_by_learning_rate scale_by_optimistic_gradient scale_by_schedule zero_nans""",
+        conditionally_mask conditionally_transform ema freeze identity optimistic_gradient_descent
+        sam scale scale_by_lbfgs trace sgd scale_by_learning_rate scale_by_optimistic_gradient
+        scale_by_schedule zero_nans""",
     "adafactor": "adafactor lamb lars scale_by_trust_ratio",
     "refused": """adadelta adagrad adaptive_grad_clip clip cocob differentially_private_aggregate dog dowg dpsgd
-        fromage galore keep_params_nonnegative lbfgs madgrad mechanize momo momo_adam noisy_sgd normalize normalize_by_update_norm
-        novograd polyak_sgd prodigy reduce_on_plateau scale_by_adadelta scale_by_backtracking_linesearch scale_by_cocob
-        scale_by_distance_over_gradients scale_by_galore scale_by_madgrad scale_by_muon scale_by_novograd
-        scale_by_param_block_norm scale_by_param_block_rms scale_by_polyak scale_by_rss scale_by_yogi yogi
-        scale_by_zoom_linesearch schedule_free schedule_free_adamw schedule_free_sgd set_to_zero sophia""",
+        fromage galore keep_params_nonnegative lbfgs madgrad mechanize momo momo_adam noisy_sgd
+        normalize normalize_by_update_norm novograd polyak_sgd prodigy reduce_on_plateau
+        scale_by_adadelta scale_by_backtracking_linesearch scale_by_cocob
+        scale_by_distance_over_gradients scale_by_galore scale_by_madgrad scale_by_muon
+        scale_by_novograd scale_by_param_block_norm scale_by_param_block_rms scale_by_polyak
+        scale_by_rss scale_by_yogi yogi scale_by_zoom_linesearch schedule_free schedule_free_adamw
+        schedule_free_sgd set_to_zero sophia""",
 }
 
 

@@ -1,6 +1,7 @@
 """Models that are not ours, set up by one call: the same training as with factors written into the model."""
 
 import ast
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -1354,3 +1355,24 @@ def test_maximal_update_asks_for_what_it_cannot_see():
         m.maximal_update(loss, (X, Y))
     with pytest.raises(ValueError, match="unknown average 'mean'"):
         setup(residual).maximal_update(loss, (X, Y), average="mean")
+
+
+def test_a_setup_can_be_pickled():
+    m = dm.setup("depth_mup", Residual, X, width=16, depth=4, base=(8, 2))
+    same = pickle.loads(pickle.dumps(m))
+    assert (same.specs, same.parameterization) == (m.specs, m.parameterization)
+    jax.tree.map(np.testing.assert_array_equal, same.init(KEY), m.init(KEY))
+    assert same.at(32, 4).specs == m.at(32, 4).specs
+
+
+def test_a_large_model_is_set_up_from_shapes_alone():
+    """A model of 27 trillion parameters: its factors are those of a small one, and no array of its size is made."""
+    m = dm.setup("depth_mup", Residual, X, width=16, depth=4, base=(8, 2), fan_in_init=True)
+    large = m.at(2**19, 48)
+    by_path = {spec.path: spec for spec in jax.tree.leaves(large.specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))}
+    small = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))}
+    for path, spec in small.items():
+        assert (by_path[path].role, by_path[path].in_branch) == (spec.role, spec.in_branch)
+        assert [kind for kind, *_ in by_path[path].absorbs] == [kind for kind, *_ in spec.absorbs]
+    assert "LR 0.5 -> 1.526e-05 (x 1/3.28e+04)" in m.explain().difference(large.explain())
+    assert len(by_path) > len(small)

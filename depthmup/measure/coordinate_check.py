@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,16 +34,23 @@ class CoordinateReport(NamedTuple):
         return self.verdict == OK
 
     def __str__(self) -> str:
+        """The verdict, the slopes that are farthest from 0, what would decide; then a table of all slopes."""
         columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
         head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
         rows = [
-            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""), s.answer)
+            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""),
+             s.answer or "(not judged)")
             for s in self.slopes
-        ]
-        count = sum(s.judged for s in self.slopes)
-        rule = f"within +-{self.tolerance:g} is ok, beyond it for {count} slopes together is not"
-        table = [columns.format(*row).rstrip() for row in (head, *rows)]
-        return "\n".join([*table, f"{self.title}: {self.verdict} ({rule})", *self._advice()])
+        ]  # fmt: skip
+        judged = [s for s in self.slopes if s.judged]
+        groups = len({s.group for s in judged})
+        rule = f"within +-{self.tolerance:g} is ok, beyond it for {len(judged)} slopes together is not"
+        lines = [f"{self.title}: {self.verdict} ({len(judged)} slopes of {groups} groups of parameters; {rule})"]
+        for axis in dict.fromkeys(s.axis for s in judged):
+            worst = max((s for s in judged if s.axis == axis), key=lambda s: abs(s.plain.slope))
+            sizes = ", ".join(map(str, worst.sizes))
+            lines.append(f"over {axis} {sizes}, the farthest: {worst.group} {worst.plain} {worst.answer}")
+        return "\n".join([*lines, *self._advice(), "", *(columns.format(*row).rstrip() for row in (head, *rows))])
 
     @property
     def undecided(self) -> list[Slope]:
@@ -104,8 +111,9 @@ def coordinate_check(
     beside a term 1/depth; two depths cannot tell.
 
     For most groups the slope of "hidden" is judged. The slope of "logits" is judged instead for groups that do not move
-    "hidden" (the readout, a norm before it, scalars), and along depth for vectors in branches: norms act on the
-    features mainly through random weights, whose sum over blocks has a slope of its own. A judged group that did not
+    "hidden" (the readout, a norm before it, scalars). Along depth, vectors in branches are judged by the change of the
+    "loss" where the probe has it, else by the "logits": norms act on the features mainly through random weights, whose
+    sum over blocks has a slope of its own, and to first order the loss sees none of it. A judged group that did not
     move is not ok. If the readout starts at 0 nothing else moves in the first step, so take steps=(2, 10) then.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
@@ -148,6 +156,7 @@ class _Trainings:
         self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
         self._steps, self._block, self._progress = steps, block, progress
         self._blocks: dict[tuple[Shape, str], list[dict[str, np.ndarray]]] = {}
+        self._starts: dict[Shape, Any] = {}  # of the first seed
 
     def groups(self, shapes: Sequence[Shape]) -> list[str]:
         """The groups to train. Raises ValueError for a group that not all shapes have."""
@@ -169,7 +178,8 @@ class _Trainings:
         new = [shape for shape in wanted if not any(done == shape for done, _ in self._blocks)]
         if new:
             self._progress(f"compiling {len(new)} shapes")
-            compile_ahead([self._probe_at(*shape) for shape in new], self._steps)
+            starts = compile_ahead([self._probe_at(*shape) for shape in new], self._steps, seed=0)
+            self._starts |= dict(zip(new, starts, strict=True))
         for shape, groups in wanted.items():
             there = {group: self._blocks.setdefault((shape, group), []) for group in groups}
             for block in range(seeds // self._block):
@@ -178,7 +188,8 @@ class _Trainings:
                     first = block * self._block
                     self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first}")
                     more = range(first, first + self._block)
-                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more)
+                    start = {0: self._starts[shape]}
+                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more, start)
                     for group in missing:
                         there[group].append(found[group])
 
@@ -201,9 +212,10 @@ def _slopes(
     for (axis, group), count in counts.items():
         tables = trainings.changes(axes[axis], group, count)
         still = not tables["hidden"].any()
-        by_logits = still or (group.startswith("branch/vector") and axis == "depth")
+        along = "loss" if "loss" in tables else "logits"
+        by = "logits" if still else along if group.startswith("branch/vector") and axis == "depth" else "hidden"
         for quantity, table in tables.items():
-            judged = quantity == ("logits" if by_logits else "hidden")
+            judged = quantity == by
             measured += [
                 (axis, group, quantity, step, judged, table[..., step - 1])
                 for step in steps

@@ -110,31 +110,35 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
 
 
 def feature_changes(
-    probe: Probe, groups: Sequence[str], steps: int, seeds: Sequence[int]
+    probe: Probe, groups: Sequence[str], steps: int, seeds: Sequence[int], starts: Mapping[int, Any] | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
     """{group: {quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}}, each group trained
     alone from the same initial states.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    Raises ValueError if "hidden" or "logits" is missing.
+    starts: {seed: initial state} of those that are there already. Raises ValueError if "hidden" or "logits" is missing.
     """
     changes: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
     for seed in seeds:
-        start = probe.init(probe.hyper(groups[0], seed))
+        start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
         for group in groups:
             changes[group].append(jax.device_get(_Training(probe, start, group, seed, steps)()))
     return {group: {q: np.stack([rms[q] for rms in all_seeds]) for q in all_seeds[0]}
             for group, all_seeds in changes.items()}  # fmt: skip
 
 
-def compile_ahead(probes: Sequence[Probe], steps: int) -> None:
-    """Compile what `feature_changes` will run for these probes, side by side: half of a check is compilation."""
+def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
+    """Compile what `feature_changes` will run for these probes, side by side: half of a check is compilation.
+
+    Returns the initial states of this seed, which the programs are compiled for.
+    """
+    starts = [probe.init(probe.hyper(ALL, seed)) for probe in probes]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
-        waiting = [
-            pool.submit(_Training(probe, probe.init(probe.hyper(ALL, 0)), ALL, 0, steps).compile) for probe in probes
-        ]
+        trainings = (_Training(probe, start, ALL, seed, steps) for probe, start in zip(probes, starts, strict=True))
+        waiting = [pool.submit(training.compile) for training in trainings]
     for compiled in waiting:
         compiled.result()
+    return starts
 
 
 class _Training:
