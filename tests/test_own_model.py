@@ -450,7 +450,7 @@ def test_features_are_what_the_readout_is_applied_to():
 def test_features_have_no_output_factor(tied):
     """A tied embedding cannot take it: it is in the last norm, whose output is looked at without it."""
     m = setup(lambda w, d: Transformer(w, d, tied=tied), TOKENS, name="mup", width=32)
-    probe = m.probe(loss, (TOKENS, TOKENS), "adam", 1e-3)
+    probe = m.probe(loss, (TOKENS, jnp.arange(2)), "adam", 1e-3)
     hyper = probe.hyper("all", 0)
     _, seen = probe.step(probe.init(hyper), probe.batch, hyper)
     np.testing.assert_allclose(jnp.sqrt((seen["hidden"] ** 2).mean()), 1, rtol=0.1)  # a mean over positions
