@@ -9,6 +9,7 @@ from depthmup.convert import convert
 from depthmup.explain import Explanation, explain
 from depthmup.families import wrap
 from depthmup.forward import absorb
+from depthmup.gain import Gain, GainAudit, audit_gain
 from depthmup.graph import ForwardError
 from depthmup.infer import infer_specs
 from depthmup.measure import (
@@ -48,6 +49,8 @@ __all__ = [
     "Explanation",
     "ForwardError",
     "ForwardFactors",
+    "Gain",
+    "GainAudit",
     "Init",
     "InitAudit",
     "LeafFactors",
@@ -60,6 +63,7 @@ __all__ = [
     "SpecError",
     "absorb",
     "alignment",
+    "audit_gain",
     "audit_init",
     "convert",
     "coordinate_check",

@@ -15,23 +15,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts
+from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
 from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
 
 KINDS = ("branch", "output", "attention")
+RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # what leaves the numbers as they are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
     """A value that a factor multiplies.
 
-    kind: one of KINDS. parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else;
-    None if there are none. inside: of a branch, the paths of all parameters between its beginning and its end. skip:
-    of a branch, those that project what it is added to. before: of a branch, those that act on its beginning. number,
-    around: of a branch, its number and those of the branches that it is a part of. weights:
-    of an output, all parameters that products alone apply to activations (`Graph.weights`). head_dim, product: of an
-    attention, the head size and the number of its product in `contractions`. where: the operation that ends the value,
-    for messages; one of CLOSED if the value is inside, where it cannot be seen.
+    kind: one of KINDS; or "sum", of two activations that is no residual addition. parts: parameters in which the value
+    is homogeneous of degree 1 and which act on nothing else; None if there are none. inside: of a branch, the paths of
+    all parameters between its beginning and its end; of a sum, those in no branch that one of the two alone depends on.
+    skip: of a branch, those that project what it is added to. before: of a branch, those that act on its beginning.
+    number, around: of a branch, its number and those of the branches that it is a part of. layers: of a branch,
+    `Graph.layers`. times: of a branch, how many residual additions it is: more than 1 if blocks are scanned, 0 for a
+    bias that is added behind one. weights: of an output, all parameters that products alone apply to activations
+    (`Graph.weights`). head_dim, product: of an attention, the head size and the number of its product in
+    `contractions`. where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where
+    it cannot be seen.
     """
 
     kind: str
@@ -41,6 +45,8 @@ class Site:
     before: frozenset[str] = frozenset()
     number: int = 0
     around: frozenset[int] = frozenset()
+    layers: tuple[frozenset[str], ...] = ()
+    times: int = 1
     weights: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
@@ -153,6 +159,29 @@ def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], pl
         )
 
 
+def residual_alone(specs: PyTree, found: Sequence[Site], placed: Collection[str]) -> PyTree:
+    """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
+
+    placed: the parameters whose place the user has said. Raises ForwardError for weights that are added to another
+    activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
+    (recurrent ones).
+    """
+    leaves: dict[str, ParamSpec] = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    inside = {path for site in found if site.kind == "branch" and site.where not in CLOSED for path in site.inside}
+    sums = {path for site in found if site.kind == "sum" or site.where in CLOSED for path in site.inside}
+    plain = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
+    unclear = {path: "branch" for path in sorted(plain & sums) if leaves[path].role not in ("vector", "scalar")}
+    if unclear:
+        raise ForwardError(
+            f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
+            "with them: what they give is added to another activation, or cannot be seen (while, cond). If they are in "
+            f"residual branches, pass overrides={globs(unclear, leaves)} to setup; if not, 'trunk' for 'branch' there"
+        )
+    return jax.tree.map(
+        lambda spec: dataclasses.replace(spec, in_branch=False) if spec.path in plain else spec, specs, is_leaf=is_spec
+    )
+
+
 def check_readout(specs: PyTree, parts: Collection[str]) -> None:
     """Raises ForwardError if the logits are proportional to a matrix that shapes take for a read-in: the matrices are
     stored the other way round than the specs say. parts: paths of the parameters that the logits are proportional to.
@@ -225,13 +254,20 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             before=graph.parameters_of_value(branch.start),
             number=number,
             around=frozenset(outer for outer, within in enumerate(values) if branch.sum in within),
+            layers=graph.layers(branch.end, branch.start),
+            times=branch.sum.times,
             where=branch.end.op,
         )
         found.append(site)
         for bias in graph.biases(branch):
             paths = graph.parameters_of_value(bias)
-            found.append(dataclasses.replace(site, parts=graph.parts(bias), inside=paths, skip=frozenset()))
+            found.append(
+                dataclasses.replace(site, parts=graph.parts(bias), inside=paths, skip=frozenset(), layers=(), times=0)
+            )
     seen = frozenset[str]().union(*(site.inside for site in found))
+    residual = {branch.sum for branch in branches}
+    sums = (inside - seen for total, inside in graph.sums() if total not in residual)
+    found += [Site("sum", None, inside) for inside in sums if inside]
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
     found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]
     for query, key, product in graph.attentions():
@@ -253,12 +289,88 @@ def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[st
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """
     graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
+    last = _last_layer(graph)
+    if last is None:
+        raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
+    (hidden,) = (operand for operand in last.operands if operand in graph.fed)
+    return {"hidden": hidden.value, "logits": graph.output.value}
+
+
+def _last_layer(graph: Graph) -> Node | None:
+    """The last operation that applies weights to activations."""
     todo, seen = [graph.output], set[Node]()
     while todo:
         node = todo.pop(0)
         fed = [operand for operand in node.operands if operand in graph.fed]
         if graph.weighs(node) and len(fed) == 1:
-            return {"hidden": fed[0].value, "logits": graph.output.value}
+            return node
         todo += [operand for operand in fed if operand not in seen]
         seen.update(fed)
-    raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
+    return None
+
+
+def layers(
+    apply: Callable[..., Any], params: PyTree, held: Sequence[Any], inputs: Sequence[Any], blocks: int
+) -> Callable[..., list[jax.Array]]:
+    """A function (params, *held, *inputs) -> the outputs z^l of the layers of `apply(params, *held, *inputs)`, the
+    logits. It can be jitted and differentiated.
+
+    Of a network with residual branches: what enters the first one, and the residual stream after each block. Of any
+    other one: the output W h + bias of each layer but the readout.
+
+    held: arrays that are neither parameters nor activations, such as batch statistics. blocks: the number of blocks,
+    which may have several branches each. Where the number of residual additions is no multiple of it, the stream after
+    each of them is taken.
+    Raises ForwardError if there are no layers, or if they are where the forward pass is not followed.
+    """
+    graph = Graph(apply, params, inputs, held=held)
+    if any(node.op in CLOSED and node in graph.fed and graph.parameters_of(node) for node in graph.nodes):
+        raise ForwardError(
+            "layers lie in a jax.lax.while_loop or cond, into which the forward pass is not followed: repeat the "
+            "blocks by a loop of Python or a scan, or give dm.maximal_update a function of the layers' outputs"
+        )
+    first, nodes, every = _stream(graph, blocks)
+    nodes = nodes or _pre_activations(graph)
+    if not nodes:
+        raise ForwardError("no operation but the readout applies weights to activations: there are no layers")
+    places = [node.place for node in [*first, *nodes] if node.place]
+
+    def outputs(params: PyTree, *arguments: Any) -> list[jax.Array]:
+        values = values_at(places, apply, params, *arguments)
+        return values[: len(first)] + values[len(first) + every - 1 :: every]
+
+    return outputs
+
+
+def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
+    """(what enters the first branch, the residual additions, how many of these are in a block)"""
+    branches = list(graph.branches())
+    values = [graph.ancestors(branch.end, branch.start) for branch in branches]
+    outer = [branch for branch in branches if not any(branch.sum in within for within in values)]
+    for chosen in (outer, branches):  # those inside a branch are no residual stream, unless all others are too few
+        every, rest = divmod(sum(branch.sum.times for branch in chosen), blocks)
+        if chosen and not rest:
+            break
+    else:
+        chosen, every = branches, 1
+    first = [branch.start.operands[0] if branch.start.op == "carry" else branch.start for branch in chosen[:1]]
+    sums = [branch.sum for branch in chosen]
+    inside = {node.place for node in sums}  # of a recurrence, where the start is the sum of an earlier step
+    return [node for node in first if node.place and node.place not in inside], sums, every
+
+
+def _pre_activations(graph: Graph) -> list[Node]:
+    """The outputs of the weight layers, with their bias, but for the readout."""
+    readout, outputs = _last_layer(graph), []
+    for node in graph.nodes:
+        if not graph.weighs(node) or node is readout:
+            continue
+        while len(node.consumers) == 1:  # the bias, maybe behind a change of shape or type
+            (after,) = node.consumers
+            fed = [operand for operand in after.operands if operand in graph.fed]
+            bias = after.op == "add" and len(fed) == 1 and graph.parameters_of(after)
+            if not bias and after.op not in RESHAPES:
+                break
+            node = after
+        outputs.append(node)
+    return outputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", 
 ADDITIONS = ("add", "add_any")
 # Homogeneous if all operands are that are not 0.
 SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n", "stacked")
+NORMS = ("rsqrt", "sqrt")  # what a norm divides by
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
 # Products of a weight and an activation, or of two activations.
@@ -60,6 +61,8 @@ class Node:
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
     copies: tuple[Node, ...] = ()
+    place: tuple[int, int] | None = None  # of an operation: its number in the program, and which of its results this is
+    times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,6 +97,80 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
 
     walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
     return sizes
+
+
+def values_at(
+    places: Collection[tuple[int, int]], apply: Callable[..., Any], params: PyTree, *inputs: Any
+) -> list[jax.Array]:
+    """The values of `apply(params, *inputs)` at these `Node.place`s in the order in which they are computed, those in a
+    scan at every step. It can be jitted and differentiated."""
+    closed = jax.make_jaxpr(apply)(*jax.tree.map(_typed, (params, *inputs)))
+    return _watched(closed.jaxpr, closed.consts, jax.tree.leaves((params, inputs)), places, 0)[1]
+
+
+def _watched(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], places: Collection[tuple[int, int]], number: int
+) -> tuple[list[Any], list[jax.Array]]:
+    """(results of a jaxpr whose first operation has this number, the values at the places inside)"""
+    of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+    watched: list[jax.Array] = []
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else of[atom]
+
+    for equation in jaxpr.eqns:
+        operands, inner, after = (
+            [read(atom) for atom in equation.invars],
+            inner_jaxpr(equation),
+            number + _count(equation),
+        )
+        inside = [place for place in sorted(set(places)) if number <= place[0] < after]
+        if inside and equation.primitive.name == "scan":
+            results, more = _watched_scan(equation, operands, places, number)
+        elif inside and inner is not None:
+            body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            results, more = _watched(body, constants, operands, places, number)
+        else:
+            primitive = equation.primitive
+            results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+            results = results if primitive.multiple_results else [results]
+            more = [results[index] for _, index in inside]
+        of.update(zip(equation.outvars, results, strict=True))
+        watched, number = watched + more, after
+    return [read(atom) for atom in jaxpr.outvars], watched
+
+
+def _watched_scan(
+    equation: Any, operands: Sequence[Any], places: Collection[tuple[int, int]], number: int
+) -> tuple[list[Any], list[jax.Array]]:
+    closed, length, backwards = (equation.params[key] for key in ("jaxpr", "length", "reverse"))
+    consts, carries = _parts_of_scan(equation)
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], tuple[list[Any], list[jax.Array]]]:
+        results, watched = _watched(closed.jaxpr, closed.consts, [*operands[:consts], *carry, *slices], places, number)
+        return results[:carries], (results[carries:], watched)
+
+    start, slices = operands[consts : consts + carries], operands[consts + carries :]
+    carry, (stacked, watched) = jax.lax.scan(step, list(start), list(slices), length=length, reverse=backwards)
+    steps = reversed(range(length)) if backwards else range(length)
+    return carry + stacked, [value[i] for i in steps for value in watched]
+
+
+def _count(equation: Any) -> int:
+    """The number of operations that an equation stands for, with a scan's body once."""
+    inner = inner_jaxpr(equation)
+    return 1 if inner is None else sum(map(_count, getattr(inner, "jaxpr", inner).eqns))
+
+
+def _parts_of_scan(equation: Any) -> tuple[int, int]:
+    """(number of a scan's constants, of its carries)
+
+    Operands are constants, carries and members of sequences; results are carries and members. A member has one axis
+    less in the body. (The parameters of the equation that say so have other names in each version of JAX.)
+    """
+    body = equation.params["jaxpr"].jaxpr
+    carries = unsliced(equation.outvars, body.outvars)
+    return unsliced(equation.invars, body.invars) - carries, carries
 
 
 def inner_jaxpr(equation: Any) -> Any:
@@ -138,6 +215,7 @@ class Graph:
     open_scans: whether the body of a scan is in the graph instead of the whole scan as one operation: once for a scan
       over blocks, for the first steps of a recurrence.
     fed: the values that depend on the inputs.
+    held: what `apply` takes before the inputs, such as batch statistics: neither parameters nor activations.
     """
 
     def __init__(
@@ -148,17 +226,19 @@ class Graph:
         seed: int = 0,
         number: Callable[[Any], Any] | None = None,
         open_scans: bool = True,
+        held: Sequence[Any] = (),
     ) -> None:
         shapes, own = flatten_shapes(params)[0], parameters_only(params)
         leaves = jax.tree.leaves(own)
-        flat, inner = jax.tree.flatten(inputs)
+        flat, inner = jax.tree.flatten(tuple(inputs))
+        kept, others = jax.tree.flatten(tuple(held))
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        def logits(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
+        def logits(numbers: Sequence[Any], kept: Sequence[Any], given: Sequence[Any]) -> Any:
             tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
             tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
-            outputs = apply(tree, *jax.tree.unflatten(inner, given))
+            outputs = apply(tree, *jax.tree.unflatten(others, kept), *jax.tree.unflatten(inner, given))
             names.extend(
                 f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
                 for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
@@ -167,12 +247,14 @@ class Graph:
             return outputs
 
         names = list[str]()
-        closed = jax.make_jaxpr(logits)([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves], flat)
+        closed = jax.make_jaxpr(logits)(*jax.tree.map(_typed, (leaves, kept, flat)))
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
-        arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
-        arguments += [self._leaf("input", number(given)) for given in flat]
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
+        self._number, self._times = 0, 1  # of the next operation; how often it is computed
+        arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
+        arguments += [self._leaf("constant", value) for value in kept]
+        arguments += [self._leaf("input", number(given)) for given in flat]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
@@ -192,6 +274,7 @@ class Graph:
 
     def _add(self, node: Node) -> Node:
         node.value = node.evaluate(*(operand.value for operand in node.operands))
+        node.times = self._times
         self.nodes.append(node)
         if node.op in ("input", "carry") or any(operand in self.fed for operand in node.operands):
             self.fed.add(node)
@@ -221,27 +304,30 @@ class Graph:
             return equation.primitive.bind(*values, **parameters)
 
         inside = _operations(equation) if name in CLOSED else frozenset()
+        number, self._number = self._number, self._number + 1
         if not equation.primitive.multiple_results:
-            node = self._add(Node(name, tuple(operands), evaluate))
+            node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
             if name in CONTRACTIONS:
                 node.summed, node.number = _summed(equation), self._contractions
                 self._contractions += 1
             return [node]
-        return [
-            self._add(Node(name, tuple(operands), lambda *values, i=i: evaluate(*values)[i], operations=inside))
-            for i in range(len(equation.outvars))
-        ]
+        nodes = []
+        for i in range(len(equation.outvars)):
+            take = lambda *values, i=i: evaluate(*values)[i]  # noqa: E731
+            nodes.append(self._add(Node(name, tuple(operands), take, place=(number, i), operations=inside)))
+        return nodes
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         closed, length = equation.params["jaxpr"], equation.params["length"]
-        # Operands are constants, carries and members of sequences; results are carries and members. A member has one
-        # axis less in the body. (The parameters of the equation that say so have other names in each version of JAX.)
-        carries = unsliced(equation.outvars, closed.jaxpr.outvars)
-        consts = unsliced(equation.invars, closed.jaxpr.invars) - carries
+        consts, carries = _parts_of_scan(equation)
         sequences = operands[consts + carries :]
+        outside, self._times = self._times, self._times * length
         if any(node.path for operand in sequences if operand not in self.fed for node in self.ancestors(operand)):
-            return self._blocks(closed, length, operands, consts, carries)
-        return self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
+            results = self._blocks(closed, length, operands, consts, carries)
+        else:
+            results = self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
+        self._times = outside
+        return results
 
     def _body(self, closed: Any, arguments: Sequence[Node]) -> list[Node]:
         return self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
@@ -267,9 +353,9 @@ class Graph:
         carry."""
         state, steps = operands[consts : consts + carries], list[list[Node]]()
         copies: list[list[Node]] = []
-        number = self._contractions
+        contraction, number = self._contractions, self._number
         for step in range(min(length, carries + 1, STEPS)):
-            start, self._contractions = len(self.nodes), number
+            start, self._contractions, self._number = len(self.nodes), contraction, number
             at = -1 - step if reverse else step
             members = [
                 self._add(Node("member", (operand,), lambda value, at=at: value[at]))
@@ -397,6 +483,45 @@ class Graph:
             if between is not start:
                 counts[between] = max(counts[o] for o in between.operands if o in counts) + self.weighs(between)
         return counts[node]
+
+    def layers(self, node: Node, start: Node) -> tuple[frozenset[str], ...]:
+        """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
+        side count as one. Those before a norm do not count: it takes the size of their weights away."""
+        layers = {start: tuple[frozenset[str], ...]()}
+        for between in sorted(self.ancestors(node) & self._descendants([start]), key=self.order.__getitem__):
+            if between is start:
+                continue
+            backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
+            behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
+            before = () if self.normed(between) else tuple(reversed(behind))
+            counts = self.weighs(between) and between.is_last_copy
+            layers[between] = (*before, self.parameters_of(between)) if counts else before
+        return layers[node]
+
+    def normed(self, node: Node) -> bool:
+        """Whether an operation divides activations by their size, as in a norm."""
+        fed = [operand for operand in node.operands if operand in self.fed]
+        return node.op in ("mul", "div") and 0 < sum(operand in self._sizes for operand in fed) < len(fed)
+
+    @functools.cached_property
+    def _sizes(self) -> set[Node]:
+        """Roots of activations, and what is made of them alone."""
+        sizes = set[Node]()
+        for node in self.nodes:
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if fed and (node.op in NORMS or (node.op not in PRODUCTS and all(operand in sizes for operand in fed))):
+                sizes.add(node)
+        return sizes
+
+    def sums(self) -> Iterator[tuple[Node, frozenset[str]]]:
+        """(sum, the paths of the parameters that only one of the two depends on) of every two activations that are
+        added."""
+        for node in self.nodes:
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
+                one, other = map(self.parameters_of_value, fed)
+                if node.is_last_copy and one != other:
+                    yield node, one ^ other
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""
@@ -579,6 +704,11 @@ class Graph:
                 mask = np.broadcast_to(mask[:1], mask.shape)
             masks[leaf.path] = None if mask.all() else mask
         return masks
+
+
+def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, of a strong type: a weak one adds conversions to the program."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:

@@ -18,10 +18,13 @@ from depthmup import optim
 from depthmup.audit import Init, InitAudit
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrap, wrapped
-from depthmup.forward import check_readout, features
+from depthmup.forward import Site, check_readout, features
+from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model
+from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import ForwardError, Graph
-from depthmup.measure import CoordinateReport, Probe, coordinate_check
+from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, update_sizes
+from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.parameterization import (
     FAMILIES,
@@ -32,8 +35,8 @@ from depthmup.parameterization import (
     parameterization,
     unknown,
 )
-from depthmup.source import Source, traceable
-from depthmup.specs import ParamSpec, PyTree, group, is_spec, parameters_only, rescale, starred, subset
+from depthmup.source import Source, made_up, traceable
+from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred, subset
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 # What a check trains alone.
@@ -41,6 +44,9 @@ GROUPS: dict[str, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
 }
+# How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
+# the last one (docs/results.md, figure 2b, by accuracy).
+MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
 # How a model that takes factors uses them.
 USES = {
     "branch": "h + factors.branch * branch(h)",
@@ -101,8 +107,11 @@ def setup(
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
         base_head_dim is the head size at the base width unless given.
 
-    A SetupWarning tells of a depth rule where no parameter is in a residual branch, and of a model that takes factors
-    and does not use them. Each warning of a `Setup` is given once, however many shapes it is asked for.
+    A SetupWarning tells of a depth rule where no parameter is in a residual branch, of a depth that is no number of
+    blocks, and of a model that takes factors and does not use them. Under "am_mup", which keeps the init of layers that
+    are in no residual branch, it also tells of branches of which several layers start with 1/sqrt(K), and of layers in
+    no branch that do not start with He's variance. Each warning of a `Setup` is given once, however many shapes it is
+    asked for.
 
     Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters
     or the readout is stored the other way round, TypeError for a model of an unknown framework, ValueError for an
@@ -116,11 +125,18 @@ def setup(
         source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
     m = _at(source, width, depth)
     shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+    small = source.small(width, depth)
     _warn_of_branches(p, m.specs)
+    if p.alpha is not None and (source.initial or m.model.factors is None):
+        _warn_of_depth(source, *small)
+    if source.initial:
+        _warn_of_layers(p, source.roles(*small), source.sites(*small))
     if m.model.factors is not None:
         _warn_of_factors(p, source.roles(*shape), source.model(*shape))
     if fan_in_init is None:
         _warn_of_init(source.audit(*shape))
+        if source.initial:
+            _warn_of_gain(m, source.roles(*small))
     return m
 
 
@@ -172,7 +188,15 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    if p.alpha is not None and not p.arithmetic_mean and not any(spec.in_branch for spec in leaves):
+    if any(spec.in_branch for spec in leaves):
+        return
+    if p.arithmetic_mean and p.beta0 != 1:
+        warnings.warn(
+            f"beta0={p.beta0:g} multiplies residual branches, but no parameter is in one: it changes nothing",
+            SetupWarning,
+            stacklevel=3,
+        )
+    if p.alpha is not None and not p.arithmetic_mean:
         warnings.warn(
             f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
             "changes nothing. A network without residual branches has no depth rule here: take 'mup'; else say which "
@@ -180,6 +204,49 @@ def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
             SetupWarning,
             stacklevel=3,
         )
+
+
+def _warn_of_depth(source: Source, width: int, depth: int) -> None:
+    """Where the residual additions at two depths have another ratio than the blocks that depth is said to count."""
+    if not any(spec.in_branch for spec in jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)):
+        return
+    small, large = depth, 2 * depth
+    few, many = source.additions(width, small), source.additions(width, large)
+    a, b = source.p.count_blocks(small), source.p.count_blocks(large)
+    if few * b == many * a or not few * many:
+        return
+    slope = (many - few) / (large - small)
+    line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
+    warnings.warn(
+        f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
+        f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
+        f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two",
+        SetupWarning,
+        stacklevel=3,
+    )
+
+
+def _warn_of_layers(p: Parameterization, specs: PyTree, found: Sequence[Site]) -> None:
+    """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
+    if p.lr_depth != p.table.lr_depth:
+        return
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
+    layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in found]
+    most = max(layers, key=len, default=[])
+    if len(most) < 2:
+        return
+    last = one_glob({path for branch in layers if branch for path in branch[-1]}, scaled)
+    names = ", ".join(sorted({starred(path) for layer in most for path in layer}))
+    warnings.warn(
+        f"{len(most)} layers of a branch ({names}) start with 1/K^{p.alpha:g} each, K the number of blocks. The best "
+        f"learning rate of such networks was measured to go as {MEASURED['all']}, not as depth^{p.lr_depth:g}: pass "
+        "lr_depth=0"
+        + (f"; or branch_init={last!r}, the last layer alone, with {MEASURED['last']}" if last else "")
+        + " (trained optima of convolutional networks with 95% intervals, docs/results.md, figure 2b)",
+        SetupWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
@@ -225,6 +292,23 @@ def _warn_of_init(audit: InitAudit) -> None:
         warnings.warn(
             "the model's initializers do not scale with width and depth as the parameterization assumes. "
             "fan_in_init=True makes `init` scale them so; fan_in_init=False silences this.\n  " + "\n  ".join(off),
+            SetupWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_gain(m: Setup, specs: PyTree) -> None:
+    """AM-muP's L^-3/2 is for layers without a skip that keep the size of their inputs. specs: at the base."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    plain = {spec.path for spec in leaves if spec.role == "hidden" and not spec.in_branch}
+    if not plain:
+        return
+    audit = GainAudit(tuple(row for row in m.audit_gain().rows if row.path in plain))
+    if not audit.ok:
+        warnings.warn(
+            "hidden layers outside residual branches do not start with He's variance 1 / (q fan_in), q = <phi(z)^2> of "
+            "the activation before them: the signal falls or grows with every layer, and am_mup's law does not hold. "
+            f"Give them that init, such as he_normal() behind a ReLU; fan_in_init=False silences this.\n{audit}",
             SetupWarning,
             stacklevel=3,
         )
@@ -293,6 +377,15 @@ class Setup:
         return self._of_parameters(
             lambda specs: whole if specs is self.specs else wrap(self.parameterization, specs, tx, family=family)
         )
+
+    def audit_gain(self) -> GainAudit:
+        """`dm.audit_gain` of the model's own init, at the base width and a small depth: does it start with He's
+        variance for each activation?"""
+        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
+        shape = self.source.small(spec.width, spec.depth)
+        model = self.source.model(*shape)
+        params, _ = model.init_eagerly(jax.random.key(0))
+        return audit_gain(self.source.roles(*shape), traceable(model)[0], params, *model.inputs)
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
@@ -408,6 +501,59 @@ class Setup:
             max_seeds=max_seeds,
             progress=progress,
         )
+
+    def maximal_update(
+        self,
+        loss: Callable[[jax.Array, PyTree], jax.Array],
+        batch: Sequence[Any],
+        *,
+        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "sgd",
+        probe: Sequence[Any] | None = None,
+        layers: Sequence[int] | None = None,
+        average: str = "arithmetic",
+        seeds: int = 8,
+    ) -> MaximalUpdate:
+        """The learning rate whose first step changes the layers of this model by 1 on average, Sbar = 1 (AM-muP):
+        `dm.maximal_update` of it, whose layers are found in the forward pass.
+
+        They are the residual stream, before the first block and after each one; in a network without residual branches
+        each layer's W h + bias, but for the readout's.
+
+        Args:
+          loss: (logits, targets) -> scalar.
+          batch: (*inputs, targets), of the step. probe: those on which the change is measured; None: the batch.
+          optimizer: a name of `dm.optimizer`, or for another transformation (setup -> transformation), of learning rate
+            1, such as lambda m: m.wrap(optax.lion(1.0)).
+          layers, average, seeds: of `dm.maximal_update`.
+
+        The learning rate is one of `m.optimizer`, which has the parameterization's factors: its ratio at two shapes
+        (`m.at`) says by how much the one tuned at the first must change at the second. Raises ForwardError if layers
+        are not found, and what `dm.maximal_update` raises.
+        """
+        tx = self.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(self)
+        model, leaves = self.model, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        blocks = self.parameterization.count_blocks(leaves[0].depth)
+        params, state = model.shapes
+
+        def apply(params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
+            return model.run(params, state, *inputs)[0]
+
+        probe = batch if probe is None else probe
+        outputs = layers_of(apply, params, [jax.tree.map(made_up, state)], probe[:-1], blocks)
+
+        @jax.jit
+        def of_start(params: PyTree, state: PyTree, batch: Sequence[Any], probe: Sequence[Any]) -> jax.Array:
+            grads = jax.grad(lambda params: loss(apply(params, state, *batch[:-1]), batch[-1]))(params)
+            direction, _ = tx.update(grads, tx.init(params), params)
+            return update_sizes(lambda params: outputs(params, state, *probe[:-1]), params, direction)
+
+        def sizes(seed: np.uint32) -> jax.Array:
+            return of_start(*self._rescaled(*model.init_eagerly(jax.random.key(seed))), batch, probe)
+
+        update = over_seeds(sizes, seeds, layers, average)
+        widths = [spec.fan_out for spec in leaves if spec.role == "input"] or [leaves[0].width]
+        warn_if_deep(update.per_seed.shape[1] - 1, min(widths))
+        return update
 
     def probe(
         self,

@@ -297,7 +297,7 @@ class Parameterization:
         if self.arithmetic_mean:
             lr *= depth_lr
             decay /= depth_lr
-            if in_branch and role not in ("vector", "scalar") and fnmatch.fnmatchcase(path, self.branch_init):
+            if self.scales_init(role, in_branch, path):
                 init *= m_L**-self.alpha  # type: ignore[operator]
         elif in_branch and self.alpha is not None:
             lr *= depth_lr
@@ -310,6 +310,11 @@ class Parameterization:
         multiplier = 1.0 if self.form == "absorbed" else s
         in_lr = s**kind.storage
         return LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
+
+    def scales_init(self, role: str, in_branch: bool, path: str) -> bool:
+        """Whether AM-muP gives a parameter's init a power of depth: weights of branches that `branch_init` matches."""
+        weights = self.arithmetic_mean and in_branch and role not in ("vector", "scalar")
+        return weights and fnmatch.fnmatchcase(path, self.branch_init)
 
     def in_form(self, form: Form) -> Parameterization:
         """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, place, places, sites
+from depthmup.forward import Site, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
-from depthmup.graph import ForwardError, contractions
+from depthmup.graph import CLOSED, ForwardError, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization
@@ -65,10 +65,32 @@ class Source:
         """The depth that stands for this one: that of the base, or a small one."""
         return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
 
+    def small(self, width: int, depth: int) -> tuple[int, int]:
+        """The shape at which the forward pass is looked at."""
+        return self.p.base_width if self.p.base_width > 1 else width, self.shallow(depth)
+
+    @property
+    def initial(self) -> bool:
+        """Whether the power of depth is in the init of branches, as in AM-muP: what is in a branch must be known."""
+        return self.residual and self.p.arithmetic_mean
+
     def sites(self, width: int, depth: int) -> list[Site]:
         """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
         narrow = self.p.base_width if self.p.base_width > 1 else width
         return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
+
+    def plain(self, width: int, depth: int) -> bool:
+        """Whether it is a network whose forward pass adds no activations: one without residual branches."""
+        shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
+        return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
+
+    def additions(self, width: int, depth: int) -> int:
+        """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
+        sites = self.sites(width, depth)
+        if any(site.kind == "branch" and site.where in CLOSED for site in sites):
+            return 0
+        leaves = jax.tree.leaves(self.roles(width, depth), is_leaf=is_spec)
+        return sum(site.times for site in repeated(sites, {spec.path for spec in leaves if spec.in_branch}))
 
     def roles(self, width: int, depth: int) -> PyTree:
         """The specs, without the places of factors."""
@@ -97,24 +119,29 @@ class Source:
             readouts = {path: "readout" for site in heads for path in site.parts or () if path in weights}
             return {path: "input" for path in paths if path not in weights} | readouts
 
-        return infer_specs(
+        specs = infer_specs(
             zeros,
             width=width,
             depth=depth,
-            residual=self.residual,
+            residual=self.residual and not (self.initial and self.plain(width, depth)),
             layout=self.layout or self.model(width, depth).layout,
             overrides=self.overrides,
             inside=lambda: places(self.sites(width, depth)),
             ends=ends,
         )
+        return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.initial else specs
+
+    def _settled(self, specs: PyTree) -> set[str]:
+        """The parameters whose place the user has said."""
+        return placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
             return specs
         products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
-        told = placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
-        return place(specs, self.sites(width, depth) if self.p.kinds else [], self.p.kinds, products, told)
+        found = self.sites(width, depth) if self.p.kinds else []
+        return place(specs, found, self.p.kinds, products, self._settled(specs))
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""
@@ -150,7 +177,7 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
     params, state = model.shapes
-    state = jax.tree.map(_made_up, state)
+    state = jax.tree.map(made_up, state)
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
 
 
@@ -170,7 +197,7 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
     return logits
 
 
-def _made_up(leaf: jax.ShapeDtypeStruct) -> Any:
+def made_up(leaf: jax.ShapeDtypeStruct) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import json
 import math
 import re
@@ -174,6 +175,21 @@ def globs(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, str
         alike = all(overrides.get(other) == value for other in matched)
         result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value
     return result
+
+
+def one_glob(chosen: Collection[str], names: Collection[str]) -> str | None:
+    """A glob that matches these of the names and no other, at every depth, or None: what they begin and end with."""
+    stars = sorted({starred(path) for path in chosen})
+    start = _common(stars)
+    end = _common([star[len(start) :][::-1] for star in stars])[::-1]
+    glob = (start if len(stars) == 1 else f"{start}*{end}").replace("[", "[[]")
+    return glob if {name for name in names if fnmatch.fnmatchcase(name, glob)} == set(chosen) else None
+
+
+def _common(words: Sequence[str]) -> str:
+    """What all words begin with."""
+    letters = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*words, strict=False))
+    return "".join(same[0] for same in letters)
 
 
 def is_spec(leaf: object) -> bool:

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 import depthmup as dm
 from depthmup.forward import absorb, features, sites
-from depthmup.graph import ForwardError, contractions
+from depthmup.graph import ForwardError, Graph, contractions, values_at
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5
@@ -538,3 +538,42 @@ def test_features_before_a_cast():
     params = jax.tree.map(lambda shape: jnp.full(shape.shape, 0.1), PARAMS)
     cast = features(lambda p, x: apply(p, x).astype(jnp.bfloat16), params, X)
     np.testing.assert_array_equal(cast["hidden"], features(apply, params, X)["hidden"])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_values_at_the_steps_of_a_scan(reverse):
+    """In the order in which they are computed: of a scan in a scan, behind a jit and a checkpoint; with derivatives."""
+    xs = jnp.arange(1.0, 4.0)
+
+    def apply(w, x):
+        def inner(h, _):
+            return jnp.sin(w["w"] * h), None
+
+        def step(h, x):
+            h = jax.checkpoint(jnp.cos)(h * x)
+            return jax.lax.scan(inner, h, None, length=2)[0], None
+
+        return jax.jit(lambda h: jax.lax.scan(step, h, xs, reverse=reverse)[0])(x)
+
+    w, x = {"w": jnp.full(2, 0.7)}, jnp.array([0.3, 0.4])
+    graph = Graph(apply, w, (x,))
+    chosen = [node.place for node in graph.nodes if node.op in ("sin", "cos")]
+    assert {node.op: node.times for node in graph.nodes if node.op in ("sin", "cos")} == {"cos": 3, "sin": 6}
+
+    def expected(w):
+        h, found = x, []
+        for factor in xs[::-1] if reverse else xs:
+            h = jnp.cos(h * factor)
+            found.append(h)
+            for _ in range(2):
+                h = jnp.sin(w["w"] * h)
+                found.append(h)
+        return found
+
+    for of in (values_at, jax.jit(values_at, static_argnums=(0, 1))):
+        found = of(tuple(chosen), apply, w, x)
+        np.testing.assert_allclose(found, expected(w), rtol=1e-6)
+    ours, theirs = (
+        jax.jacobian(of)(w) for of in (lambda w: values_at(chosen, apply, w, x)[-1], lambda w: expected(w)[-1])
+    )
+    np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5)

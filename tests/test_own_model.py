@@ -4,6 +4,7 @@ import ast
 import pickle
 import re
 import warnings
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -15,7 +16,7 @@ from flax import nnx
 
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
-from depthmup.models import ResidualMLP, ViT
+from depthmup.models import MLP, ResidualMLP, ViT, states
 from depthmup.specs import is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
@@ -449,9 +450,9 @@ def test_features_are_what_the_readout_is_applied_to():
 def test_features_have_no_output_factor(tied):
     """A tied embedding cannot take it: it is in the last norm, whose output is looked at without it."""
     m = setup(lambda w, d: Transformer(w, d, tied=tied), TOKENS, name="mup", width=32)
-    probe = m.probe(loss, (TOKENS, TOKENS), "adam", 1e-3)
+    probe = m.probe(loss, (TOKENS, jnp.arange(2)), "adam", 1e-3)
     hyper = probe.hyper("all", 0)
-    seen = probe.features(probe.init(hyper), probe.batch, hyper)
+    _, seen = probe.step(probe.init(hyper), probe.batch, hyper)
     np.testing.assert_allclose(jnp.sqrt((seen["hidden"] ** 2).mean()), 1, rtol=0.1)  # a mean over positions
 
 
@@ -948,6 +949,257 @@ def test_a_warning_is_given_once():
     assert len(warned(lambda: [m.at(w, 4).optimizer("adam", 1e-3) for w in (8, 16)])) == 1
 
 
+# AM-muP
+
+
+HE = nn.initializers.he_normal()
+
+
+class Plain(nn.Module):
+    """z <- W relu(z); named: layers have names, and their number is the depth without the read-in."""
+
+    width: int
+    depth: int
+    named: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(self.depth):
+            x = nn.relu(nn.Dense(self.width, kernel_init=HE, name=f"layer_{i}" if self.named and i else None)(x))
+        if self.named:
+            x = nn.relu(nn.Dense(self.width, kernel_init=HE, name=f"layer_{self.depth}")(x))
+        return nn.Dense(5, name="head" if self.named else None)(x)
+
+
+class PlainScanned(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.scan(PlainLayer, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+        z, _ = layer(name="layers")(nn.Dense(self.width, kernel_init=HE, name="read_in")(x), None)
+        return nn.Dense(5, name="head")(nn.relu(z))
+
+
+class PlainLayer(nn.Module):
+    @nn.compact
+    def __call__(self, z, _):
+        return nn.Dense(z.shape[-1], kernel_init=HE, name="dense")(nn.relu(z)), None
+
+
+class PlainNNX(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.read_in, self.head = nnx.Linear(8, width, kernel_init=HE, rngs=rngs), nnx.Linear(width, 5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(width, width, kernel_init=HE, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        z = self.read_in(x)
+        for layer in self.layers:
+            z = layer(nnx.relu(z))
+        return self.head(nnx.relu(z))
+
+
+def plain_equinox():
+    eqx = pytest.importorskip("equinox")
+    return lambda width, depth, key: eqx.nn.MLP(8, 5, width, depth, key=key)
+
+
+PLAIN = {
+    "linen": lambda: (lambda w, d: Plain(w, d), {}),
+    "linen, names by number": lambda: (lambda w, d: Plain(w, d, named=False), {}),
+    "scanned": lambda: (lambda w, d: PlainScanned(w, d), {}),
+    "takes factors": lambda: (lambda w, d: MLP(width=w, depth=d, outputs=5), {}),
+    "nnx": lambda: (PlainNNX, {}),
+    "equinox": lambda: (plain_equinox(), {"call": lambda model, x: jax.vmap(model)(x)}),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_am_mup_of_a_plain_network(name):
+    """Its layers are hidden ones outside any branch, without an override: the model's own init, and LRs of L^-3/2."""
+    factory, options = PLAIN[name]()
+    m = setup(factory, name="am_mup", width=64, base=(64, 2), **options)
+    leaves = jax.tree.leaves(m.specs, is_leaf=is_spec)
+    assert sum(spec.role == "hidden" for spec in leaves) >= (1 if name in ("scanned", "takes factors") else 3)
+    assert not any(spec.in_branch for spec in leaves)
+    assert {spec.factors(m.parameterization, "sgd").init for spec in leaves} == {1.0}
+    assert {spec.factors(m.parameterization, "sgd").lr for spec in leaves} == {2**-1.5}
+
+
+def test_am_mup_keeps_the_signal_of_a_plain_network():
+    """With 1/sqrt(K) in each of K layers the logits of 16 layers were 5e-8 of these, and no learning rate trained."""
+    keys = jax.random.split(KEY, 16)
+    for name in ("am_mup", "sp"):
+        setups = [dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=depth) for depth in (4, 16, 32)]
+        logits = [jax.jit(jax.vmap(lambda key, m=m: m.apply(m.init(key), X)))(keys) for m in setups]
+        stds = [float(jnp.sqrt(jnp.square(of).mean())) for of in logits]
+        assert max(stds) < 2 * min(stds), (name, stds)
+    m = dm.setup("am_mup", lambda w, d: PlainScanned(w, d), X, width=64, depth=16, base=(64, 4), fan_in_init=False)
+    variables, tx = m.init(KEY), m.optimizer("sgd", 0.1)
+
+    @jax.jit
+    def step(variables, kept):
+        value, grads = jax.value_and_grad(lambda v: loss(m.apply(v, X), Y))(variables)
+        updates, kept = tx.update(grads, kept)
+        return optax.apply_updates(variables, updates), kept, value
+
+    kept, losses = tx.init(variables), []
+    for _ in range(100):
+        variables, kept, value = step(variables, kept)
+        losses.append(value)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_am_mup_of_residual_networks_is_as_it_was():
+    """Every weight of a branch starts with 1/sqrt(K), m_L = 2, in all ways of writing h + branch(h)."""
+    cases = {name: make() for name, make in CASES.items() if "haiku" not in name}
+    cases |= {"linen": (residual, {}), "scanned": (lambda w, d: Residual(w, d, scan=True), {})}
+    cases |= {"transformer": (lambda w, d: Transformer(w, d, parallel=True), {})}
+    for name, (factory, options) in cases.items():
+        inputs = (TOKENS,) if name == "transformer" else ()
+        m = setup(factory, *inputs, name="am_mup", lr_depth=0.0, **options)
+        leaves = jax.tree.leaves(m.specs, is_leaf=is_spec)
+        inside = {spec.path for spec in leaves if spec.in_branch}
+        assert inside == {s.path for s in jax.tree.leaves(setup(factory, *inputs, **options).specs, is_leaf=is_spec)
+                          if s.in_branch}  # fmt: skip
+        of = {spec.path: spec.factors(m.parameterization, "sgd").init for spec in leaves}
+        weights = {spec.path for spec in leaves if spec.in_branch and spec.role != "vector"}
+        assert {path for path, init in of.items() if init != 1} == weights, name
+        assert all(of[path] == 2**-0.5 for path in weights), name
+
+
+class Mixed(nn.Module):
+    """Blocks with a plain layer between them, and a norm after their sum."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            h = nn.LayerNorm(name=f"norm_{i}")(h + nn.Dense(self.width, name=f"branch_{i}")(nn.relu(h)))
+            h = nn.Dense(self.width, name=f"plain_{i}")(nn.relu(h))
+        return nn.Dense(5, name="head")(h)
+
+
+class Injection(nn.Module):
+    """z <- W relu(z) + V relu(U x): a sum of two activations, none of which the other is computed from."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        z = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            u = nn.relu(nn.Dense(self.width, name=f"first_{i}")(x))
+            z = nn.Dense(self.width, name=f"layer_{i}")(nn.relu(z)) + nn.Dense(self.width, name=f"second_{i}")(u)
+        return nn.Dense(5, name="head")(z)
+
+
+def test_am_mup_leaves_plain_layers_beside_blocks():
+    m = setup(lambda w, d: Mixed(w, d), name="am_mup")
+    of = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    inits = {path: spec.factors(m.parameterization, "sgd").init for path, spec in of.items()}
+    assert inits["branch_0/kernel"] == 2**-0.5
+    assert {inits["plain_0/kernel"], inits["norm_0/scale"], inits["read_in/kernel"]} == {1.0}
+    assert of["plain_0/kernel"].role == "hidden"
+    m = setup(lambda w, d: Mixed(w, d), name="am_mup", overrides={"plain_*": "branch"})
+    of = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert of["plain_0/kernel"].factors(m.parameterization, "sgd").init == 2**-0.5
+
+
+def test_am_mup_asks_what_a_sum_is():
+    """Both answers of the error hold at another depth."""
+    with pytest.raises(dm.ForwardError, match=r"first_\*/kernel repeat .* no h \+ branch\(h\)") as error:
+        setup(lambda w, d: Injection(w, d), name="am_mup")
+    residual = overrides_of(error.value)
+    assert set(residual.values()) == {"branch"}
+    for place, init in (("branch", 2**-0.5), ("trunk", 1.0)):
+        m = setup(lambda w, d: Injection(w, d), name="am_mup", overrides=dict.fromkeys(residual, place))
+        for specs in (m.specs, m.at(WIDTH, 4).specs):
+            of = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+            assert of["layer_3/kernel"].factors(m.parameterization, "sgd").init == init
+
+
+def test_am_mup_of_branches_of_several_layers():
+    """The words name the layers and the measured exponents; either way out, pasted, ends them."""
+    two = {
+        "linen": (residual, (), {}, "block_*/down/kernel"),
+        "scanned": (lambda w, d: Residual(w, d, scan=True), (), {}, "blocks/down/kernel"),
+        "pytree": (pytree, (), {"call": forward}, "blocks/*/down"),
+        "transformer": (lambda w, d: Transformer(w, d), (TOKENS,), {}, None),
+    }
+    results = (Path(__file__).parent.parent / "docs" / "results.md").read_text()
+    for name, (factory, inputs, options, last) in two.items():
+        (said,) = warned(lambda: setup(factory, *inputs, name="am_mup", **options))  # noqa: B023
+        ways = dict(re.findall(r"(lr_depth|branch_init)=('.*?'|\S+?)(?=[ ;,]|$)", said))
+        assert ways.keys() == {"lr_depth", "branch_init"} - (set() if last else {"branch_init"}), name
+        assert ast.literal_eval(ways.get("branch_init", "None")) == last
+        for measured in re.findall(r"depth\^(\S+ \[.*?\])", said):
+            assert f", accuracy: {measured}" in results
+        for way, value in ways.items():
+            again = {**options, way: ast.literal_eval(value)}
+            assert not warned(lambda: setup(factory, *inputs, name="am_mup", **again)), name  # noqa: B023
+    m = setup(residual, name="am_mup", branch_init="block_*/down/kernel")
+    of = {s.path: s.factors(m.parameterization, "sgd").init for s in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert {path for path, init in of.items() if init != 1} == {f"block_{i}/down/kernel" for i in range(DEPTH)}
+
+
+def test_am_mup_of_layers_behind_a_norm():
+    """One layer of a branch, or two with a norm between them, which takes the size of the first away: no words."""
+    assert not warned(lambda: setup(NNX, name="am_mup"))
+    assert not warned(lambda: setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5), name="am_mup"))
+    assert not warned(lambda: setup(residual, name="am_mup", lr_depth=-1.0))
+
+
+def test_am_mup_has_no_branch_for_beta0():
+    (said,) = warned(lambda: setup(lambda w, d: Plain(w, d), name="am_mup", beta0=2.0))
+    assert "beta0=2 multiplies residual branches, but no parameter is in one" in said
+
+
+# What depth counts
+
+
+class Stages(nn.Module):
+    """Stages of 2, 3, 4, ... blocks, or with `extra` one block more than the depth."""
+
+    width: int
+    depth: int
+    extra: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        blocks = self.depth + 1 if self.extra else sum(range(2, 2 + self.depth))
+        for i in range(blocks):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(5, name="head")(h)
+
+
+@pytest.mark.parametrize("name", ["depth_mup", "am_mup"])
+def test_depth_that_is_no_number_of_blocks(name):
+    """The words have both numbers, and their way out ends them; two branches in a block are as many blocks."""
+    extra = lambda w, d: Stages(w, d, True)  # noqa: E731
+    inside = {"overrides": {"block_*": "branch"}}
+    (said,) = warned(lambda: setup(extra, name=name, **inside))
+    assert "depth 2 and 4 are said to be 2 and 4 residual blocks, but the forward pass has 3 and 5" in said
+    blocks = eval(re.search(r"blocks=(lambda depth: .*?) counts", said)[1])
+    assert [blocks(depth) for depth in (2, 4, 9)] == [3, 5, 10]
+    assert not warned(lambda: setup(extra, name=name, blocks=blocks, **inside))
+    stages = lambda w, d: Stages(w, d)  # noqa: E731
+    (said,) = warned(lambda: setup(stages, name=name, **inside))
+    assert "has 5 and 14 residual additions: the rule of depth takes m_L = 2 for what is 2.8" in said
+    assert not warned(lambda: setup(stages, name=name, blocks=lambda depth: sum(range(2, 2 + depth)), **inside))
+    assert not warned(lambda: setup(stages, name="mup", **inside))
+    alone = {"width": 8, "depth": 2, "base": None}
+    m = []
+    assert len(warned(lambda: m.append(setup(extra, name=name, **alone, **inside)))) == 1
+    assert not warned(lambda: (m[0].at(8, 4), m[0].at(16, 4)))
+
+
 # The check in other frameworks
 
 
@@ -990,6 +1242,119 @@ def test_unknown_settings():
         setup(residual, gamma=2.0)
     with pytest.raises(ValueError, match="did you mean 'overrides'"):
         setup(residual, overides={})
+
+
+# The maximal-update learning rate, without a function of the layers' outputs
+
+
+class Recorded(nn.Module):
+    """A network of a user's: read-in, blocks, readout; it sows what a user would write down as its layers."""
+
+    width: int
+    depth: int
+    kind: str = "residual"
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        self.sow("intermediates", "layers", h)
+        for i in range(self.depth):
+            if self.kind == "plain":
+                h = nn.Dense(self.width, kernel_init=HE, name=f"layer_{i}")(nn.gelu(h))
+            elif self.kind == "two branches":
+                h = h + nn.Dense(self.width, name=f"first_{i}")(nn.tanh(nn.LayerNorm(name=f"norm_{i}")(h)))
+                h = h + nn.Dense(self.width, name=f"down_{i}")(nn.relu(nn.Dense(self.width, name=f"up_{i}")(h)))
+            elif self.kind == "side by side":
+                h = h + nn.Dense(self.width, name=f"one_{i}")(nn.relu(h)) + nn.Dense(self.width, name=f"two_{i}")(h**2)
+            else:
+                inner = nn.Dense(self.width, name=f"up_{i}")(h)
+                inner = inner + nn.Dense(self.width, name=f"side_{i}")(nn.relu(inner))
+                h = h + nn.Dense(self.width, name=f"down_{i}")(nn.tanh(inner))
+            self.sow("intermediates", "layers", h)
+        return nn.Dense(5, use_bias=False, name="head")(nn.relu(h))
+
+
+@pytest.mark.parametrize("kind", ["plain", "residual", "two branches", "side by side"])
+def test_maximal_update_of_a_linen_network(kind):
+    """It equals `dm.maximal_update` with the layers written down."""
+    m = setup(lambda w, d: Recorded(w, d, kind), name="sp", width=128, depth=3, residual=kind != "plain")
+
+    def outputs(params, batch):
+        return m.apply({"params": params}, batch[0], mutable=["intermediates"])[1]["intermediates"]["layers"]
+
+    def value(params, batch):
+        return loss(m.apply({"params": params}, batch[0]), batch[1])
+
+    for optimizer in ("sgd", "adam"):
+        tx = m.optimizer(optimizer, 1.0)
+        by_hand = dm.maximal_update(outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=tx, seeds=2)
+        found = m.maximal_update(loss, (X, Y), optimizer=optimizer, seeds=2)
+        np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
+        np.testing.assert_allclose(found.mean_squares, by_hand.mean_squares, rtol=1e-5)
+        assert found.learning_rate == pytest.approx(by_hand.learning_rate, rel=1e-5)
+    assert found.per_seed.shape == (2, 4)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_maximal_update_of_our_models(name, scan):
+    """Against the states that they sow; factors, remat and a scan, whose states are all there."""
+    kind, p = {"plain": (MLP, "mup"), "residual": (ResidualMLP, "depth_mup")}[name]
+    make = lambda w, d: kind(width=w, depth=d, outputs=5, scan=scan, remat=True)  # noqa: E731
+    m = setup(make, name=p, width=128, depth=4, residual=name == "residual")
+
+    def outputs(params, batch):
+        return states(m.apply({"params": params}, batch[0], mutable=["stream"])[1]["stream"])
+
+    def value(params, batch):
+        return loss(m.apply({"params": params}, batch[0]), batch[1])
+
+    by_hand = dm.maximal_update(
+        outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=m.optimizer("sgd", 1.0), seeds=2
+    )
+    found = m.maximal_update(loss, (X, Y), seeds=2)
+    np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
+    assert found.per_seed.shape == (2, {"plain": 4, "residual": 5}[name])
+
+
+@pytest.mark.parametrize("name", ["nnx", "equinox", "pytree"])
+def test_maximal_update_of_other_frameworks(name):
+    """Layers are a read-in and DEPTH blocks; batch norm with its statistics, and single examples under vmap."""
+    factory, options = CASES[name]()
+    m = setup(factory, width=128, **options)
+    found = m.maximal_update(loss, (X, Y), seeds=2)
+    assert found.per_seed.shape == (2, 1 + DEPTH)
+    if name != "pytree":
+        return
+    params, _ = m.fresh(KEY)
+
+    def stream(params):
+        states = [X @ params["read_in"]]
+        for block in params["blocks"]:
+            states.append(states[-1] + jax.nn.relu(states[-1] @ block["up"]) @ block["down"])
+        return states
+
+    small = 1e-3  # a learning rate
+    tx = m.optimizer("sgd", small)
+    grads = jax.grad(lambda params: loss(forward(params, X), Y))(params)
+    after = stream(optax.apply_updates(params, tx.update(grads, tx.init(params), params)[0]))
+    changes = [float(jnp.square((b - a) / small).mean()) for a, b in zip(stream(params), after, strict=True)]
+    np.testing.assert_allclose(found.per_seed[0], changes, rtol=0.02)
+
+
+def test_maximal_update_of_a_transformer():
+    """The stream after each block, which has two branches."""
+    m = setup(lambda w, d: Transformer(w, d), TOKENS, width=128)
+    found = m.maximal_update(loss, (TOKENS, jnp.arange(2)), seeds=1, optimizer=lambda m: m.optimizer("adam", 1.0))
+    assert found.per_seed.shape == (1, 1 + DEPTH)
+
+
+def test_maximal_update_asks_for_what_it_cannot_see():
+    m = setup(lambda w, d: Closed(w, d, "while"), name="sp")
+    with pytest.raises(dm.ForwardError, match=r"give dm\.maximal_update a function of the layers' outputs"):
+        m.maximal_update(loss, (X, Y))
+    with pytest.raises(ValueError, match="unknown average 'mean'"):
+        setup(residual).maximal_update(loss, (X, Y), average="mean")
 
 
 def test_a_setup_can_be_pickled():

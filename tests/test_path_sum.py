@@ -1,9 +1,10 @@
-"""Sums over all paths against their enumeration and against closed forms."""
+"""Sums over all paths, and the shortest, against their enumeration and against closed forms."""
 
 import numpy as np
 import pytest
 
 from depthmup import fit
+from depthmup.models import MLP, ResidualCNN, ResidualMLP, ResNet
 
 
 def lengths(edges, node, sink):
@@ -24,6 +25,8 @@ def test_equals_enumeration(seed):
     edges = [(names[i], names[j], int(rng.integers(4))) for i, j in pairs] + [(names[0], names[6], 2)]
     expected = sum(length**3 for length in lengths(edges, names[0], names[6]))
     assert fit.path_sum(edges, names[0], names[6]) == expected > 0
+    shortest = min(lengths([(i, j, max(1, layers)) for i, j, layers in edges], names[0], names[6]))
+    assert fit.minimal_depth(edges, names[0], names[6]) == shortest
     shuffled = [edges[i] for i in rng.permutation(len(edges))]
     assert fit.path_sum(shuffled, names[0], names[6]) == expected
 
@@ -47,6 +50,30 @@ def test_deep_networks_are_exact():
     assert fit.chain_path_sum([(np.int32(2**30),)] * 2) == 2**93
 
 
+def edges_of(stages):
+    return [(i, i + 1, layers) for i, ways in enumerate(stages) for layers in ways]
+
+
+@pytest.mark.parametrize(
+    ("model", "depth"),
+    [
+        (MLP(width=8, depth=5), 5),  # layers
+        (ResidualMLP(width=8, depth=5), 5),  # blocks
+        (ResidualCNN(width=8, depth=5, kernels=(3, 3, 3)), 5),  # whatever is in them
+        (ResNet(width=8, depth=2), 6),  # projections of the skip, too
+    ],
+)
+def test_minimal_depth_counts_blocks(model, depth):
+    """Paper B, Figure 1: each residual block counts as 1; a plain network has its number of layers."""
+    assert fit.minimal_depth(edges_of(model.ways), 0, len(model.ways)) == depth == model.block_count(model.depth)
+
+
+def test_minimal_depth_of_blocks_and_layers():
+    """Three plain layers, and two blocks; a longer way around does not count."""
+    assert fit.minimal_depth(edges_of([(3,), (0, 2), (1, 4)]), 0, 3) == 3 + 1 + 1
+    assert fit.minimal_depth([*edges_of([(0, 2)] * 1000), (0, 1000, 400)], 0, 1000) == 400
+
+
 @pytest.mark.parametrize(
     ("edges", "says"),
     [
@@ -59,8 +86,9 @@ def test_deep_networks_are_exact():
     ],
 )
 def test_errors(edges, says):
-    with pytest.raises(ValueError, match=says):
-        fit.path_sum(edges, "in", "out")
+    for of in (fit.path_sum, fit.minimal_depth):
+        with pytest.raises(ValueError, match=says):
+            of(edges, "in", "out")
 
 
 def test_layers_are_whole():

@@ -7,7 +7,7 @@ from depthmup.fit.curve import capped, log_losses
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
 from depthmup.fit.optimum import Edge, Optimum, optimum, settled
-from depthmup.fit.path_sum import chain_path_sum, path_sum
+from depthmup.fit.path_sum import chain_path_sum, minimal_depth, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
 from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer
@@ -37,6 +37,7 @@ __all__ = [
     "finite_size",
     "learning_rate_rules",
     "log_losses",
+    "minimal_depth",
     "optimum",
     "path_sum",
     "power_law",

@@ -1,14 +1,18 @@
-"""PathSum of architecture-aware scaling: a rule for the learning rate from all paths through a network."""
+"""What all paths through a network say of its learning rate: PathSum, and the minimal depth of AM-muP."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeVar
+
+Edges = Iterable[tuple[Hashable, Hashable, int]]
+Value = TypeVar("Value")
 
 
-def path_sum(edges: Iterable[tuple[Hashable, Hashable, int]], source: Hashable, sink: Hashable) -> int:
+def path_sum(edges: Edges, source: Hashable, sink: Hashable) -> int:
     """P = sum over all paths p from `source` to `sink` of L_p^3; the rule is lr ~ P^(-1/2) (rules.md section 5).
 
     Args:
@@ -20,26 +24,55 @@ def path_sum(edges: Iterable[tuple[Hashable, Hashable, int]], source: Hashable, 
     Raises ValueError for a cycle, negative layers, or a sink that no path reaches; TypeError for layers that are not
     integers.
     """
+
+    def onwards(ways: Sequence[tuple[tuple[int, ...], int]]) -> tuple[int, ...]:
+        return tuple(sum(_longer(sums, layers, k) for sums, layers in ways) for k in range(4))
+
+    # The source's own path has length 0.
+    start: tuple[int, ...] = (1, 0, 0, 0)
+    return _along(edges, source, sink, start, onwards)[3]
+
+
+def minimal_depth(edges: Edges, source: Hashable, sink: Hashable) -> int:
+    """L = min over all paths p from `source` to `sink` of sum_{e in p} max(1, layers of the edge e): the number of
+    residual blocks, each of which counts as 1 whatever is in it, and of layers that no skip goes around.
+
+    This is the depth of AM-muP's eta ~ L^(-3/2) (paper B, sections 3.2 and 3.4, and its Figure 1: "depth equals the
+    minimal path length; each residual block counts as 1"). An edge without layers is the skip of a block: its length is
+    that of a layer.
+
+    edges, and what it raises: as in `path_sum`.
+    """
+    return _along(edges, source, sink, 0, lambda ways: min(length + max(1, layers) for length, layers in ways))
+
+
+def _along(
+    edges: Edges,
+    source: Hashable,
+    sink: Hashable,
+    start: Value,
+    onwards: Callable[[Sequence[tuple[Value, int]]], Value],
+) -> Value:
+    """The value at the sink. start: at the source; onwards: (value, layers) of each edge into a node -> its value."""
     into: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
-    for start, end, layers in edges:
+    for node, end, layers in edges:
         layers = operator.index(layers)  # a Python integer, since NumPy's integers would overflow
         if layers < 0:
-            raise ValueError(f"layers must not be negative, got {layers} from {start!r} to {end!r}")
-        into.setdefault(end, []).append((start, layers))
-    before = {node: [start for start, _ in ways] for node, ways in into.items()}
+            raise ValueError(f"layers must not be negative, got {layers} from {node!r} to {end!r}")
+        into.setdefault(end, []).append((node, layers))
+    before = {node: [other for other, _ in ways] for node, ways in into.items()}
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         raise ValueError(f"the graph has a cycle through {error.args[1][0]!r}") from error
-    # {node: sums of L_p^k, k = 0..3, over all paths from the source to the node}; the source's own path has length 0.
-    moments: dict[Hashable, tuple[int, ...]] = {source: (1, 0, 0, 0)}
+    values = {source: start}
     for node in order:
-        ways = [(moments[start], layers) for start, layers in into.get(node, ()) if start in moments]
+        ways = [(values[other], layers) for other, layers in into.get(node, ()) if other in values]
         if ways:
-            moments[node] = tuple(sum(_longer(sums, layers, k) for sums, layers in ways) for k in range(4))
-    if sink not in moments:
+            values[node] = onwards(ways)
+    if sink not in values:
         raise ValueError(f"no path leads from {source!r} to {sink!r}")
-    return moments[sink][3]
+    return values[sink]
 
 
 def _longer(sums: tuple[int, ...], layers: int, k: int) -> int:

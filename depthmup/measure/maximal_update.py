@@ -129,9 +129,6 @@ def maximal_update(
     Warns if the depth (number of activations minus 1) is above .05 times the width: one seed then says little. Raises
     ValueError for an unknown average, or if no layer moves or a change is not finite.
     """
-    if average not in AVERAGES:
-        raise unknown("average", average, AVERAGES)
-    at_least_one("seeds", seeds)
     chosen = optax.sgd(1.0) if optimizer is None else optimizer
 
     @jax.jit
@@ -143,8 +140,18 @@ def maximal_update(
     probe = batch if probe is None else probe
     shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
     warn_if_deep(len(shapes) - 1, min(shape.shape[-1] for shape in shapes))
-    found = np.stack([np.asarray(of_seed(np.uint32(seed), batch, probe)) for seed in range(seeds)], axis=1)
-    per_seed, mean_squares = found if layers is None else found[..., list(layers)]
+    return over_seeds(lambda seed: of_seed(seed, batch, probe), seeds, layers, average)
+
+
+def over_seeds(
+    sizes: Callable[[np.uint32], jax.Array], seeds: int, layers: Sequence[int] | None, average: str
+) -> MaximalUpdate:
+    """The measurement of `update_sizes` of each seed; the other arguments are those of `maximal_update`."""
+    if average not in AVERAGES:
+        raise unknown("average", average, AVERAGES)
+    at_least_one("seeds", seeds)
+    measured = np.stack([np.asarray(sizes(np.uint32(seed))) for seed in range(seeds)], axis=1)
+    per_seed, mean_squares = measured if layers is None else measured[..., list(layers)]
     return checked(MaximalUpdate(per_seed, mean_squares, average))
 
 
