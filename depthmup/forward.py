@@ -30,6 +30,7 @@ class Site:
     is homogeneous of degree 1 and which act on nothing else; None if there are none. inside: of a branch, the paths of
     all parameters between its beginning and its end; of a sum, those in no branch that one of the two alone depends on.
     skip: of a branch, those that project what it is added to. before: of a branch, those that act on its beginning.
+    between: of a branch, those that act on the stream behind any residual sum.
     number, around: of a branch, its number and those of the branches that it is a part of. layers: of a branch,
     `Graph.layers`. times: of a branch, how many residual additions it is: more than 1 if blocks are scanned, 0 for a
     bias that is added behind one. weights: of an output, all parameters that products alone apply to activations
@@ -43,6 +44,7 @@ class Site:
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
     before: frozenset[str] = frozenset()
+    between: frozenset[str] = frozenset()
     number: int = 0
     around: frozenset[int] = frozenset()
     layers: tuple[frozenset[str], ...] = ()
@@ -144,7 +146,10 @@ def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], pl
     the embedding of a condition (docs/theory.md section 1.4).
     """
     inside = frozenset[str]().union(*(site.inside for site in branches))
-    outside = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in inside | set(placed)}
+    between = {path for site in branches for path in site.between if leaves[path].in_branch}
+    kinds = {starred(path) for path in between}  # the last block's norm is followed by no block
+    inside = frozenset(path for path in inside if starred(path) not in kinds)
+    outside = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in {*inside, *placed}}
     if outside and not branches:
         raise ForwardError(
             f"parameters such as {starred(min(outside))} repeat with depth, but none of them is in a residual addition "
@@ -244,6 +249,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     found = []
     branches = list(graph.branches())
     values = [graph.parts_of(branch) for branch in branches]
+    within = set[Node]().union(*values)
+    between = graph.between([branch for branch in branches if branch.sum not in within])
     for number, branch in enumerate(branches):
         projected = branch.skip is not branch.start
         site = Site(
@@ -252,6 +259,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
             before=graph.parameters_of_value(branch.start),
+            between=between,
             number=number,
             around=frozenset(outer for outer, within in enumerate(values) if branch.sum in within),
             layers=graph.layers(branch.end, branch.start),

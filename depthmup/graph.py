@@ -449,6 +449,22 @@ class Graph:
             yield weights[0]
             node = consumer
 
+    def between(self, branches: Sequence[Branch]) -> frozenset[str]:
+        """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum."""
+        ends = {branch.end for branch in branches}
+        starts = [*(branch.start for branch in branches), *(node for node in self.nodes if node.op == "carried")]
+        stream, todo = set[Node](), [self.output, *starts]
+        while todo:
+            node = todo.pop()
+            if node not in stream and node not in ends:
+                stream.add(node)
+                todo += node.operands
+        behind = stream & self._descendants(branch.sum for branch in branches)
+        biases = {node for branch in branches for node in self.biases(branch)}
+        return frozenset[str]().union(*(self.parameters_of(node) for node in behind)) - frozenset(
+            path for node in biases for path in self.parameters_of_value(node)
+        )
+
     def parts_of(self, branch: Branch) -> set[Node]:
         """The values of a branch: what lies between its start and its end."""
         return self.ancestors(branch.end, branch.start) & self._descendants([branch.start])
