@@ -26,7 +26,7 @@ def test_commands_of_the_theory_exist():
     experiments = set(re.findall(r"`python -m experiments\.(\w+)`", text))
     assert len(experiments) > 8
     assert all((ROOT / "experiments" / f"{name}.py").exists() for name in experiments)
-    tests = re.findall(r"`pytest (tests/\w+\.py)(?: -k \"?([\w ]+)\"?)?`", text)
+    tests = re.findall(r"`pytest (tests/[\w/]+\.py)(?: -k \"?([\w ]+)\"?)?`", text)
     assert len(tests) == text.count("`pytest ") > 20
     for path, words in tests:
         tree = ast.parse((ROOT / path).read_text())
