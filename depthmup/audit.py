@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 import jax
-import jax.extend
 import numpy as np
 
-from depthmup.init_std import InitProgram, Std, spread, traced
+from depthmup.init_std import InitProgram, Std, evaluate, spread, traced
 from depthmup.parameterization import Parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
 
@@ -165,14 +164,9 @@ class Initializers:
         chosen, closed = sorted(kinds.values()), self.program(width, depth).closed
 
         def run() -> list[jax.Array]:
-            of = dict(
-                zip(
-                    stds,
-                    jax.extend.core.jaxpr_as_fun(closed)(*(jax.random.key(0) for _ in closed.jaxpr.invars)),
-                    strict=False,
-                )
-            )
-            return [of[path] for path in chosen]
+            key = (jax.random.key(0) for _ in closed.jaxpr.invars)
+            made = dict(zip(stds, evaluate(closed, *key), strict=False))
+            return [made[path] for path in chosen]
 
         options = QUICK if jax.default_backend() == "cpu" else None
         values = [np.asarray(leaf) for leaf in jax.jit(run, compiler_options=options)()]

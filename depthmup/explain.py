@@ -18,23 +18,9 @@ from depthmup.specs import ParamSpec, is_spec, starred
 
 PyTree = Any
 Schedule = Callable[[int], Any]
-COLUMNS = (
-    *(
-        "parameter",
-        "#",
-        "role",
-        "shape",
-        "fan in",
-        "fan out",
-        "init std",
-        "forward",
-        "LR",
-        "decay",
-        "LR x decay",
-        "eps",
-    ),
-)
-COMPARED = ("init std", "forward", "LR", "decay", "LR x decay", "eps")  # columns whose ratios a difference shows
+COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "LR x decay",
+           "eps")  # fmt: skip
+COMPARED = ("forward", "LR", "decay", "LR x decay", "eps")  # columns that a difference shows, with their ratios
 
 
 class Row(NamedTuple):
@@ -124,17 +110,14 @@ class Explanation:
 
 
 def _change(row: Row, other: Row) -> str:
-    """What differs between two rows of a parameter: the columns COMPARED, and the role."""
+    """What differs between two rows of a parameter: the role, the scale of the init, and the columns COMPARED."""
     changes = [f"role {row.role} -> {other.role}"] if row.role != other.role else []
-    cells = (dict(zip(COLUMNS, each.cells, strict=True)) for each in (row, other))
-    before, after = cells
-    values = (dict(zip(COLUMNS, each, strict=False)) for each in (row, other))
-    small, large = values
+    init = _ratio(row.init_scale, other.init_scale)
+    changes += [f"init std {init}"] if init else []
+    before, after = (dict(zip(COLUMNS, each.cells, strict=True)) for each in (row, other))
+    small, large = (dict(zip(COLUMNS, each, strict=False)) for each in (row, other))
     for name in COMPARED:
-        if name == "init std":
-            ratio = _ratio(row.init_scale, other.init_scale)
-            changes += [f"init std {ratio}"] if ratio else []
-        elif before[name] != after[name]:
+        if before[name] != after[name]:
             ratio = _ratio(small[name], large[name])
             if name == "LR":
                 rest = [_over(each.lr, each.lr_width) for each in (row, other)]

@@ -26,17 +26,24 @@ RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  
 class Site:
     """A value that a factor multiplies.
 
-    kind: one of KINDS; or "sum", of two activations that is no residual addition. parts: parameters in which the value
-    is homogeneous of degree 1 and which act on nothing else; None if there are none. inside: of a branch, the paths of
-    all parameters between its beginning and its end; of a sum, those in no branch that one of the two alone depends on.
-    skip: of a branch, those that project what it is added to. before: of a branch, those that act on its beginning.
-    between: of a branch, those that act on the stream behind any residual sum.
-    number, around: of a branch, its number and those of the branches that it is a part of. layers: of a branch,
-    `Graph.layers`. times: of a branch, how many residual additions it is: more than 1 if blocks are scanned, 0 for a
-    bias that is added behind one. weights: of an output, all parameters that products alone apply to activations
-    (`Graph.weights`). head_dim, product: of an attention, the head size and the number of its product in
-    `contractions`. where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where
-    it cannot be seen.
+    kind: one of KINDS; or "sum", of two activations that is no residual addition.
+    parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
+      none.
+    where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
+
+    Of a branch
+      inside: the paths of all parameters between its beginning and its end. (Of a sum: those in no branch that one of
+        the two alone depends on.)
+      skip: those that project what the branch is added to. before: those that act on its beginning.
+      between: those that act on the stream behind any residual sum.
+      number, around: its number, and those of the branches that it is a part of.
+      layers: `Graph.layers`.
+      times: how many residual additions it is: more than 1 if blocks are scanned, 0 for a bias that is added behind
+        one.
+    Of an output
+      weights: all parameters that products alone apply to activations (`Graph.weights`).
+    Of an attention
+      head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
     kind: str

@@ -91,7 +91,7 @@ def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> lis
         for equation in jaxpr.eqns:
             inner = inner_jaxpr(equation)
             if inner is not None:
-                walk(inner.jaxpr if hasattr(inner, "jaxpr") else inner)
+                walk(inner[0])
             elif equation.primitive.name in CONTRACTIONS:
                 sizes.append(_summed(equation))
 
@@ -119,21 +119,14 @@ def _watched(
         return atom.val if hasattr(atom, "val") else of[atom]
 
     for equation in jaxpr.eqns:
-        operands, inner, after = (
-            [read(atom) for atom in equation.invars],
-            inner_jaxpr(equation),
-            number + _count(equation),
-        )
+        operands, inner, after = [*map(read, equation.invars)], inner_jaxpr(equation), number + _count(equation)
         inside = [place for place in sorted(set(places)) if number <= place[0] < after]
         if inside and equation.primitive.name == "scan":
             results, more = _watched_scan(equation, operands, places, number)
         elif inside and inner is not None:
-            body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-            results, more = _watched(body, constants, operands, places, number)
+            results, more = _watched(*inner, operands, places, number)
         else:
-            primitive = equation.primitive
-            results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
-            results = results if primitive.multiple_results else [results]
+            results = bind(equation, operands)
             more = [results[index] for _, index in inside]
         of.update(zip(equation.outvars, results, strict=True))
         watched, number = watched + more, after
@@ -144,7 +137,7 @@ def _watched_scan(
     equation: Any, operands: Sequence[Any], places: Collection[tuple[int, int]], number: int
 ) -> tuple[list[Any], list[jax.Array]]:
     closed, length, backwards = (equation.params[key] for key in ("jaxpr", "length", "reverse"))
-    consts, carries = _parts_of_scan(equation)
+    consts, carries = parts_of_scan(equation)
 
     def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], tuple[list[Any], list[jax.Array]]]:
         results, watched = _watched(closed.jaxpr, closed.consts, [*operands[:consts], *carry, *slices], places, number)
@@ -159,22 +152,29 @@ def _watched_scan(
 def _count(equation: Any) -> int:
     """The number of operations that an equation stands for, with a scan's body once."""
     inner = inner_jaxpr(equation)
-    return 1 if inner is None else sum(map(_count, getattr(inner, "jaxpr", inner).eqns))
+    return 1 if inner is None else sum(map(_count, inner[0].eqns))
 
 
-def _parts_of_scan(equation: Any) -> tuple[int, int]:
+def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation."""
+    primitive = equation.primitive
+    results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return list(results) if primitive.multiple_results else [results]
+
+
+def parts_of_scan(equation: Any) -> tuple[int, int]:
     """(number of a scan's constants, of its carries)
 
     Operands are constants, carries and members of sequences; results are carries and members. A member has one axis
     less in the body. (The parameters of the equation that say so have other names in each version of JAX.)
     """
     body = equation.params["jaxpr"].jaxpr
-    carries = unsliced(equation.outvars, body.outvars)
-    return unsliced(equation.invars, body.invars) - carries, carries
+    carries = _unsliced(equation.outvars, body.outvars)
+    return _unsliced(equation.invars, body.invars) - carries, carries
 
 
-def inner_jaxpr(equation: Any) -> Any:
-    """The jaxpr that an equation is a call of, or that a scan repeats; None for an operation."""
+def inner_jaxpr(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """(the jaxpr that an equation is a call of, or that a scan repeats, its constants); None for an operation."""
     if equation.primitive.name in CLOSED:
         return None
     inner: Any = next(
@@ -182,7 +182,7 @@ def inner_jaxpr(equation: Any) -> Any:
     )
     if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(equation.invars):
         return None
-    return inner
+    return (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
 
 
 def _operations(equation: Any) -> frozenset[str]:
@@ -194,7 +194,7 @@ def _operations(equation: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+def _unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     """How many of a scan's operands, or results, have the same shape in its body."""
     return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
 
@@ -297,7 +297,7 @@ class Graph:
         if name == "scan" and self._open_scans:
             return self._scan(equation, operands)
         if inner is not None and name != "scan":
-            jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            jaxpr, consts = inner
             return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
 
         def evaluate(*values: Any) -> Any:
@@ -319,7 +319,7 @@ class Graph:
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         closed, length = equation.params["jaxpr"], equation.params["length"]
-        consts, carries = _parts_of_scan(equation)
+        consts, carries = parts_of_scan(equation)
         sequences = operands[consts + carries :]
         outside, self._times = self._times, self._times * length
         if any(node.path for operand in sequences if operand not in self.fed for node in self.ancestors(operand)):

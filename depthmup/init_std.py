@@ -15,65 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.graph import inner_jaxpr, unsliced
+from depthmup.graph import bind, inner_jaxpr, parts_of_scan
 from depthmup.specs import PyTree, Shape, flatten_shapes, parameters_only
 
 SAMPLE = 4096  # numbers that stand for a random array
 LARGEST = 2**20  # entries of an array that is computed as it is, such as a table of positions
-ELEMENTWISE = (
-    *(
-        "abs",
-        "add",
-        "add_any",
-        "and",
-        "bitcast_convert_type",
-        "ceil",
-        "clamp",
-        "complex",
-        "conj",
-        "convert_element_type",
-    ),
-    *(
-        "cos",
-        "cosh",
-        "copy",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "imag",
-    ),
-    *(
-        "integer_pow",
-        "is_finite",
-        "le",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-    ),
-    *("not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "sign", "sin"),
-    *("shift_right_arithmetic", "shift_right_logical", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh"),
-    "xor",
-)
+# fmt: off
+ELEMENTWISE = frozenset((
+    "abs", "add", "add_any", "and", "bitcast_convert_type", "ceil", "clamp", "complex", "conj", "convert_element_type",
+    "copy", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag",
+    "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter",
+    "not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub",
+    "tan", "tanh", "xor",
+))
 # Operations that move entries: any part of a sample is a sample.
-MOVES = (
-    *("broadcast_in_dim", "copy_p", "dynamic_slice", "expand_dims", "optimization_barrier", "pvary", "reshape", "rev"),
-    *("sharding_constraint", "slice", "split", "squeeze", "transpose"),
-)
+MOVES = frozenset((
+    "broadcast_in_dim", "copy_p", "dynamic_slice", "expand_dims", "optimization_barrier", "pvary", "reshape", "rev",
+    "sharding_constraint", "slice", "split", "squeeze", "transpose",
+))
+# fmt: on
 
 
 class Std(NamedTuple):
@@ -141,9 +102,7 @@ def evaluate(closed: Any, *arguments: Any) -> list[jax.Array]:
         return atom.val if hasattr(atom, "val") else values[atom]
 
     for equation in reversed(equations):
-        primitive, parameters = equation.primitive, equation.params
-        results = primitive.bind(*map(read, equation.invars), **primitive.get_bind_params(parameters))
-        values.update(zip(equation.outvars, results if primitive.multiple_results else [results], strict=True))
+        values.update(zip(equation.outvars, bind(equation, [*map(read, equation.invars)]), strict=True))
     return [read(out) for out in jaxpr.outvars]
 
 
@@ -198,7 +157,7 @@ class _Program:
             return Value("sample", _bits(self.rng, equation.params["bit_width"]))
         inner = inner_jaxpr(equation)
         if inner is not None:
-            return self._called(equation, inner, out)
+            return self._called(equation, *inner, out)
         if name == "concatenate":
             return _joined([(self.read(atom), math.prod(atom.aval.shape)) for atom in equation.invars], self.rng)
         operands = [self.read(atom) for atom in equation.invars]
@@ -209,9 +168,7 @@ class _Program:
             return operands[0]
         if kinds <= {"array", "same"} and math.prod(shape) <= LARGEST:
             arrays = [_whole(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
-            results = equation.primitive.bind(*arrays, **equation.params)
-            results = results if equation.primitive.multiple_results else [results]
-            return Value("array", results[equation.outvars.index(out)])
+            return Value("array", bind(equation, arrays)[equation.outvars.index(out)])
         raise Unknown(name)
 
     def _elementwise(self, equation: Any, operands: Sequence[Value], shape: tuple[int, ...]) -> Value:
@@ -221,29 +178,23 @@ class _Program:
             if any(np.size(array.entries) > 1 for array in arrays):
                 raise Unknown(equation.primitive.name)
             samples = [jnp.broadcast_to(jnp.ravel(operand.entries), SAMPLE) for operand in operands]
-            return Value("sample", equation.primitive.bind(*samples, **equation.params))
+            return Value("sample", bind(equation, samples)[0])
         if "array" not in kinds:
             numbers = [jnp.ravel(operand.entries)[0] for operand in operands]
-            return Value("same", equation.primitive.bind(*numbers, **equation.params))
+            return Value("same", bind(equation, numbers)[0])
         whole = [_whole(value, shape) for value in operands]
-        return Value("array", equation.primitive.bind(*whole, **equation.params))
+        return Value("array", bind(equation, whole)[0])
 
-    def _called(self, equation: Any, inner: Any, out: Any) -> Value:
+    def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
         """A result of a function that is called, or of a scan: that of its first step."""
-        jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
         arguments = [lambda atom=atom: self.read(atom) for atom in equation.invars]
-        if equation.primitive.name != "scan":
-            program = _Program(jaxpr, consts, arguments, self.rng)
-            return program.read(jaxpr.outvars[equation.outvars.index(out)])
-        carries = unsliced(equation.outvars, jaxpr.outvars)
-        whole = unsliced(equation.invars, jaxpr.invars)
-        steps = [
-            argument if i < whole else lambda argument=argument: _first(argument())
-            for i, argument in enumerate(arguments)
-        ]
         position = equation.outvars.index(out)
-        value = _Program(jaxpr, consts, steps, self.rng).read(jaxpr.outvars[position])
-        if position < carries or (value.kind == "array" and np.size(value.entries) > 1):
+        if equation.primitive.name != "scan":
+            return _Program(jaxpr, consts, arguments, self.rng).read(jaxpr.outvars[position])
+        whole = sum(parts_of_scan(equation))
+        members = [lambda argument=argument: _first(argument()) for argument in arguments[whole:]]
+        value = _Program(jaxpr, consts, [*arguments[:whole], *members], self.rng).read(jaxpr.outvars[position])
+        if position < parts_of_scan(equation)[1] or (value.kind == "array" and np.size(value.entries) > 1):
             raise Unknown("scan")
         return value if value.kind == "sample" else Value("same", jnp.ravel(value.entries)[0])
 

@@ -314,6 +314,10 @@ def _warn_of_gain(m: Setup, specs: PyTree) -> None:
         )
 
 
+def _paths(specs: PyTree) -> tuple[str, ...]:
+    return tuple(spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
@@ -407,8 +411,8 @@ class Setup:
             )
 
     def _warn(self, message: str) -> None:
-        if message not in self.source.told:
-            self.source.told.add(message)
+        if message not in self.source.warned:
+            self.source.warned.add(message)
             warnings.warn(message, SetupWarning, stacklevel=4)
 
     def explain(
@@ -609,14 +613,16 @@ class Setup:
 
     def _of_parameters(self, tx_of: Callable[[PyTree], optax.GradientTransformation]) -> optax.GradientTransformation:
         """The transformation that `tx_of` makes of the specs of those parameters that it is given."""
-        whole = tx_of(self.specs)
+        transformations = {_paths(self.specs): tx_of(self.specs)}
 
         def boxed(tree: PyTree) -> bool:
             return isinstance(self.model, LinenModel) and set(tree) == {"params"}
 
         def of(tree: PyTree) -> optax.GradientTransformationExtraArgs:
             specs = subset(self.specs, tree)
-            return optax.with_extra_args_support(whole if specs is self.specs else tx_of(specs))
+            if _paths(specs) not in transformations:
+                transformations[_paths(specs)] = tx_of(specs)
+            return optax.with_extra_args_support(transformations[_paths(specs)])
 
         def init(params: PyTree) -> PyTree:
             params = params["params"] if boxed(params) else params

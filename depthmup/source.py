@@ -40,7 +40,7 @@ class Source:
     residual: bool
     layout: str | None
     fan_in_init: bool | None
-    told: set[str] = dataclasses.field(default_factory=set)
+    warned: set[str] = dataclasses.field(default_factory=set)
     """The warnings that were given already, at any shape."""
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Source:
 
     def sites(self, width: int, depth: int) -> list[Site]:
         """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
-        narrow = self.p.base_width if self.p.base_width > 1 else width
+        narrow, _ = self.small(width, depth)
         return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
 
     def plain(self, width: int, depth: int) -> bool:
@@ -140,8 +140,8 @@ class Source:
         if model.factors is not None:
             return specs
         products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
-        found = self.sites(width, depth) if self.p.kinds else []
-        return place(specs, found, self.p.kinds, products, self._settled(specs))
+        values = self.sites(width, depth) if self.p.kinds else []
+        return place(specs, values, self.p.kinds, products, self._settled(specs))
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""
@@ -198,6 +198,7 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
 
 
 def made_up(leaf: jax.ShapeDtypeStruct) -> Any:
+    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances are."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):

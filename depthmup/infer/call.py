@@ -187,9 +187,10 @@ def _readouts(
     known = ends() if ends is not None and (looks or kernels) else {}
     for name in (*looks, *kernels):
         role = known.get(name)
-        if name not in looks and "readout" in known.values():
-            role = known.get(name, "input")  # a kernel with one input channel
-        if role == "readout" or (role == "input" and (name in looks or name not in known)):
+        if name in kernels and role != "readout":
+            # A product applies the kernel of one input channel; it does not apply a vector, such as a scale (1, N, 1).
+            role = "input" if role is None and "readout" in known.values() else None
+        if role is not None:
             found[name] = (role, axes_for(role, roles.leaves[name], roles))
     heads = [name for name in looks if known.get(name) == "readout"]
     looks = [name for name in looks if name not in known]

@@ -122,7 +122,7 @@ def feature_changes(
     for seed in seeds:
         start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
         for group in groups:
-            changes[group].append(jax.device_get(_Training(probe, start, group, seed, steps)()))
+            changes[group].append(jax.device_get(_Run(probe, start, group, seed, steps)()))
     return {group: {q: np.stack([rms[q] for rms in all_seeds]) for q in all_seeds[0]}
             for group, all_seeds in changes.items()}  # fmt: skip
 
@@ -134,14 +134,14 @@ def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
     """
     starts = [probe.init(probe.hyper(ALL, seed)) for probe in probes]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
-        trainings = (_Training(probe, start, ALL, seed, steps) for probe, start in zip(probes, starts, strict=True))
+        trainings = (_Run(probe, start, ALL, seed, steps) for probe, start in zip(probes, starts, strict=True))
         waiting = [pool.submit(training.compile) for training in trainings]
     for compiled in waiting:
         compiled.result()
     return starts
 
 
-class _Training:
+class _Run:
     """A training of one group by a probe: its compiled program, shared by all of the same functions and shapes."""
 
     def __init__(self, probe: Probe, start: Any, group: str, seed: int, steps: int) -> None:
