@@ -21,6 +21,13 @@ def test_roles(name):
     assert wrong(MODELS[name]) == []
 
 
+@pytest.mark.parametrize("width", [64, 128])
+def test_heads_of_a_fixed_size_need_no_factor(width):
+    """q k is a sum over as many terms at any width, however many heads there are."""
+    m, _ = MODELS["gpt_heads_grow"].setup
+    assert "attention factor 1 / sqrt(head_dim)" in str(m.at(width, 4).explain())
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_name_the_edit(name):
     """The first one, or where it prints overrides the one after they were pasted."""

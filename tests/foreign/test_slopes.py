@@ -28,7 +28,7 @@ QUERIES = (-0.9, 0.25)
 STILL = "*/key/bias"
 NAMES = (
     "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
-    "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned",
+    "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned", "gpt_heads_grow",
 )  # fmt: skip
 SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
 
@@ -87,3 +87,13 @@ def test_the_first_step_is_flat(name):
             if not low <= slope <= high:
                 wrong.append(f"{path}: {axis}^{slope:+.2f}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_norms_after_the_sum_have_no_rule():
+    """Each of the L norms of a post-LN model moves the logits by order 1 at any depth (docs/rules.md, section 0)."""
+    model = MODELS["post_ln"]
+    over_depth = slopes(DEPTHS, [changes(model.setup[0].at(64, depth), model) for depth in DEPTHS])
+    norms = {path: slope for path, slope in over_depth.items() if "/norm" in path}
+    assert norms
+    assert all(abs(slope - 1) < LIMIT for slope in norms.values()), norms
