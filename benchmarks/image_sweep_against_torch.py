@@ -27,9 +27,9 @@ from configs import patches16_simple_resnet
 from depthmup.backend import prepare_cpu
 from depthmup.data.dataset import Split
 from depthmup.settings import from_config
-from depthmup.sweep.group import Runner
-from depthmup.sweep.plan import Group, Trial, trials
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.trials.group import Runner
+from depthmup.trials.plan import Group, Trial, trials
 
 CORES = os.cpu_count() or 1
 

@@ -20,9 +20,9 @@ from depthmup.backend import prepare_cpu
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
 from depthmup.settings import Settings, column, from_config, put
-from depthmup.sweep.plan import SCHEMA, identity, trials
-from depthmup.sweep.store import Finished, Store
 from depthmup.train.workdir import Row
+from depthmup.trials.plan import SCHEMA, identity, trials
+from depthmup.trials.store import Finished, Store
 from tests import browser
 
 STEPS = 100  # of a learning curve

@@ -32,10 +32,10 @@ from configs import default
 from depthmup import sweep
 from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
-from depthmup.sweep.group import Runner, compiled_in
-from depthmup.sweep.plan import Group, grouped, identity, trials
-from depthmup.sweep.store import Finished, Store
 from depthmup.train.build import batches_of, steps_of
+from depthmup.trials.group import Runner, compiled_in
+from depthmup.trials.plan import Group, grouped, identity, trials
+from depthmup.trials.store import Finished, Store
 
 CORES = os.cpu_count() or 1
 RATES, SEEDS, ALONE = "optimizer.learning_rate = log(1e-4, 10, 40)", 3, 5

@@ -14,9 +14,8 @@ import numpy as np
 
 from depthmup.optim import OPTIONS, families_of
 from depthmup.parameterization import FamilyName, Parameterization
-from depthmup.specs import ParamSpec, is_spec, starred
+from depthmup.specs import ParamSpec, PyTree, is_spec, starred
 
-PyTree = Any
 Schedule = Callable[[int], Any]
 COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "LR x decay",
            "eps")  # fmt: skip

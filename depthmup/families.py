@@ -17,12 +17,12 @@ import jax
 import numpy as np
 import optax
 
+from depthmup.names import unknown
 from depthmup.optim import in_form_mup, scale_by_tree
-from depthmup.parameterization import FAMILIES, FamilyName, Parameterization, unknown
-from depthmup.specs import ParamSpec, check_shapes, is_spec
+from depthmup.parameterization import FAMILIES, FamilyName, Parameterization
+from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec
 from depthmup.specs import factors as leaf_factors
 
-PyTree = Any
 Leaves = list[np.ndarray]
 LARGEST = 32  # axes of the probed weights are at most so long
 STEPS = (16, 256)  # so long a leaf is probed, and so long if it has not moved by then

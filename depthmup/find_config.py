@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 
 _INSIDE = Path(__file__).with_name("configs")
 SHIPPED = _INSIDE if _INSIDE.is_dir() else _INSIDE.parents[1] / "configs"  # in the wheel; in the repository

@@ -19,9 +19,8 @@ from flax import linen as nn
 
 from depthmup.init_std import InitProgram, evaluate
 from depthmup.parameterization import ForwardFactors
-from depthmup.specs import is_parameter, parameters_only
+from depthmup.specs import PyTree, is_parameter, parameters_only
 
-PyTree = Any
 KEY = 0  # of random numbers whose values do not matter
 
 

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, unknown
-from depthmup.specs import check_shapes, is_hidden, is_spec
+from depthmup.names import unknown
+from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization
+from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec
 from depthmup.specs import factors as leaf_factors
 
-PyTree = Any
 # optimizer -> family of its LR rule: those of a config, and those of `optimizer` alone
 OPTIMIZERS: dict[str, FamilyName] = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}
 OTHERS: dict[str, FamilyName] = {"lion": "adam", "adafactor": "adafactor", "muon": "muon"}

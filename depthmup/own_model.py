@@ -26,15 +26,8 @@ from depthmup.graph import ForwardError, Graph
 from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, update_sizes
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
-from depthmup.parameterization import (
-    FAMILIES,
-    ForwardFactors,
-    Name,
-    Parameterization,
-    at_least_one,
-    parameterization,
-    unknown,
-)
+from depthmup.names import at_least_one, unknown
+from depthmup.parameterization import FAMILIES, ForwardFactors, Name, Parameterization, parameterization
 from depthmup.source import Source, made_up, traceable
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred, subset
 

@@ -7,11 +7,12 @@ docs/rules.md section 0 is the same table in words and docs/theory.md section 1 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
+
+from depthmup.names import at_least_one, unknown
 
 Role = Literal["input", "hidden", "output", "readout", "vector", "scalar", "fixed"]
 FamilyName = Literal["sgd", "adam", "muon", "adafactor", "shampoo2"]
@@ -146,20 +147,6 @@ class LeafFactors(NamedTuple):
     lr: float  # learning rate over the base learning rate
     eps: float  # Adam's or Muon's eps over the base eps
     decay: float  # weight decay over the base decay; the step multiplies the decay by `lr` as well
-
-
-def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """The error for an unknown name; its message has the name, the nearest known name and all known names."""
-    known = sorted(known)
-    names = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    suggestion = f"; did you mean {names[near[0]]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {name!r}{suggestion} (known: {', '.join(known)}){hint}")
-
-
-def at_least_one(what: str, value: float) -> None:
-    if not value >= 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ from depthmup.data import Augment, names
 from depthmup.fit.curve import POINTS
 from depthmup.keys import Key, declared, key
 from depthmup.models import MODELS
+from depthmup.names import unknown
 from depthmup.optim import OPTIMIZERS
-from depthmup.parameterization import TABLES, Parameterization, parameterization, unknown
+from depthmup.parameterization import TABLES, Parameterization, parameterization
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"

@@ -18,17 +18,17 @@ from tqdm import tqdm
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
+from depthmup.files import write_atomically
 from depthmup.init_std import traced
 from depthmup.measure.maximal_update import AVERAGES
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
+from depthmup.names import unknown
 from depthmup.optim import family_of
-from depthmup.parameterization import unknown
 from depthmup.plan import plan
 from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.train import run
 from depthmup.train.build import hyper_of, task_of
 from depthmup.train.check import check_optimizer
-from depthmup.train.workdir import write_atomically
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:

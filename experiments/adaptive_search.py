@@ -21,8 +21,8 @@ from depthmup.backend import prepare_cpu
 from depthmup.report.curves import judge
 from depthmup.settings import column, from_config
 from depthmup.sweep import load
-from depthmup.sweep.adaptive import Search
-from depthmup.sweep.plan import Trial, trials
+from depthmup.trials.adaptive import Search
+from depthmup.trials.plan import Trial, trials
 
 
 def main(workdir: Path) -> None:

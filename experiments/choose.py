@@ -105,7 +105,7 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
 
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
-    """The table, of the sweeps of experiments/documents.py, of both papers' figures and of the language study."""
+    """The table, of the sweeps of experiments/demos.py, of both papers' figures and of the language study."""
     of = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}

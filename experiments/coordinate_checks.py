@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from configs import default
 from depthmup.backend import prepare_cpu
+from depthmup.files import write_atomically
 from depthmup.measure.slope import OK, Estimate, overall
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
-from depthmup.train.workdir import write_atomically
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "checks.md"

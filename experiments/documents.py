@@ -16,12 +16,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from configs import digits, patches16_simple_resnet, patches16_vit, transfer
 from depthmup.report import figures, page
-from depthmup.settings import Settings, from_config
 from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, thinned_verdicts
+from experiments.demos import PUBLISHED, read, settings_of
 from experiments.figures import command
 from experiments.figures.page import PAPERS
 from experiments.language.page import write as write_language
@@ -30,49 +29,6 @@ from experiments.published import RESULTS, ROOT, Sweep
 DOCUMENTS = ("docs/laws.md", "docs/guide/choose.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-class Published(NamedTuple):
-    """A sweep whose rows are committed. changed: what differs from the config's values.
-
-    pictures: {name of a picture of the report: its file under docs/images}.
-    """
-
-    config: Callable[[], Any]
-    changed: Mapping[str, Any] = {}
-    pictures: Mapping[str, str] = {}
-
-
-def _pictures(prefix: str = "") -> dict[str, str]:
-    return {name: f"{prefix}{name}.png" for name in ("loss_over_depth", "optimum_over_depth")}
-
-
-PUBLISHED = {
-    "digits_transfer": Published(transfer.get_config, pictures=_pictures()),
-    "digits_measured": Published(
-        digits.get_config,
-        {
-            "sweep.seeds": 2,
-            "sweep.depths": (2, 4, 8),
-            "sweep.widths": (),
-            "sweep.optimizers": ("sgd",),
-            "sweep.measure": ("updates", "sharpness", "kernels"),
-        },
-    ),
-    "patches16_simple_resnet": Published(patches16_simple_resnet.get_config, pictures=_pictures("simple_resnet_")),
-    "patches16_vit": Published(patches16_vit.get_config, pictures=_pictures("vit_")),
-}
-
-
-def settings_of(name: str) -> Settings:
-    config = PUBLISHED[name].config()
-    config.update_from_flattened_dict(dict(PUBLISHED[name].changed))
-    return from_config(config)
-
-
-def read(name: str) -> Sweep:
-    """The published sweep. Raises ValueError if its rows were computed with other settings than its config has."""
-    return published.read(RESULTS / name, settings_of(name))
 
 
 def publish(name: str, workdir: Path) -> None:

@@ -40,10 +40,10 @@ import pandas
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
+from depthmup.files import write_atomically
 from depthmup.fit import transfer
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
-from depthmup.train.workdir import write_atomically
 from experiments.language.study import Scale, of_shape, trained
 from experiments.language.text import corpus, digest
 from experiments.published import RESULTS

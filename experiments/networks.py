@@ -17,7 +17,8 @@ import optax
 
 import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP
-from depthmup.parameterization import ForwardFactors, LeafFactors, Name, at_least_one
+from depthmup.names import at_least_one
+from depthmup.parameterization import ForwardFactors, LeafFactors, Name
 from depthmup.specs import is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Recipe, Task, TrainState

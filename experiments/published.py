@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
+from depthmup.files import first_difference, write_atomically
 from depthmup.fit.table import ACCURACY
 from depthmup.measure import MaximalUpdate
 from depthmup.report.calibration import FILE
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import JUDGED, Settings, column
 from depthmup.sweep import curves, load, measured
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import identity
-from depthmup.sweep.store import Finished, Store, extension
 from depthmup.train.build import FILES
-from depthmup.train.workdir import first_difference, write_atomically
+from depthmup.trials.axes import parse
+from depthmup.trials.plan import identity
+from depthmup.trials.store import Finished, Store, extension
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -1,6 +1,6 @@
 """What do three of a sweep's seeds say, against all of them?
 
-    python -m experiments.thinned_verdicts digits_transfer          a published sweep (experiments/documents.py)
+    python -m experiments.thinned_verdicts digits_transfer          a published sweep (experiments/demos.py)
 
 The command judges every choice of three of the seeds that all trainings of the plan have, at most 40 of them, and
 prints how often each verdict comes out. A choice that decides against the decided verdict of all rows is wrong.
@@ -18,7 +18,7 @@ import pandas
 from depthmup.fit import VERDICTS, transfer
 from depthmup.report.curves import TransferCurve
 from depthmup.settings import Settings
-from depthmup.sweep.plan import cap
+from depthmup.trials.plan import cap
 
 SEEDS, CHOICES = 3, 40
 
@@ -54,7 +54,7 @@ def _planned(trials: pandas.DataFrame, settings: Settings) -> pandas.DataFrame:
 
 
 if __name__ == "__main__":
-    from experiments import documents
+    from experiments import demos
 
-    sweep = documents.read(sys.argv[1])
+    sweep = demos.read(sys.argv[1])
     print(table(sweep.curves, sweep.settings))

@@ -18,8 +18,8 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.measure.slope import stages
-from depthmup.sweep.until import PARTS, Lattice, Seeds, needed
-from depthmup.sweep.verdicts import GRID_LOOKS
+from depthmup.trials.until import PARTS, Lattice, Seeds, needed
+from depthmup.trials.verdicts import GRID_LOOKS
 from experiments.planted_verdicts import DEPTHS, KINDS, Kind, plant, truth
 
 REDRAWS = 200

@@ -7,9 +7,9 @@ import pandas
 import pytest
 
 from depthmup.report.curves import judge
-from depthmup.sweep.adaptive import WIDER, Search
-from depthmup.sweep.engine import train
-from depthmup.sweep.plan import trials
+from depthmup.trials.adaptive import WIDER, Search
+from depthmup.trials.engine import train
+from depthmup.trials.plan import trials
 from tests import tiny
 
 CHANCE = math.log(10)

@@ -3,7 +3,7 @@
 import pytest
 
 from depthmup.settings import OWN, TRACED, SettingsError, column, flat, put
-from depthmup.sweep.axes import parse
+from depthmup.trials.axes import parse
 from tests import tiny
 
 

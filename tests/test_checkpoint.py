@@ -14,14 +14,14 @@ import pytest
 
 from configs import default
 from depthmup.settings import from_config
-from depthmup.sweep.group import GroupCheckpoints, Runner
-from depthmup.sweep.plan import grouped, trials
 from depthmup.train import BatchOverDevices, TrialLoop
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
 from depthmup.train.run import Diverged, train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.group import GroupCheckpoints, Runner
+from depthmup.trials.plan import grouped, trials
 from tests import tiny
 
 STEPS, PER_EPOCH = 30, 22  # the second stop, at step 26, is in the second epoch

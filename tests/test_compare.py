@@ -10,9 +10,9 @@ import pytest
 from depthmup import sweep
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, defaults, put
-from depthmup.sweep.plan import from_identity, identity
-from depthmup.sweep.store import Finished, Store
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.plan import from_identity, identity
+from depthmup.trials.store import Finished, Store
 from tests import tiny
 from tests.test_interactive import HOSTILE, needs_chromium, open_page  # noqa: F401 - a fixture
 from tests.test_report import GRID, planted

@@ -13,11 +13,11 @@ from depthmup import data, fit
 from depthmup.data.images import TFDS
 from depthmup.models import MODELS
 from depthmup.settings import LEARNING_RATE, from_config
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import count
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.task import Task
+from depthmup.trials.axes import parse
+from depthmup.trials.plan import count
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))

@@ -12,14 +12,15 @@ from rich.console import Console
 from configs import default
 from depthmup import verbs
 from depthmup.settings import SettingsError, from_config
-from depthmup.sweep import cost, engine, estimate, progress, train
-from depthmup.sweep.estimate import AT_ONCE, STRETCH, Estimator, Expected, at_once, duration, memory
-from depthmup.sweep.group import LOG_EVERY, Runner, compiled_in
-from depthmup.sweep.plan import grouped, trials
-from depthmup.sweep.progress import CompileClock, Progress, TimeLeft, about
-from depthmup.sweep.store import Store
+from depthmup.sweep import cost, train
 from depthmup.train import flops
 from depthmup.train.build import hyper_of, task_of
+from depthmup.trials import engine, estimate, progress
+from depthmup.trials.estimate import AT_ONCE, STRETCH, Estimator, Expected, at_once, duration, memory
+from depthmup.trials.group import LOG_EVERY, Runner, compiled_in
+from depthmup.trials.plan import grouped, trials
+from depthmup.trials.progress import CompileClock, Progress, TimeLeft, about
+from depthmup.trials.store import Store
 from tests import tiny
 
 

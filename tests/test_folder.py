@@ -13,9 +13,9 @@ from configs import default
 from depthmup import data
 from depthmup.data import Batches, folder
 from depthmup.settings import from_config
-from depthmup.sweep.engine import train as sweep_train
 from depthmup.train.run import train as run_train
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.engine import train as sweep_train
 from experiments import cifar10_folder
 from tests.test_configs import fake_records
 

@@ -10,10 +10,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "depthmup"
 
-# Modules of the package that each room imports from, besides itself; a room not named here is one this list forgot.
+GROUND = {"names", "files"}  # what any room may import from
+# Modules of the package that each room imports from besides; a room not named here is one this list forgot.
 ALLOWED = {
     "activations": set(),
     "backend": set(),
+    "names": set(),
+    "files": set(),
     "parameterization": set(),
     "specs": {"parameterization"},
     "infer": {"parameterization", "specs"},
@@ -43,12 +46,12 @@ ALLOWED = {
         "source",
         "specs",
     },
-    "keys": {"parameterization"},
+    "keys": set(),
     "models": {"activations", "parameterization", "specs", "infer", "keys"},
     "data": {"find_config", "keys"},
-    "find_config": {"parameterization"},
+    "find_config": set(),
     "fit": set(),
-    "theory": {"activations", "parameterization"},
+    "theory": {"activations"},
     "measure": {"parameterization", "specs", "optim"},
     "settings": {"parameterization", "keys", "optim", "fit", "models", "data"},
     "config_file": {"keys", "models", "settings"},
@@ -63,7 +66,7 @@ ALLOWED = {
         "settings",
         "measure",
     },
-    "sweep": {
+    "trials": {
         "backend",
         "parameterization",
         "optim",
@@ -74,9 +77,9 @@ ALLOWED = {
         "measure",
         "train",
     },
-    "plan": {"data", "settings", "sweep", "train"},
-    "report": {"measure", "settings", "fit", "train", "sweep"},
-    "facade": {"sweep", "report", "settings"},
+    "plan": {"data", "settings", "trials", "train"},
+    "report": {"measure", "settings", "fit", "train", "trials"},
+    "sweep": {"trials", "report", "settings"},
     "verbs": {
         "fit",
         "parameterization",
@@ -87,7 +90,7 @@ ALLOWED = {
         "optim",
         "plan",
         "settings",
-        "facade",
+        "sweep",
         "train",
     },
     "command": {"backend", "find_config", "settings", "train", "verbs"},
@@ -113,21 +116,14 @@ ALLOWED = {
 }
 
 
-FACADE = PACKAGE / "sweep" / "__init__.py"  # the public names of sweep and report together
-
-
 def room(path):
-    return "facade" if path == FACADE else path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def room_of_import(module, name):
     """The room of `from module import name`; None for what is not ours."""
     parts = [*module.split("."), name]
-    if parts[0] != "depthmup":
-        return None
-    if parts[1] == "sweep" and not (PACKAGE / "sweep" / f"{parts[2] if len(parts) > 2 else None}.py").exists():
-        return "facade"
-    return parts[1]
+    return parts[1] if parts[0] == "depthmup" else None
 
 
 def imports(path):
@@ -145,7 +141,7 @@ def test_direction(path):
     for module, name in imports(path):
         assert module.split(".")[0] not in ("configs", "experiments", "main"), f"{path} imports {module}"
         target = room_of_import(module, name)
-        assert target in (None, room(path)) or target in ALLOWED[room(path)], f"{path} imports {target}"
+        assert target in {None, room(path), *GROUND} or target in ALLOWED[room(path)], f"{path} imports {target}"
 
 
 def test_no_circles():
@@ -154,6 +150,26 @@ def test_no_circles():
         free = [r for r, needs in ALLOWED.items() if r not in order and needs <= set(order)]
         assert free, "a circle among " + ", ".join(r for r in ALLOWED if r not in order)
         order += free
+
+
+def files_imported(path):
+    """The files of the repository that a file imports from, in functions and for types alone too."""
+    for module, name in imports(path):
+        for dotted in (f"{module}.{name}", module):
+            place = ROOT / dotted.replace(".", "/")
+            file = next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.exists()), None)
+            if file:
+                yield file
+                break
+
+
+def test_no_circles_of_files():
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    needs = {file: set(files_imported(file)) - {file} for file in files}
+    while free := [file for file, others in needs.items() if not others & needs.keys()]:
+        for file in free:
+            del needs[file]
+    assert not needs, "among " + ", ".join(str(file.relative_to(ROOT)) for file in needs)
 
 
 def test_configs_import_only_ml_collections():
@@ -182,14 +198,14 @@ def test_import_is_light():
 
 
 def test_reading_a_finished_sweep_is_light(tmp_path):
-    """Loading and judging its rows imports neither the engine nor Orbax."""
+    """Loading and judging its rows imports neither Orbax nor Ray nor clu."""
     program = f"""
 import json, math, sys
 from pathlib import Path
 from depthmup import sweep
 from depthmup.report.curves import judge
 from depthmup.settings import column
-from depthmup.sweep.plan import trials
+from depthmup.trials.plan import trials
 from tests import tiny
 
 settings, lines = tiny.settings(), []
@@ -199,22 +215,7 @@ for trial in trials(settings):
     lines.append(json.dumps({{**row, "key": trial.key, "loss": loss, "diverged": False}}))
 Path({str(tmp_path)!r}, "results.jsonl").write_text("\\n".join(lines) + "\\n")
 print(len(judge(sweep.load({str(tmp_path)!r}), settings)))
-heavy = ("orbax", "depthmup.sweep.engine", "depthmup.sweep.group")
+heavy = ("orbax", "ray", "clu")
 print(*[name for name in heavy if name in sys.modules])
 """
     assert in_a_new_process(program) == ["12", ""]
-
-
-def test_the_facade_of_sweeps():
-    """Every public name of depthmup.sweep is what its module says, whichever modules were imported before."""
-    program = """
-import importlib, pkgutil
-from depthmup import sweep
-before = {name: getattr(sweep, name) for name in sweep.__all__}
-for module in pkgutil.iter_modules(sweep.__path__):
-    if module.name != "cluster":  # needs Ray
-        importlib.import_module(f"depthmup.sweep.{module.name}")
-print(all(getattr(sweep, name) is before[name] and callable(before[name]) for name in sweep.__all__))
-print(dir(sweep) == sorted(sweep.__all__), hasattr(sweep, "nothing"))
-"""
-    assert in_a_new_process(program) == ["True", "True False"]

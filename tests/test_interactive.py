@@ -12,13 +12,13 @@ import pytest
 from absl import flags
 
 from depthmup import command
+from depthmup.files import digest
 from depthmup.report import interactive, page
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import flat, from_config
-from depthmup.sweep.plan import SCHEMA, identity, trials
-from depthmup.sweep.store import Finished, Store
-from depthmup.train.workdir import digest
+from depthmup.trials.plan import SCHEMA, identity, trials
+from depthmup.trials.store import Finished, Store
 from tests import browser, tiny
 from tests.test_report import GRID, planted
 

@@ -8,9 +8,9 @@ from depthmup import sweep
 from depthmup.report import live, page
 from depthmup.report import run as whole
 from depthmup.report.curves import finished, judge
-from depthmup.sweep.estimate import Expected
-from depthmup.sweep.progress import Progress
 from depthmup.train.stop import Stopped
+from depthmup.trials.estimate import Expected
+from depthmup.trials.progress import Progress
 from tests import tiny
 from tests.test_interactive import needs_chromium, open_page  # noqa: F401 - a fixture
 from tests.test_report import GRID, planted

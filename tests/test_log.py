@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from depthmup.files import first_difference, write_atomically
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.train import flops
 from depthmup.train.log import MetricsFile, RunLog
 from depthmup.train.stop import Stop
-from depthmup.train.workdir import Workdir, WorkdirError, first_difference, write_atomically
+from depthmup.train.workdir import Workdir, WorkdirError
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from depthmup.fit import Cost, transfer
 from depthmup.fit.drift import Drift
 from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import trials
+from depthmup.trials.axes import parse
+from depthmup.trials.plan import trials
 from experiments import published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, combined, judged

@@ -15,8 +15,8 @@ from depthmup import fit
 from depthmup.fit.curve import POINTS
 from depthmup.report.curves import judge
 from depthmup.settings import from_config
-from depthmup.sweep.plan import grid_points, shapes, trials
 from depthmup.train.build import steps_of
+from depthmup.trials.plan import grid_points, shapes, trials
 from experiments import published, tiny_imagenet_folder
 from experiments.figures import command, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.sweep.group import Runner
-from depthmup.sweep.plan import grouped, trials
 from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.run import loop_of
+from depthmup.trials.group import Runner
+from depthmup.trials.plan import grouped, trials
 from tests import tiny
 from tests.test_model_training import settings
 from tests.test_train import compilations

@@ -7,9 +7,9 @@ import pandas
 import pytest
 
 from depthmup import sweep
-from depthmup.sweep.engine import train
 from depthmup.train.build import FILES
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.engine import train
 from experiments import published
 from tests import tiny
 
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 
 
 def trains_nothing(monkeypatch):
-    monkeypatch.setattr("depthmup.sweep.group.Runner.train", lambda *_, **__: pytest.fail("a trial was trained again"))
+    monkeypatch.setattr("depthmup.trials.group.Runner.train", lambda *_, **__: pytest.fail("a trial was trained again"))
 
 
 def test_a_fresh_clone_goes_on_from_the_rows(finished, tmp_path, monkeypatch):

@@ -19,14 +19,14 @@ from depthmup.report.calibration import FILE, calibrations, key
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import SettingsError, from_config, put
-from depthmup.sweep.group import Runner, hypers_of
-from depthmup.sweep.history import History
-from depthmup.sweep.plan import grouped, trials
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.loop import Measurement
 from depthmup.train.quantities import measurement
 from depthmup.train.stop import Stopped
+from depthmup.trials.group import Runner, hypers_of
+from depthmup.trials.history import History
+from depthmup.trials.plan import grouped, trials
 from tests import tiny
 
 GRID = {

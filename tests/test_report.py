@@ -15,9 +15,9 @@ from depthmup.report import calibration, figures, page
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
-from depthmup.sweep.adaptive import Search
-from depthmup.sweep.plan import SCHEMA, trials
-from depthmup.sweep.store import Finished, Store
+from depthmup.trials.adaptive import Search
+from depthmup.trials.plan import SCHEMA, trials
+from depthmup.trials.store import Finished, Store
 from tests import tiny
 
 GRID = {

@@ -17,13 +17,13 @@ from depthmup import fit, sweep
 from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
-from depthmup.sweep.engine import train
-from depthmup.sweep.group import GroupCheckpoints, Runner
-from depthmup.sweep.history import History
-from depthmup.sweep.plan import SCHEMA, Group, axes, count, grouped, identity, learning_rates, shapes, trials
-from depthmup.sweep.store import Finished, Store
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.engine import train
+from depthmup.trials.group import GroupCheckpoints, Runner
+from depthmup.trials.history import History
+from depthmup.trials.plan import SCHEMA, Group, axes, count, grouped, identity, learning_rates, shapes, trials
+from depthmup.trials.store import Finished, Store
 from tests import tiny
 
 
@@ -529,7 +529,7 @@ def test_count(overrides):
 
 
 def test_a_large_plan_is_refused_before_its_trials_are_made(monkeypatch, tmp_path):
-    monkeypatch.setattr("depthmup.sweep.engine.trials", lambda settings: pytest.fail("trials are made"))
+    monkeypatch.setattr("depthmup.trials.engine.trials", lambda settings: pytest.fail("trials are made"))
     settings = tiny.settings(sweep__seeds=1_000_000)
     for refused in (lambda: run(settings, tmp_path), lambda: sweep.cost(settings)):
         with pytest.raises(SettingsError, match=r"would have 108,000,000 trials, more than sweep.max_trials = 20,000"):

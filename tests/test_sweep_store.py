@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from depthmup import sweep
-from depthmup.sweep.engine import train
-from depthmup.sweep.group import Runner
-from depthmup.sweep.plan import SCHEMA, grouped, identity, part, trials
-from depthmup.sweep.store import Claims, Finished, Store
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.engine import train
+from depthmup.trials.group import Runner
+from depthmup.trials.plan import SCHEMA, grouped, identity, part, trials
+from depthmup.trials.store import Claims, Finished, Store
 from tests import tiny
 
 ONE = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))  # one program, 36 trials

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.sweep.plan import trials
 from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.task import diverged
+from depthmup.trials.plan import trials
 from tests import tiny
 
 KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")

@@ -13,14 +13,14 @@ from depthmup import fit, sweep
 from depthmup.fit import Need
 from depthmup.report.curves import finished, judge
 from depthmup.settings import SettingsError, column
-from depthmup.sweep.adaptive import Search
-from depthmup.sweep.engine import train
-from depthmup.sweep.group import Runner
-from depthmup.sweep.plan import from_identity, identity, trials
-from depthmup.sweep.store import Finished, Store
-from depthmup.sweep.until import PARTS, Lattice, decide, most, needed
-from depthmup.sweep.verdicts import looks, seed_stages, variants
 from depthmup.train.stop import Stopped
+from depthmup.trials.adaptive import Search
+from depthmup.trials.engine import train
+from depthmup.trials.group import Runner
+from depthmup.trials.plan import from_identity, identity, trials
+from depthmup.trials.store import Finished, Store
+from depthmup.trials.until import PARTS, Lattice, decide, most, needed
+from depthmup.trials.verdicts import looks, seed_stages, variants
 from tests import tiny
 
 STAGES = [3, 6, 12]
@@ -196,7 +196,7 @@ def test_a_bound_on_what_is_added():
 
 def test_no_more_looks_than_the_level_is_corrected_for(monkeypatch):
     chosen = settings()
-    monkeypatch.setattr("depthmup.sweep.until.looks", lambda settings: 2)
+    monkeypatch.setattr("depthmup.trials.until.looks", lambda settings: 2)
     found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert len(added) == 1
     assert found.spent == "it has looked 2 times, as often as it may"

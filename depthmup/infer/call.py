@@ -13,7 +13,8 @@ from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
 from depthmup.infer.roles import Leaf, Roles, axes_for, fans, told_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
-from depthmup.parameterization import Role, unknown
+from depthmup.names import unknown
+from depthmup.parameterization import Role
 from depthmup.specs import ParamSpec, PyTree, SpecError
 
 

@@ -7,7 +7,8 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from depthmup.parameterization import ROLES, unknown
+from depthmup.names import unknown
+from depthmup.parameterization import ROLES
 from depthmup.specs import SpecError, globs, starred
 
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)

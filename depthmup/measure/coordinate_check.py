@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup.measure.probe import ALL, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
-from depthmup.parameterization import at_least_one
+from depthmup.names import at_least_one
 
 Shape = tuple[int, int]  # width and depth
 
@@ -76,7 +76,7 @@ class CoordinateReport(NamedTuple):
         """Draw RMS changes against width and depth, one line per judged group, to a PNG."""
         from depthmup.measure.plot import plot_coordinates
 
-        plot_coordinates(self, path)
+        plot_coordinates(self.title, self.slopes, path)
 
 
 def coordinate_check(

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-PyTree = Any
+from depthmup.specs import PyTree
+
 Forward = Callable[[PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.parameterization import at_least_one, unknown
+from depthmup.names import at_least_one, unknown
+from depthmup.specs import PyTree
 
-PyTree = Any
 AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
     "arithmetic": lambda s: s.mean(axis=-1),
     "geometric": lambda s: np.exp(np.log(s).mean(axis=-1)),

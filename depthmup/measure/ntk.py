@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from depthmup.measure.kernels import check_outputs
-from depthmup.parameterization import at_least_one, unknown
-from depthmup.specs import flatten_shapes
+from depthmup.names import at_least_one, unknown
+from depthmup.specs import PyTree, flatten_shapes
 
-PyTree = Any
 INPUTS, SHIFTS = "dense_inputs", "dense_shifts"  # names of the Flax collections that `linen_dense` writes
 
 

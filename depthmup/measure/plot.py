@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from depthmup.measure.slope import NOT_OK, OK, UNDECIDED
-
-if TYPE_CHECKING:
-    from depthmup.measure.coordinate_check import CoordinateReport
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, overall
 
 STYLES = {OK: "-", UNDECIDED: ":", NOT_OK: "--"}
 
 
-def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
+def plot_coordinates(title: str, slopes: Sequence[Slope], path: str | Path) -> None:
     """Draw RMS change against size: a row per number of steps, a column per axis, a line per group and quantity that
     is judged. A line is solid if its slope is ok, dotted if undecided, dashed if not ok."""
-    judged = [s for s in report.slopes if s.judged]
+    judged = [s for s in slopes if s.judged]
     axes = list(dict.fromkeys(s.axis for s in judged))
     steps = list(dict.fromkeys(s.step for s in judged))
     names = list(dict.fromkeys((s.group, s.quantity) for s in judged))
@@ -50,6 +47,7 @@ def plot_coordinates(report: CoordinateReport, path: str | Path) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="trained (measured on)"
     )
-    styles = "" if report.ok else " (not ok: dashed, undecided: dotted, with their slopes)"
-    figure.suptitle(f"{report.title}: {report.verdict}{styles}", fontsize=11)
+    verdict = overall([s.answer for s in slopes])
+    styles = "" if verdict == OK else " (not ok: dashed, undecided: dotted, with their slopes)"
+    figure.suptitle(f"{title}: {verdict}{styles}", fontsize=11)
     figure.savefig(path, dpi=130)

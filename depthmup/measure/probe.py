@@ -15,11 +15,10 @@ import optax
 
 from depthmup.optim import families_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
+from depthmup.specs import PyTree, is_spec
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group as group_of
-from depthmup.specs import is_spec
 
-PyTree = Any
 ALL = "all"
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-PyTree = Any
+from depthmup.specs import PyTree
+
 ITERATIONS = 20
 
 

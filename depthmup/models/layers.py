@@ -15,7 +15,8 @@ import numpy as np
 from depthmup.activations import ACTIVATIONS
 from depthmup.keys import declared, key
 from depthmup.models.convolution import circular_conv, conv_general_dilated
-from depthmup.parameterization import ForwardFactors, unknown
+from depthmup.names import unknown
+from depthmup.parameterization import ForwardFactors
 
 Initializer = Callable[..., jax.Array]
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters

@@ -23,7 +23,8 @@ from depthmup.models.layers import (
     norm,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors, at_least_one
+from depthmup.names import at_least_one
+from depthmup.parameterization import ForwardFactors
 
 STAGES = 4  # number of SimpleResNet's stages; a pooling separates each from the next
 # {number of layers: (depth, stages, bottleneck)} of ResNet's ImageNet sizes

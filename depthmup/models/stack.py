@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-PyTree = Any
+from depthmup.specs import PyTree
 
 
 def state(module: nn.Module, h: jax.Array) -> jax.Array:

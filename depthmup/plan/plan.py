@@ -12,16 +12,16 @@ import jax
 from depthmup.data.images import BLANK, TFDS
 from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
-from depthmup.sweep.engine import checked
-from depthmup.sweep.estimate import AT_ONCE, Estimator, free_memory
-from depthmup.sweep.group import placement
-from depthmup.sweep.plan import grouped
 from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import check_sets
 from depthmup.train.run import loop_of
 from depthmup.train.task import Hyper
+from depthmup.trials.engine import checked
+from depthmup.trials.estimate import AT_ONCE, Estimator, free_memory
+from depthmup.trials.group import placement
+from depthmup.trials.plan import grouped
 
 HERE = "this machine"
 BEYOND = 16  # the line through two numbers of examples says nothing of numbers more than so many times as large

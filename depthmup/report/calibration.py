@@ -9,15 +9,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from depthmup.files import digest, write_atomically
 from depthmup.fit import chain_path_sum
 from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
 from depthmup.settings import NOT_AT_THE_START, Settings
-from depthmup.sweep.plan import SCHEMA, Trial, trials_of
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import update_profile
 from depthmup.train.recipe import Recipe
 from depthmup.train.task import Hyper
-from depthmup.train.workdir import digest, write_atomically
+from depthmup.trials.plan import SCHEMA, Trial, trials_of
 
 FILE = "calibration.json"  # {key of a curve: (s_l and mean squares, seeds, layers)} of all curves that were calibrated
 

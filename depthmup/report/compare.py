@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page
 from depthmup.report.curves import TransferCurve, finished, judge
 from depthmup.settings import put
-from depthmup.sweep.plan import from_identity
-from depthmup.sweep.store import load
-from depthmup.train.workdir import SETTINGS, WorkdirError, flat, write_atomically
+from depthmup.train.workdir import SETTINGS, WorkdirError
+from depthmup.trials.plan import from_identity
+from depthmup.trials.store import load
 
 FILE = "compare.html"
 LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # interactive.DASHES in words
@@ -81,7 +82,7 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
         raise WorkdirError(
             f"{workdir} has fewer than two finished sizes, so that there is no curve to compare: go on with its sweep"
         )
-    return _Sweep(letter, workdir, flat(saved), curves)
+    return _Sweep(letter, workdir, flattened(saved), curves)
 
 
 def _differences(sweeps: Sequence[_Sweep]) -> list[page.Cells]:

@@ -13,12 +13,12 @@ from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE, Settings, flat
-from depthmup.sweep.adaptive import Search
-from depthmup.sweep.plan import Trial, axes, cap, combinations
-from depthmup.sweep.plan import trials as planned
-from depthmup.sweep.until import decide
-from depthmup.sweep.verdicts import Names, added, best, in_words, variants, verdicts
 from depthmup.train.workdir import Row
+from depthmup.trials.adaptive import Search
+from depthmup.trials.plan import Trial, axes, cap, combinations
+from depthmup.trials.plan import trials as planned
+from depthmup.trials.until import decide
+from depthmup.trials.verdicts import Names, added, best, in_words, variants, verdicts
 
 __all__ = ["DepthLaws", "TransferCurve", "best", "curves_along_depth", "finished", "judge", "variants"]
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put
-from depthmup.sweep.store import load
 from depthmup.train.build import task_of
+from depthmup.trials.store import load
 
 
 class Grown(NamedTuple):

@@ -22,7 +22,7 @@ from depthmup.report.curves import TransferCurve
 from depthmup.report.figures import LOSSES, VERDICT_COLORS
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import OWN, Settings, column, defaults, keys, value_of
-from depthmup.sweep.plan import identity
+from depthmup.trials.plan import identity
 
 POINTS = 64  # most points of a learning curve
 SCALE = 1024  # a learning curve is kept as 16-bit integers, round(SCALE * log2(loss)): to 0.03%

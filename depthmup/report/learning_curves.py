@@ -10,8 +10,8 @@ import pandas
 
 from depthmup.fit import settled
 from depthmup.report.curves import TransferCurve
-from depthmup.sweep import store
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials import store
 
 STRETCHES = 10  # equal parts of a training, after each of which `settles` asks where the optimum is
 

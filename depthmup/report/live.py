@@ -11,9 +11,9 @@ import pandas
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
 from depthmup.settings import Settings
-from depthmup.sweep.plan import Trial, trials
-from depthmup.sweep.progress import Progress
 from depthmup.train.workdir import Row
+from depthmup.trials.plan import Trial, trials
+from depthmup.trials.progress import Progress
 
 EVERY = 10.0  # seconds between two versions of the page, at least
 SHARE = 0.02  # of the time of a sweep that writing its page may take

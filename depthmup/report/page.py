@@ -17,13 +17,13 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum, Rule
 from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Settings
-from depthmup.sweep.plan import axes, identity
-from depthmup.train.workdir import write_atomically
+from depthmup.trials.plan import axes, identity
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
 NONE = "-"  # the cell of a value that does not exist

@@ -16,9 +16,9 @@ from depthmup.report.calibration import calibrations
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.live import LiveReport
 from depthmup.settings import Settings, from_config
-from depthmup.sweep.engine import train
-from depthmup.sweep.group import CACHE, compiled_in
 from depthmup.train.workdir import Row
+from depthmup.trials.engine import train
+from depthmup.trials.group import CACHE, compiled_in
 
 
 class Result(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.parameterization import at_least_one, unknown
+from depthmup.names import at_least_one, unknown
 from depthmup.theory.precision import concrete
 
 READOUTS = ("phi", "linear")

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 from depthmup.theory.checks import check_alpha, check_memory, whole
 from depthmup.theory.flow import integrate
 from depthmup.theory.lazy import branch_rates, layers_of, warn_of_remainder

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.activations import ACTIVATIONS, Activation
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 
 Pair = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 TERMS = 128  # the number of terms of Mehler's series

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 from depthmup.theory.checks import GROUPS, check_alpha, check_kernel, check_readout, whole
 from depthmup.theory.moments import known
 from depthmup.theory.precision import concrete

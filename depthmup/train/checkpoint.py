@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers
 
-from depthmup.train.workdir import WorkdirError, digest, first_difference
+from depthmup.files import digest, first_difference
+from depthmup.specs import PyTree
+from depthmup.train.workdir import WorkdirError
 
-PyTree = Any
+if TYPE_CHECKING:
+    from orbax.checkpoint import CheckpointManager
+
 Arrays = dict[str, np.ndarray]
 FOLDER = "checkpoints"
 METRIC = "validation_loss"  # the metric that chooses the best checkpoints
 UNUSABLE = "unusable_checkpoints"  # checkpoints that cannot be read are moved to this folder
-ATTEMPTS, PAUSE = (
-    20,
-    0.05,
-)  # attempts to remove a half-written checkpoint, since Orbax's threads may still write to it; seconds between two
+# Attempts to remove a half-written checkpoint, since Orbax's threads may still write to it; seconds between two.
+ATTEMPTS, PAUSE = 20, 0.05
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def orbax_folder() -> ModuleType:
+    """The module that knows Orbax, imported when it is first needed."""
+    from depthmup.train import orbax_folder
+
+    return orbax_folder
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read. The message says what is wrong with it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _BestAndLast(checkpoint_managers.PreservationPolicy):
-    """Keep the last `keep` checkpoints, and the `best` checkpoints with the lowest loss."""
-
-    keep: int
-    best: int
-    losses: Mapping[int, float]  # step -> validation loss
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        best = sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])
-        kept = {*sorted(steps)[-self.keep :], *best[: self.best]}
-        return [step in kept for step in steps]
 
 
 class Checkpoints:
@@ -86,7 +78,7 @@ class Checkpoints:
         self._identity, self._specs = json.loads(json.dumps([identity, specs]))
         self._keep, self._best = keep, best
         self._primary = jax.process_index() == 0
-        self._manager: ocp.CheckpointManager | None = None
+        self._manager: CheckpointManager | None = None
         self._losses: dict[int, float] = {}
         if self._primary and self.path.exists():
             self._open()
@@ -143,8 +135,7 @@ class Checkpoints:
             if self._manager is None:
                 self._open()
             assert self._manager is not None
-            items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta))
-            self._manager.save(step, args=items)
+            orbax_folder().save(self._manager, step, arrays, meta)
         except Exception as error:
             self._failed(error)
 
@@ -193,14 +184,7 @@ class Checkpoints:
 
     def _open(self) -> None:
         """Open the folder. This takes 10 ms, so it is done only when there is something to read or to write."""
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            cleanup_tmp_directories=True,
-            preservation_policy=_BestAndLast(self._keep, self._best, self._losses),
-            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
-        )
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(self.path, item_names=("state", "meta"), options=options)
+        self._manager = orbax_folder().writer(self.path, self._keep, self._best, self._losses)
         for step in self.steps():
             with contextlib.suppress(CheckpointError):  # `restore` reports it
                 loss = _read_meta(self._manager, step)["metrics"].get(METRIC)
@@ -261,8 +245,7 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any
     path = (Path(workdir) / FOLDER).resolve()
     if not path.is_dir():
         raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
-    options = ocp.CheckpointManagerOptions(create=False)  # read_only=True would print a warning
-    with ocp.CheckpointManager(path, item_names=("state", "meta"), options=options) as manager:
+    with orbax_folder().reader(path) as manager:
         metas = {step: _read_meta(manager, step) for step in sorted(manager.all_steps())}
         if best:
             metas = {step: meta for step, meta in metas.items() if METRIC in meta["metrics"]}
@@ -279,10 +262,10 @@ def flatten(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+def _read_meta(manager: CheckpointManager, step: int) -> dict[str, Any]:
     """The JSON of a checkpoint. Raises CheckpointError if it cannot be read or is not what was written."""
     try:
-        meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        meta = orbax_folder().meta(manager, step)
         written = meta.pop("digest")
     except Exception as error:  # damaged bytes make the reader raise many kinds of errors
         raise CheckpointError(f"its JSON cannot be read ({_first_line(error)})") from error
@@ -291,10 +274,10 @@ def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     return meta
 
 
-def _read_arrays(manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any]) -> Arrays:
+def _read_arrays(manager: CheckpointManager, step: int, meta: Mapping[str, Any]) -> Arrays:
     """The arrays of a checkpoint. Raises CheckpointError if one cannot be read or is not what was written."""
     try:
-        arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
+        arrays = orbax_folder().arrays(manager, step)
     except Exception as error:
         raise CheckpointError(f"its arrays cannot be read ({_first_line(error)})") from error
     # Orbax notices a missing or shortened file, but not a changed byte in an array.

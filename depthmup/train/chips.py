@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 
 
 class Chip(NamedTuple):

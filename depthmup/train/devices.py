@@ -17,10 +17,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup.models.layers import BATCH_AXIS
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 from depthmup.settings import SettingsError
+from depthmup.specs import PyTree
 
-PyTree = Any
 Function = Callable[..., PyTree]
 WRAPPERS = ("pmap", "jit")
 REPLICATED = PartitionSpec()

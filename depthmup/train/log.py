@@ -15,7 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from depthmup.train.workdir import Row, WorkdirError, write_atomically
+from depthmup.files import write_atomically
+from depthmup.train.workdir import Row, WorkdirError
 
 METRICS = "metrics.jsonl"
 

@@ -19,10 +19,10 @@ import numpy as np
 from depthmup.data import Batches
 from depthmup.data.dataset import Records, Split
 from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
+from depthmup.specs import PyTree
 from depthmup.train.devices import Placement
 from depthmup.train.task import FOREVER, NEVER, Hyper, Task, TrainState, diverged, going
 
-PyTree = Any
 Report = Callable[[int, dict[str, np.ndarray]], None]
 CHUNK = 64  # largest number of steps in one call of a program
 AHEAD = 2  # steps or batches that the host may hand over before the devices have computed the earlier ones

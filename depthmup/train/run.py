@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from clu.parameter_overview import get_parameter_overview as overview
 
+from depthmup.files import write_atomically
 from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import specs_to_json
 from depthmup.train import flops
@@ -25,7 +26,7 @@ from depthmup.train.log import RunLog
 from depthmup.train.loop import Reader, TrialLoop, ends
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.task import NEVER, Hyper
-from depthmup.train.workdir import Workdir, write_atomically
+from depthmup.train.workdir import Workdir
 
 Say = Callable[[str], None]
 Report = Callable[[int, Mapping[str, np.ndarray]], None]

@@ -7,15 +7,13 @@ a time unless it is shared.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import os
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from depthmup.backend import described
+from depthmup.files import first_difference, write_atomically
 
 Row = dict[str, Any]
 LOCK = ".lock"
@@ -99,44 +97,6 @@ class Workdir:
                 f"{self.path} holds results of another config: {difference}. Give another --workdir, or delete this "
                 "one to start over"
             )
-
-
-def first_difference(saved: Any, here: Any) -> str:
-    """ "key was 1, now it is 2" for the first leaf in which two trees of JSON differ; "" if none."""
-    before, now = flat(saved), flat(here)
-    for key in [*now, *before]:
-        if before.get(key, "nothing") != now.get(key, "nothing"):
-            return f"{key} was {before.get(key, 'nothing')!r}, now it is {now.get(key, 'nothing')!r}"
-    return ""
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one mapping: {"a": {"b": leaf}} -> {"a.b": leaf}."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {key: value for name, sub in tree.items() for key, value in flat(sub, f"{prefix}.{name}".strip(".")).items()}
-
-
-def digest(tree: Any) -> str:
-    """Hash of a tree of JSON. The order of keys does not change it."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> None:
-    """Write a file in one step: a reader, also after a kill, finds the old content or the new, never a part of it.
-
-    sync: the same holds after a power cut.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # two machines may have the same process number
-    try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        if sync:
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _locked(path: Path, shared: bool) -> BinaryIO:

@@ -22,15 +22,15 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
+from depthmup.files import write_atomically
 from depthmup.report import figures
 from depthmup.settings import Settings, from_config
 from depthmup.sweep import run, train
-from depthmup.sweep.engine import checked
-from depthmup.sweep.estimate import Estimator
-from depthmup.sweep.plan import grouped
 from depthmup.train.build import batches_of
 from depthmup.train.stop import Stopped
-from depthmup.train.workdir import write_atomically
+from depthmup.trials.engine import checked
+from depthmup.trials.estimate import Estimator
+from depthmup.trials.plan import grouped
 from experiments import published
 from experiments.figures import page
 from experiments.figures.figure import Paper

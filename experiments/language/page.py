@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
+from depthmup.files import write_atomically
 from depthmup.fit import transfer
 from depthmup.report import figures
 from depthmup.report.curves import DepthLaws, TransferCurve
 from depthmup.report.page import verdict_table
-from depthmup.train.workdir import write_atomically
 from experiments import layer_kinds
 from experiments.figures.figure import along, best_losses, loss_pictures, markdown, paired, words
 from experiments.language.gpt_linen import VOCABULARY

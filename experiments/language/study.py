@@ -16,8 +16,8 @@ import optax
 import pandas
 
 import depthmup as dm
+from depthmup.files import write_atomically
 from depthmup.parameterization import Name
-from depthmup.train.workdir import write_atomically
 from experiments.language import gpt_linen, gpt_nnx
 from experiments.language.text import corpus, digest
 from experiments.published import RESULTS

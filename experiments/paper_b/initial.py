@@ -29,11 +29,11 @@ import jax
 import numpy as np
 
 from depthmup.backend import prepare_cpu
+from depthmup.files import write_atomically
 from depthmup.report.calibration import calibrate
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import measurement
-from depthmup.train.workdir import write_atomically
 from experiments.figures.command import settings_of
 from experiments.figures.figure import markdown
 from experiments.paper_b import fig2a, ingredients, networks

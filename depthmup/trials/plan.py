@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from depthmup.files import digest
 from depthmup.fit.curve import POINTS
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
@@ -28,10 +29,9 @@ from depthmup.settings import (
     put,
     value_of,
 )
-from depthmup.sweep.axes import parse
 from depthmup.train.build import batches_of
 from depthmup.train.recipe import chance
-from depthmup.train.workdir import digest
+from depthmup.trials.axes import parse
 
 AXES = ("depth", "width")
 SCHEMA = 4  # version of the results: raise it when the same settings give other results than before

@@ -17,8 +17,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from depthmup.sweep.plan import Group
-from depthmup.train.workdir import Row, Workdir, WorkdirError, digest, first_difference, write_atomically
+from depthmup.files import digest, first_difference, write_atomically
+from depthmup.train.workdir import Row, Workdir, WorkdirError
+from depthmup.trials.plan import Group
 
 if TYPE_CHECKING:
     import pandas

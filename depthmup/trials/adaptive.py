@@ -15,8 +15,8 @@ import numpy as np
 from depthmup.fit import log_losses, optimum
 from depthmup.fit.curve import POINTS
 from depthmup.settings import Settings
-from depthmup.sweep.plan import Trial, cap, combinations, score, trials_of
 from depthmup.train.workdir import Row
+from depthmup.trials.plan import Trial, cap, combinations, score, trials_of
 
 AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end

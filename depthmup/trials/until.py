@@ -17,11 +17,11 @@ import pandas
 from depthmup.fit import Need, Transfer
 from depthmup.fit.curve import BANDWIDTH
 from depthmup.settings import LEARNING_RATE, Settings
-from depthmup.sweep.adaptive import WIDER
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import Trial, axes, combinations, count, learning_rates
-from depthmup.sweep.verdicts import CurveVerdict, looks, seed_stages, verdicts
 from depthmup.train.workdir import Row
+from depthmup.trials.adaptive import WIDER
+from depthmup.trials.axes import parse
+from depthmup.trials.plan import Trial, axes, combinations, count, learning_rates
+from depthmup.trials.verdicts import CurveVerdict, looks, seed_stages, verdicts
 
 PARTS = 4  # of a grid's step: it is halved twice at most
 NAMED = 6  # verdicts that a message names at most

@@ -14,12 +14,12 @@ import numpy as np
 
 from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
-from depthmup.sweep.group import LOG_EVERY, Runner, hypers_of
-from depthmup.sweep.plan import Group, Trial
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.devices import trial_layout
 from depthmup.train.task import FOREVER, Hyper, Task
+from depthmup.trials.group import LOG_EVERY, Runner, hypers_of
+from depthmup.trials.plan import Group, Trial
 
 AT_ONCE = 128  # largest number of trials in a group, so that results come in steadily
 STRETCH = 3e11  # operations of a CPU between two chances to stop a sweep, at most: some ten seconds

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, from_config
-from depthmup.sweep.adaptive import Search
-from depthmup.sweep.axes import parse
-from depthmup.sweep.estimate import Estimator, at_once
-from depthmup.sweep.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
-from depthmup.sweep.plan import Group, Trial, count, grouped, identity, part, trials
-from depthmup.sweep.progress import CompileClock, Progress, about
-from depthmup.sweep.store import Claims, Finished, Store
-from depthmup.sweep.until import decide, most
 from depthmup.train.build import check_split, identity_of_data, task_of
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import Row
+from depthmup.trials.adaptive import Search
+from depthmup.trials.axes import parse
+from depthmup.trials.estimate import Estimator, at_once
+from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
+from depthmup.trials.plan import Group, Trial, count, grouped, identity, part, trials
+from depthmup.trials.progress import CompileClock, Progress, about
+from depthmup.trials.store import Claims, Finished, Store
+from depthmup.trials.until import decide, most
 
 if TYPE_CHECKING:
-    from depthmup.sweep.cluster import Cluster
+    from depthmup.trials.cluster import Cluster
 
 WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
 LAUNCHERS = ("local", "ray")
@@ -74,7 +74,7 @@ def train(
         stack.enter_context(compiled_in(cache))
         cluster = None
         if launcher == "ray":
-            from depthmup.sweep.cluster import Cluster
+            from depthmup.trials.cluster import Cluster
 
             cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers

@@ -12,9 +12,9 @@ from typing import Any
 
 from depthmup.backend import prepare_cpu
 from depthmup.settings import SettingsError
-from depthmup.sweep.group import Runner, compiled_in
-from depthmup.sweep.plan import Group
-from depthmup.sweep.store import Finished
+from depthmup.trials.group import Runner, compiled_in
+from depthmup.trials.plan import Group
+from depthmup.trials.store import Finished
 
 RETRIES = 10  # how often a group is trained again after its worker was lost
 

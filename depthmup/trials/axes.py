@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup.parameterization import unknown
+from depthmup.names import unknown
 from depthmup.settings import OWN, Settings, SettingsError, convert, flat, keys
 
 GRIDS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {"grid": np.linspace, "log": np.geomspace}

@@ -14,10 +14,8 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from depthmup.files import digest
 from depthmup.settings import Settings, SettingsError, column
-from depthmup.sweep.history import History, measured_after
-from depthmup.sweep.plan import AXES, SCHEMA, Group, Trial
-from depthmup.sweep.store import Finished
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import TrialsOverDevices
@@ -25,7 +23,10 @@ from depthmup.train.loop import Measurement, Reader, TrialLoop, ends
 from depthmup.train.quantities import measurement
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.task import Hyper
-from depthmup.train.workdir import Row, WorkdirError, digest
+from depthmup.train.workdir import Row, WorkdirError
+from depthmup.trials.history import History, measured_after
+from depthmup.trials.plan import AXES, SCHEMA, Group, Trial
+from depthmup.trials.store import Finished
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained

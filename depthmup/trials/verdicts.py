@@ -12,8 +12,8 @@ from depthmup.fit.curve import POINTS
 from depthmup.fit.table import ACCURACY
 from depthmup.measure.slope import stages
 from depthmup.settings import LEARNING_RATE, Settings, column, put
-from depthmup.sweep.axes import parse
-from depthmup.sweep.plan import axes, cap, followed, score
+from depthmup.trials.axes import parse
+from depthmup.trials.plan import axes, cap, followed, score
 
 COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 GRID_LOOKS = 2  # looks for finer and wider grids, besides those for more seeds

@@ -1,0 +1,49 @@
+"""Files that are written whole or not at all, and trees of JSON: their hash, their first difference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def first_difference(saved: Any, here: Any) -> str:
+    """ "key was 1, now it is 2" for the first leaf in which two trees of JSON differ; "" if none."""
+    before, now = flattened(saved), flattened(here)
+    for key in [*now, *before]:
+        if before.get(key, "nothing") != now.get(key, "nothing"):
+            return f"{key} was {before.get(key, 'nothing')!r}, now it is {now.get(key, 'nothing')!r}"
+    return ""
+
+
+def flattened(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping: {"a": {"b": leaf}} -> {"a.b": leaf}."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    parts = (flattened(sub, f"{prefix}.{name}".strip(".")) for name, sub in tree.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def digest(tree: Any) -> str:
+    """Hash of a tree of JSON. The order of keys does not change it."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> None:
+    """Write a file in one step: a reader, also after a kill, finds the old content or the new, never a part of it.
+
+    sync: the same holds after a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # two machines may have the same process number
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if sync:
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

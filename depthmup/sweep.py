@@ -1,0 +1,25 @@
+"""Sweeps from Python: train many trials, read their rows and learning curves, and report what they say."""
+
+from depthmup.report.calibration import calibrate, path_sum
+from depthmup.report.compare import compare
+from depthmup.report.grow import Grown, grow
+from depthmup.report.run import Result, run
+from depthmup.settings import put
+from depthmup.trials.engine import cost, train
+from depthmup.trials.store import curves, load, measured
+
+__all__ = [
+    "Grown",
+    "Result",
+    "calibrate",
+    "compare",
+    "cost",
+    "curves",
+    "grow",
+    "load",
+    "measured",
+    "path_sum",
+    "put",
+    "run",
+    "train",
+]
