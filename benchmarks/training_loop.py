@@ -36,7 +36,7 @@ from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.log import RunLog
 from depthmup.train.run import train_loop
 from depthmup.train.stop import Stop
-from depthmup.train.task import FOREVER
+from depthmup.train.trainable import FOREVER
 
 ROUNDS = 7
 TURNS = 21

@@ -18,7 +18,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.task import Batch
+from depthmup.train.trainable import Batch
 
 WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64
 AXES = {"width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32, 64)}

@@ -23,7 +23,7 @@ from depthmup.specs import is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Recipe, Task, TrainState
 from depthmup.train.devices import trial_layout
-from depthmup.train.task import FOREVER
+from depthmup.train.trainable import FOREVER
 
 PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]

@@ -11,7 +11,7 @@ import pytest
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.recipe import SCHEDULES, Recipe, chance
-from depthmup.train.task import NEVER
+from depthmup.train.trainable import NEVER
 from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import settings

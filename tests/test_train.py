@@ -10,7 +10,7 @@ import pytest
 from depthmup.data import NONE
 from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.task import diverged
+from depthmup.train.trainable import diverged
 from depthmup.trials.plan import trials
 from tests import tiny
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,46 @@ class Batches:
         split = split._replace(order=split.order[:count])
         ordered = Examples(split, batch_size, 0, steps, skip_corrupt=self.skip_corrupt, shard=shard)
         yield from _counted(stream(ordered, self.workers), split)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.dataset.in_memory
+
+    @property
+    def splits(self) -> dict[str, Split | Records]:
+        data = self.dataset
+        return {"": data.train, "validation_": data.validation, "test_": data.test}
+
+    def evaluated(self, split: Split | Records, parts: int = 1, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """The batches of a split on which it is evaluated, of the training split the first TRAIN_EVALUATED examples."""
+        limit = TRAIN_EVALUATED if split is self.dataset.train else None
+        return self.evaluation(split, limit, -(-EVALUATION_BATCH // parts) * parts, shard)
+
+    @property
+    def evaluated_examples(self) -> int:
+        data = self.dataset
+        return min(data.train.examples, TRAIN_EVALUATED) + data.validation.examples + data.test.examples
+
+    def resident(self) -> Batch:
+        """(inputs (examples, numbers of an example), labels) of the training split. A TPU pads an array's last axes: of
+        images those are three channels, which a program would copy into another layout, eight times as large, before it
+        picks from them."""
+        split = self.dataset.train
+        assert isinstance(split, Split)
+        return split.inputs.reshape(split.examples, -1), split.labels
+
+    def pick(self, resident: tuple[jax.Array, jax.Array], indices: jax.Array, step: jax.Array) -> Any:
+        inputs, labels = jax.tree.map(lambda leaf: leaf[indices], resident)
+        return inputs.reshape(-1, *self.dataset.shape), labels
+
+    def raw_shapes(self, examples: int) -> Any:
+        inputs = jax.ShapeDtypeStruct((examples, *self.dataset.shape), np.uint8)
+        return inputs, jax.ShapeDtypeStruct((examples,), np.int32)
+
+    def prepared(self, raw: Any, step: Any = None, places: Any = None) -> tuple[jax.Array, jax.Array]:
+        """(inputs, labels) with `prepare`d inputs."""
+        inputs, labels = raw
+        return self.prepare(inputs, step, places), labels
 
     def prepare(
         self, inputs: jax.Array, step: jax.Array | int | None = None, places: jax.Array | None = None

@@ -17,7 +17,8 @@ from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import check_sets
 from depthmup.train.run import loop_of
-from depthmup.train.task import Hyper
+from depthmup.train.trainable import Hyper
+from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.engine import checked
 from depthmup.trials.estimate import AT_ONCE, Estimator, free_memory
 from depthmup.trials.group import placement
@@ -259,12 +260,15 @@ def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
 
 def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     """The group of the sweep whose steps have the most operations; all others are taken to be as fast by operation."""
-    devices, trials, estimator = described or jax.local_devices(), checked(settings), Estimator()
+    study = ConfigStudy(settings)
+    devices, trials, estimator = described or jax.local_devices(), checked(study), Estimator()
     if described:  # a sweep's process has the devices of its host, and shares no array with others
         devices = [device for device in devices if device.process_index == devices[0].process_index]
-    groups = grouped(trials, lambda program: settings.sweep.at_once or AT_ONCE)
+    groups = grouped(study, trials, lambda program: settings.sweep.at_once or AT_ONCE)
     dear = max(groups, key=estimator.work)
-    own, model = dear.settings, dear.settings.model
+    point = dear.point
+    assert isinstance(point, ConfigPoint)
+    own, model = point.settings, point.settings.model
     share, task, batches = own.parallel.devices_per_trial, task_of(own), batches_of(own)
     check_sets(len(devices), share)
     sets, work = len(devices) // share, estimator.work(dear)
@@ -272,7 +276,7 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
-        return TrialLoop(task, batches, placement(own, each * sets, devices, described is not None))
+        return TrialLoop(task, batches, placement(own.parallel, each * sets, devices, described is not None))
 
     return Case(
         what=f"sweep: {len(trials):,} trials; the dearest: {model.name}, width {model.width}, depth {model.depth}, "

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page
 from depthmup.report.curves import TransferCurve, finished, judge
-from depthmup.settings import put
 from depthmup.train.workdir import SETTINGS, WorkdirError
-from depthmup.trials.plan import from_identity
+from depthmup.trials.config_study import from_identity
 from depthmup.trials.store import load
 
 FILE = "compare.html"
@@ -72,11 +71,11 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
         raise WorkdirError(f"{workdir} holds no {SETTINGS}: give the --workdir of main.py sweep")
     try:
         saved = json.loads(path.read_text())
-        settings = put(from_identity(saved), {"data.data_dir": data_dir})
+        study = from_identity(saved, data_dir)
     except (KeyError, ValueError) as error:
         raise WorkdirError(f"{path} cannot be used: {error}. Give the --workdir of main.py sweep") from error
     rows = {row["key"]: row for row in load(workdir).to_dict("records")}
-    found = finished(rows, settings)
+    found = finished(rows, study)
     curves = judge(*found) if found else []
     if not curves:
         raise WorkdirError(

@@ -12,11 +12,11 @@ from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules,
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
-from depthmup.settings import LEARNING_RATE, Settings, flat
-from depthmup.train.workdir import Row
+from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import Trial, axes, cap, combinations
+from depthmup.trials.plan import combinations, sizes
 from depthmup.trials.plan import trials as planned
+from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
 from depthmup.trials.verdicts import Names, added, best, in_words, variants, verdicts
 
@@ -81,10 +81,7 @@ class TransferCurve:
 
 
 def judge(
-    rows: pandas.DataFrame,
-    settings: Settings,
-    calibrated: Mapping[str, MaximalUpdate] | None = None,
-    classes: int | None = None,
+    rows: pandas.DataFrame, study: Study, calibrated: Mapping[str, MaximalUpdate] | None = None
 ) -> list[TransferCurve]:
     """The curve of every optimizer, parameterization and variant along every axis of sizes, with its verdict.
 
@@ -94,25 +91,24 @@ def judge(
     Args:
       rows: as `sweep.load` returns them.
       calibrated: as `calibration.calibrations` returns them.
-      classes: of the data set, if it is not at hand: the laws along depth are then without rules, which need a model.
     """
-    along_depth = {} if classes else curves_along_depth(settings)
+    along_depth = curves_along_depth(study) if study.trainable else {}
     result = []
-    for found in verdicts(rows, settings, classes):
+    for found in verdicts(rows, study):
         laws = DepthLaws()
         if found.axis == "depth" and found.key == LEARNING_RATE:
             of_depth = {depth: along_depth[found.names, depth] for depth in found.result.values if along_depth}
-            laws = _laws(found.result, of_depth, calibrated or {})
+            laws = _laws(study, found.result, of_depth, calibrated or {})
         result.append(
             TransferCurve(
                 *found.names,
                 axis=found.axis,
                 hyperparameter=found.hyperparameter,
-                measure=settings.sweep.judge_by,
+                measure=study.sweep.judge_by,
                 trials=found.trials,
                 result=found.result,
                 chance=found.chance,
-                chance_loss=cap(found.settings, "loss", classes),
+                chance_loss=found.chance_loss,
                 laws=laws,
             )
         )
@@ -120,9 +116,9 @@ def judge(
 
 
 def finished(
-    rows: Mapping[str, Row], settings: Settings, plan: Sequence[Trial] = ()
-) -> tuple[pandas.DataFrame, Settings] | None:
-    """The rows at the sizes whose trials are all there, and the settings with these sizes alone; None without any.
+    rows: Mapping[str, Row], study: Study, plan: Sequence[Trial] = ()
+) -> tuple[pandas.DataFrame, Study] | None:
+    """The rows at the sizes whose trials are all there, and the study of these sizes alone; None without any.
 
     Of an adaptive sweep, which decides about sizes by the results of others: all rows that it asks for, once they are
     there. Of a sweep until its verdicts are decided, once its plan is there: the rows that its last verdicts are about.
@@ -131,53 +127,51 @@ def finished(
       rows: {key: row} of a sweep that may be going on.
       plan: all its trials; by default they are made, which takes seconds where there are ten thousand.
     """
-    if settings.sweep.adaptive:
-        search = Search(settings)
+    if study.sweep.adaptive:
+        search = Search(study)
         if not rows or search.next_trials(rows):
             return None
         plan = search.evaluated(rows)
     else:
-        plan = plan or planned(settings)
+        plan = plan or planned(study)
     if all(trial.key in rows for trial in plan):
-        if settings.sweep.until == "decided":
-            plan = decide(plan, rows, settings).asked
-        return pandas.DataFrame([rows[trial.key] for trial in plan]), settings
+        if study.sweep.until == "decided":
+            plan = decide(plan, rows, study).asked
+        return pandas.DataFrame([rows[trial.key] for trial in plan]), study
     shapes: dict[tuple[int, int], list[str]] = {}
     for trial in plan:
-        shapes.setdefault((trial.settings.model.width, trial.settings.model.depth), []).append(trial.key)
+        shapes.setdefault((trial.point.width, trial.point.depth), []).append(trial.key)
     whole = [shape for shape, keys in shapes.items() if all(key in rows for key in keys)]
-    width, depth, sweep = settings.model.width, settings.model.depth, settings.sweep
-    depths = tuple(size for size in sweep.depths if (width, size) in whole)
-    widths = tuple(size for size in sweep.widths if (size, depth) in whole)
+    depths = [size for size in study.sweep.depths if (study.width, size) in whole]
+    widths = [size for size in study.sweep.widths if (size, study.depth) in whole]
     if not depths and not widths:
         return None
-    found = pandas.DataFrame([rows[key] for shape in whole for key in shapes[shape]])
-    return found, dataclasses.replace(settings, sweep=dataclasses.replace(sweep, depths=depths, widths=widths))
+    return pandas.DataFrame([rows[key] for shape in whole for key in shapes[shape]]), study.sized(widths, depths)
 
 
-def curves_along_depth(settings: Settings) -> dict[tuple[Names, float], Settings]:
-    """((optimizer, parameterization, variant), depth) -> the settings of these trials; {} without an axis of depths."""
-    result: dict[tuple[Names, float], Settings] = {}
-    if all(axis != "depth" for axis, _ in axes(settings)):
+def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
+    """((optimizer, parameterization, variant), depth) -> the point of these trials; {} without an axis of depths."""
+    result: dict[tuple[Names, float], Point] = {}
+    if all(axis != "depth" for axis, _ in sizes(study)):
         return result
-    keys = added(settings, LEARNING_RATE)
-    for curve, _ in combinations(settings):
-        if curve.model.width == settings.model.width and curve.model.depth in settings.sweep.depths:
-            leaves = flat(curve)
-            variant = in_words(keys, [leaves[key] for key in keys])
-            names = curve.optimizer.name, curve.parameterization.name, variant
-            result[names, float(curve.model.depth)] = curve
+    keys = added(study, LEARNING_RATE)
+    for point, _ in combinations(study):
+        if point.width == study.width and point.depth in study.sweep.depths:
+            variant = in_words(keys, [point.leaves[key] for key in keys])
+            result[(point.optimizer, point.parameterization, variant), float(point.depth)] = point
     return result
 
 
-def _laws(found: Transfer, settings: Mapping[float, Settings], calibrated: Mapping[str, MaximalUpdate]) -> DepthLaws:
-    """settings: of each depth; without them there is the power law alone."""
+def _laws(
+    study: Study, found: Transfer, points: Mapping[float, Point], calibrated: Mapping[str, MaximalUpdate]
+) -> DepthLaws:
+    """points: of each depth; without them there is the power law alone."""
     law, rates = None, dict[str, dict[float, float | None]]()
     if sum(rate is not None for rate in found.optimal_lr) > 2:
         law = power_law(found.values, found.optimal_lr, [optimum.stderr for optimum in found.optima])
-    if not settings:
+    if not points:
         return DepthLaws(power_law=law)
-    names = {depth: calibration.key(own) for depth, own in settings.items()}
+    names = {depth: calibration.key(study, point) for depth, point in points.items()}
     updates = {depth: calibrated[name] for depth, name in names.items() if name in calibrated}
     pairs = zip(found.values, found.optimal_lr, strict=True)
     tuned = next((depth for depth, rate in pairs if rate is not None), None)
@@ -186,10 +180,10 @@ def _laws(found: Transfer, settings: Mapping[float, Settings], calibrated: Mappi
             "calibrated": {depth: update.learning_rate for depth, update in updates.items()},
             "relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
         }
-    sums = {depth: calibration.path_sum(own) for depth, own in settings.items()}
+    sums = {depth: point.path_sum for depth, point in points.items() if point.path_sum}
     return DepthLaws(
         power_law=law,
-        rules=learning_rate_rules(found, path_sums=sums, calibrated=rates),
+        rules=learning_rate_rules(found, path_sums=sums if len(sums) == len(points) else None, calibrated=rates),
         segments=segmented(found.values, found.optimal_lr),
         updates=updates,
     )

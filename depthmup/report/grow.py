@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put
 from depthmup.train.build import task_of
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import load
 
 
@@ -59,7 +60,7 @@ def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None 
 def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
     """The sweep's learning-rate curves for the parameterization and optimizer of `settings`; the first has a best."""
     wanted = settings.parameterization.name, settings.optimizer.name
-    found = [c for c in judge(load(workdir), settings) if c.hyperparameter == "learning_rate"]
+    found = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
     own = [c for c in found if (c.parameterization, c.optimizer) == wanted]
     if variants := {c.variant for c in own} - {""}:
         raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")

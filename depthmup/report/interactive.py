@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import math
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -21,8 +21,8 @@ from matplotlib.colors import to_hex
 from depthmup.report.curves import TransferCurve
 from depthmup.report.figures import LOSSES, VERDICT_COLORS
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import OWN, Settings, column, defaults, keys, value_of
-from depthmup.trials.plan import identity
+from depthmup.settings import OWN, column
+from depthmup.trials.study import Study
 
 POINTS = 64  # most points of a learning curve
 SCALE = 1024  # a learning curve is kept as 16-bit integers, round(SCALE * log2(loss)): to 0.03%
@@ -61,14 +61,15 @@ def plots(
     return result
 
 
-def trials(curves: Sequence[TransferCurve], settings: Settings, learning: LearningCurves, program: str) -> Json:
+def trials(curves: Sequence[TransferCurve], study: Study, learning: LearningCurves, program: str) -> Json:
     """What a click on a point shows of its trials: settings, loss, learning curve, and the command to run one alone.
 
     program: what starts the command, such as "python main.py". The entry "keys" has the trials' keys, in the order of
     all other lists.
     """
     rows = pandas.concat([c.trials for c in curves]).drop_duplicates("key")
-    swept = [key for key in (*OWN, *identity(settings)["axes"]) if column(key) in rows]
+    swept = [key for key in (*OWN, *study.identity["axes"]) if column(key) in rows]
+    flags = study.command(set(swept))
     steps, losses = learning.thinned(list(rows["key"]), POINTS)
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.round(SCALE * np.log2(losses))
@@ -76,8 +77,8 @@ def trials(curves: Sequence[TransferCurve], settings: Settings, learning: Learni
     packed = np.where(known, np.clip(log, MISSING + 1, -MISSING - 1), MISSING).astype("<i2")
     return {
         "keys": list(rows["key"]),
-        "command": f"{program} train {shlex.join(_flags(settings, set(swept)))}",
-        "settings": {key: _coded(rows[column(key)], key, settings) for key in dict.fromkeys(swept)},
+        "command": f"{program} train {shlex.join(flags)}" if flags else "",
+        "settings": {key: _coded(rows[column(key)], key, study) for key in dict.fromkeys(swept)},
         "loss": [float(f"{loss:.6g}") if math.isfinite(loss) else None for loss in rows["loss"].astype(float)],
         "diverged": [bool(diverged) for diverged in rows["diverged"]],
         "steps": [int(step) for step in steps],
@@ -255,28 +256,12 @@ def _sizes(own: Sequence[tuple[str, TransferCurve]]) -> list[float]:
     return sorted({size for _, c in own for size in c.result.values})
 
 
-def _coded(values: pandas.Series, key: str, settings: Settings) -> Json:
+def _coded(values: pandas.Series, key: str, study: Study) -> Json:
     """A setting of all trials: its distinct values and their flags, and the number of each trial's value."""
     codes, distinct = pandas.factorize(values, use_na_sentinel=False)
     found = [None if value is None or value != value else _plain(value) for value in distinct]  # NaN stands for None
-    flags = [shlex.join(_flag(key, value, settings)) for value in found]
+    flags = [shlex.join(study.flag(key, value)) for value in found]
     return {"values": [str(value) for value in found], "flags": flags, "of": codes.tolist()}
-
-
-def _flags(settings: Settings, swept: Collection[str]) -> list[str]:
-    """The flags that make the shipped default config of a family that of a sweep, apart from what is swept."""
-    declared = keys(settings.model.name).items()
-    wanted = [key for key, k in declared if (k.decides or key.startswith("data.")) and key not in swept]
-    wanted.remove("model.name")
-    return [
-        f"--config=default:{settings.model.name}",
-        *(flag for key in wanted for flag in _flag(key, value_of(settings, key), settings)),
-    ]
-
-
-def _flag(key: str, value: Any, settings: Settings) -> list[str]:
-    """What sets a key on the command line; nothing if this is its default."""
-    return [] if value == value_of(defaults(settings.model.name), key) else [f"--config.{key}={value}"]
 
 
 def _plain(value: Any) -> Any:

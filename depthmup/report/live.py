@@ -10,10 +10,9 @@ import pandas
 
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
-from depthmup.settings import Settings
-from depthmup.train.workdir import Row
-from depthmup.trials.plan import Trial, trials
+from depthmup.trials.plan import trials
 from depthmup.trials.progress import Progress
+from depthmup.trials.study import Row, Study, Trial
 
 EVERY = 10.0  # seconds between two versions of the page, at least
 SHARE = 0.02  # of the time of a sweep that writing its page may take
@@ -26,8 +25,8 @@ class LiveReport:
     sweep says why, and goes on without it.
     """
 
-    def __init__(self, settings: Settings, workdir: Path, command: str) -> None:
-        self._settings, self._workdir, self._command = settings, workdir, command
+    def __init__(self, study: Study, workdir: Path, command: str) -> None:
+        self._study, self._workdir, self._command = study, workdir, command
         self._next = 0.0  # no page before this time
         self._last: tuple[Mapping[str, Row], str, float] | None = None
         self._plan: list[Trial] = []  # made once, if there is something to judge
@@ -54,12 +53,12 @@ class LiveReport:
     def _write(self, stopped: str) -> None:
         assert self._last
         rows, line, share = self._last
-        if rows and not self._plan and not self._settings.sweep.adaptive:
-            self._plan = trials(self._settings)
-        found = finished(rows, self._settings, self._plan) if rows else None
+        if rows and not self._plan and not self._study.sweep.adaptive:
+            self._plan = trials(self._study)
+        found = finished(rows, self._study, self._plan) if rows else None
         unfinished = page.Unfinished(stopped or line, share, time.time())
         if found:
-            table, settings = found
-            page.write(judge(table, settings), table, settings, self._workdir, self._command, unfinished)
+            table, study = found
+            page.write(judge(table, study), table, study, self._workdir, self._command, unfinished)
         else:
-            page.write([], pandas.DataFrame(rows.values()), self._settings, self._workdir, self._command, unfinished)
+            page.write([], pandas.DataFrame(rows.values()), self._study, self._workdir, self._command, unfinished)

@@ -22,8 +22,8 @@ from depthmup.fit import Drift, Optimum, Rule
 from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import Settings
-from depthmup.trials.plan import axes, identity
+from depthmup.trials.plan import sizes
+from depthmup.trials.study import Study
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
 NONE = "-"  # the cell of a value that does not exist
@@ -50,7 +50,7 @@ class Unfinished(NamedTuple):
 def write(
     curves: Sequence[TransferCurve],
     rows: pandas.DataFrame,
-    settings: Settings,
+    study: Study,
     workdir: Path,
     command: str,
     unfinished: Unfinished | None = None,
@@ -61,14 +61,14 @@ def write(
       command: what made the report. It says how the report's commands begin, too.
       unfinished: of a sweep that is going on; then the report alone is written, and loads itself anew while it is open.
     """
-    found = summary(curves, settings)
+    found = summary(curves, study)
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
     pictures, settled = dict[str, Picture](), list[list[float | None]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
-        trials = interactive.trials(curves, settings, learning, _program(command))
+        trials = interactive.trials(curves, study, learning, _program(command))
         data |= {"plots": interactive.plots(curves, trials.pop("keys")), "trials": trials}
         settled = [[None] * len(c.result.values) if unfinished else learning.settles(c) for c in curves]
         for name, title, draw in _figures(curves, learning):
@@ -88,9 +88,9 @@ def write(
         laws=laws(curves),
         optima=optima(curves, settled),
         others=any(c.hyperparameter != "learning_rate" for c in curves),
-        best="" if curves or rows.empty else best_table(rows, settings),
+        best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
-        sizes={axis: ", ".join(map(str, sizes)) for axis, sizes in axes(settings)},
+        sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
         pictures=pictures,
         plots=list(data["plots"]),
         settings=json.dumps(found["settings"], indent=1),
@@ -276,22 +276,22 @@ def rule_table(curves: Sequence[TransferCurve]) -> str:
     )
 
 
-def best_table(rows: pandas.DataFrame, settings: Settings) -> str:
+def best_table(rows: pandas.DataFrame, study: Study) -> str:
     """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
-    measure = settings.sweep.judge_by
+    measure = study.sweep.judge_by
     lines = [f"{'':40}{'width':>7}{'depth':>7}  best log2 learning rate, {measure} there"]
-    for names, trials in variants(rows, settings):
+    for names, trials in variants(rows, study):
         for (width, depth), own in trials.groupby(["width", "depth"], sort=False):
-            rate, value = best(own, settings)
+            rate, value = best(own, measure)
             value = 1 - value if measure.endswith("accuracy") else value
             found = f"{_log2(rate)}  {value:.4f}" if math.isfinite(value) else "none"
             lines.append(f"{' '.join(names):40}{width:>7}{depth:>7}  {found}")
     return "\n".join(lines)
 
 
-def summary(curves: Sequence[TransferCurve], settings: Settings) -> dict[str, Any]:
+def summary(curves: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
     """The content of summary.json."""
-    return {"sweeps": [_finite(_summary_of(c)) for c in curves], "settings": identity(settings)}
+    return {"sweeps": [_finite(_summary_of(c)) for c in curves], "settings": study.identity}
 
 
 def _summary_of(c: TransferCurve) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from depthmup.report import page
 from depthmup.report.calibration import calibrations
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.live import LiveReport
-from depthmup.settings import Settings, from_config
-from depthmup.train.workdir import Row
+from depthmup.settings import Settings
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import train
 from depthmup.trials.group import CACHE, compiled_in
+from depthmup.trials.study import Row, Study
 
 
 class Result(NamedTuple):
@@ -31,8 +32,9 @@ class Result(NamedTuple):
     tables: str = ""
 
 
-def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str = "", **options: Any) -> Result:
-    """Train the missing trials of a config's sweep, then write verdicts, pictures and report.html into `workdir`.
+def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, command: str = "", **options: Any) -> Result:
+    """Train the missing trials of the sweep of a config, or of a `Study`; then write verdicts, pictures and report.html
+    into `workdir`.
 
     While it trains, report.html has the progress and what is known so far.
 
@@ -40,11 +42,11 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
       command: the command that the report says it was made by.
       options: arguments of `sweep.train`, which also says what is raised.
     """
-    settings = config if isinstance(config, Settings) else from_config(config)
+    study = ConfigStudy.of(config)
     _, parts = options.get("shard", (0, 1))
-    live = LiveReport(settings, Path(workdir), command)
+    live = LiveReport(study, Path(workdir), command)
     try:
-        rows = train(settings, workdir, watch=live if parts == 1 else None, **options)
+        rows = train(study, workdir, watch=live if parts == 1 else None, **options)
     except BaseException:
         live.stop()
         raise
@@ -52,20 +54,20 @@ def run(config: Settings | Mapping[str, Any], workdir: str | Path, command: str 
         words = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
         return Result(rows, words, None)
     table = pandas.DataFrame(rows)
-    curves = judge(table, settings, _calibrated(settings, Path(workdir)))
+    curves = judge(table, study, _calibrated(study, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
-    path = page.write(curves, table, settings, Path(workdir), command)
-    return Result(rows, page.answers(curves) or page.best_table(table, settings), path, "\n\n".join(tables))
+    path = page.write(curves, table, study, Path(workdir), command)
+    return Result(rows, page.answers(curves) or page.best_table(table, study), path, "\n\n".join(tables))
 
 
-def _calibrated(settings: Settings, workdir: Path) -> dict[str, MaximalUpdate]:
+def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:
     """The maximal updates of the sweep's curves along depth, if the config asks for them and they can be computed."""
-    if not settings.sweep.calibrate:
+    if not study.sweep.calibrate:
         return {}
-    cache = workdir / CACHE if settings.sweep.cache else None
+    cache = workdir / CACHE if study.sweep.cache else None
     with compiled_in(cache), Console(stderr=True).status("") as status:
         try:
-            return calibrations(curves_along_depth(settings).values(), workdir, status.update)
+            return calibrations(study, curves_along_depth(study).values(), workdir, status.update)
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
             print(f"the report comes without calibrated rules: {error}")
             return {}

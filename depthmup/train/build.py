@@ -13,7 +13,8 @@ from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model
 from depthmup.settings import Settings, SettingsError
 from depthmup.train.recipe import Recipe
-from depthmup.train.task import Hyper, Task
+from depthmup.train.task import Task
+from depthmup.train.trainable import Hyper
 
 FILES = "files of data.data_dir"  # the entry of an identity that says which images a folder has
 

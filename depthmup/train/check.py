@@ -12,7 +12,8 @@ from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_o
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.recipe import Recipe
-from depthmup.train.task import FOREVER, Batch, Hyper, Task, TrainState
+from depthmup.train.task import Task
+from depthmup.train.trainable import FOREVER, Batch, Hyper, TrainState
 
 
 def check_optimizer(

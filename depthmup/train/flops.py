@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from depthmup.models.convolution import conv_p
-from depthmup.train.task import Hyper, Task
+from depthmup.train.trainable import Hyper, Trainable
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> float:
@@ -30,17 +30,15 @@ def by_dtype(function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
     return dict(_count(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
-def of_step(task: Task, hyper: Hyper, batch_size: int) -> float:
+def of_step(task: Trainable, hyper: Hyper, batch_size: int) -> float:
     """Operations of a training step, forwards and backwards."""
     return sum(of_step_by_dtype(task, hyper, batch_size).values())
 
 
-def of_step_by_dtype(task: Task, hyper: Hyper, batch_size: int) -> dict[str, float]:
+def of_step_by_dtype(task: Trainable, hyper: Hyper, batch_size: int) -> dict[str, float]:
     """`by_dtype` of a training step, forwards and backwards."""
-    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
-    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
     arrays = hyper.arrays()
-    return by_dtype(task.step, jax.eval_shape(task.init, arrays), (inputs, labels), arrays)
+    return by_dtype(task.step, jax.eval_shape(task.init, arrays), task.batch_shapes(batch_size), arrays)
 
 
 def _count(jaxpr: Any) -> Counter[str]:

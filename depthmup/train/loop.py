@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.data import Batches
-from depthmup.data.dataset import Records, Split
-from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
+from depthmup.data.feed import Feed
+from depthmup.data.pipeline import part_of
 from depthmup.specs import PyTree
 from depthmup.train.devices import Placement
-from depthmup.train.task import FOREVER, NEVER, Hyper, Task, TrainState, diverged, going
+from depthmup.train.trainable import FOREVER, NEVER, Batch, Hyper, Trainable, TrainState, diverged, going
 
 Report = Callable[[int, dict[str, np.ndarray]], None]
 CHUNK = 64  # largest number of steps in one call of a program
@@ -81,11 +80,11 @@ def ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 
 
 
 class TrialLoop:
-    """The programs of a task on a data set. They are compiled once and then train any number of groups of trials.
+    """The programs of a task on a feed. They are compiled once and then train any number of groups of trials.
 
-    A data set that fits in memory lies on the devices as raw pixels. One program takes up to CHUNK steps: it picks
-    batches, augments and trains, and the host does nothing per step. For a data set on disk a program takes one step,
-    and the host hands it the batch.
+    Data that fit in memory lie on the devices. One program takes up to CHUNK steps: it picks batches, augments and
+    trains, and the host does nothing per step. For data on disk a program takes one step, and the host hands it the
+    batch.
 
     placement: how trials, or the parts of a batch, are split over devices (train.devices).
     waited: upper bound of the seconds in which the devices had nothing to do because the host was getting a batch.
@@ -94,7 +93,7 @@ class TrialLoop:
     """
 
     def __init__(
-        self, task: Task, batches: Batches, placement: Placement, measurement: Measurement | None = None
+        self, task: Trainable, batches: Feed, placement: Placement, measurement: Measurement | None = None
     ) -> None:
         self.task, self.batches, self.placement = task, batches, placement
         self.waited = 0.0
@@ -102,7 +101,6 @@ class TrialLoop:
         parts = placement.parts
         if batches.batch_size % parts:
             raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {parts} devices")
-        self._evaluation_batch = -(-EVALUATION_BATCH // parts) * parts
         self._part = part_of(batches.batch_size, placement.shard)
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
         self._init = placement.over(task.init, trial=1)
@@ -110,7 +108,7 @@ class TrialLoop:
         # What is measured knows nothing of parts of a batch: every device has all examples of it.
         self._measure = placement.over(measurement.function, trial=2, shared=1) if measurement else None
         self._measured_on = measurement.batch if measurement else None
-        if batches.dataset.in_memory:
+        if batches.in_memory:
             self._chunk = placement.over(self._chunk_of_one, trial=2, batch=1, shared=3, donate=True)
         else:
             self._step = placement.over(self._step_of_one, trial=2, batch=1, shared=1, donate=True)
@@ -139,16 +137,14 @@ class TrialLoop:
         Nothing is put on a device, so the placement's devices may be only described. The function takes up to CHUNK
         steps of data in memory, and one step of data on disk.
         """
-        place, dataset = self.placement, self.batches.dataset
-        arrays = hyper.arrays()
+        place, arrays, places = self.placement, hyper.arrays(), self._places
         state, number = jax.eval_shape(self.task.init, arrays), place.shape(np.int32(0))
         trial = place.shapes(state), place.shapes(arrays)
-        if isinstance(dataset.train, Split):
-            indices = jax.ShapeDtypeStruct((len(self._places), CHUNK), np.int32)
-            split = jax.tree.map(place.shape, _rows(dataset.train))
-            return self._chunk, (*trial, place.spread_shapes((self._places, indices)), split, number, number)
-        inputs = jax.ShapeDtypeStruct((len(self._places), *dataset.shape), np.uint8)
-        batch = place.spread_shapes((self._places, inputs, self._places))  # labels are like places: int32, one each
+        if self.batches.in_memory:
+            indices = jax.ShapeDtypeStruct((len(places), CHUNK), np.int32)
+            resident = jax.tree.map(place.shape, self.batches.resident())
+            return self._chunk, (*trial, place.spread_shapes((places, indices)), resident, number, number)
+        batch = place.spread_shapes((places, self.batches.raw_shapes(len(places))))
         return self._step, (*trial, batch, number)
 
     def stretches(self, state: PyTree, hyper: PyTree, start: int, ends: Iterable[int]) -> Iterator[Stretch]:
@@ -159,8 +155,7 @@ class TrialLoop:
         """
         # Closing the source stops the workers that load data.
         with contextlib.closing(self.batches.train(start, FOREVER, self.placement.shard)) as source:
-            in_memory = self.batches.dataset.in_memory
-            advance = self._chunks if in_memory else functools.partial(self._steps, source)
+            advance = self._chunks if self.batches.in_memory else functools.partial(self._steps, source)
             for end in ends:
                 state, parts = advance(state, hyper, start, end)
                 yield Stretch(end, state, functools.partial(self._read, parts))
@@ -181,9 +176,8 @@ class TrialLoop:
         reader.catch_up()
         return self.results(state, hyper)
 
-    def evaluate(self, state: PyTree, hyper: PyTree, split: Split | Records) -> dict[str, np.ndarray]:
-        """Loss and accuracy over a split, (trials,) each. Of the training split only the first examples are used."""
-        limit = TRAIN_EVALUATED if split is self.batches.dataset.train else None
+    def evaluate(self, state: PyTree, hyper: PyTree, split: Any) -> dict[str, np.ndarray]:
+        """What the task evaluates ("loss", "accuracy"), over a split of the feed, (trials,) each."""
         queue: deque[PyTree] = deque()
         total: Any = None
 
@@ -191,30 +185,31 @@ class TrialLoop:
             sums = jax.tree.map(lambda leaf: leaf.astype(np.float64), self.placement.get(sums))
             return sums if total is None else jax.tree.map(np.add, total, sums)
 
-        for batch in self.batches.evaluation(split, limit, self._evaluation_batch, self.placement.shard):
+        for batch in self.batches.evaluated(split, self.placement.parts, self.placement.shard):
             queue.append(self._evaluate(state, hyper, self.placement.spread(batch)))
             if len(queue) > AHEAD:
                 total = add(total, queue.popleft())
         for sums in queue:
             total = add(total, sums)
-        return {name: np.asarray(total[name].compute(), np.float32) for name in ("loss", "accuracy")}
+        names = sorted(total, key=lambda name: name != "loss")  # the loss first, in rows and in logs
+        return {name: np.asarray(total[name].compute(), np.float32) for name in names}
 
     def results(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
         """The metrics of a state at the end of training, each (trials,).
 
-        "loss" and "accuracy" are those metrics over the first 10,000 examples of the training split. The prefixes
-        "validation_" and "test_" mark the metrics of the other splits. "diverged" says whether the trial was frozen
-        because it was not finite, or whether its final loss is not finite or above twice the loss of the first batch.
+        The prefixes "validation_" and "test_" mark the metrics of these splits; those of the training split, "loss" and
+        "accuracy", have none. "diverged" says whether the trial was frozen because it was not finite, or whether its
+        final training loss, where the feed has that split, is not finite or above twice the loss of the first batch.
         The losses of a frozen trial are NaN.
         """
-        data = self.batches.dataset
         result: dict[str, np.ndarray] = {}
         halted = self.halted(state) != NEVER
-        for prefix, split in (("", data.train), ("validation_", data.validation), ("test_", data.test)):
+        for prefix, split in self.batches.splits.items():
             values = self.evaluate(state, hyper, split)
             values["loss"] = np.where(halted, np.float32(np.nan), values["loss"])
             result |= {prefix + name: value for name, value in values.items()}
-        return {**result, "diverged": diverged(result["loss"], self.placement.get(state.first_loss))}
+        first = self.placement.get(state.first_loss)
+        return {**result, "diverged": diverged(result["loss"], first) if "loss" in result else halted}
 
     def measure(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
         """The measured arrays of all trials, (trials, ...) each. They are NaN for a trial that has diverged."""
@@ -228,19 +223,17 @@ class TrialLoop:
         return self.placement.get(state.halted)
 
     @functools.cached_property
-    def _train_split(self) -> PyTree:
-        """The training split in memory, on every device."""
-        split = self.batches.dataset.train
-        assert isinstance(split, Split)
-        return self.placement.replicate(_rows(split))
+    def _resident(self) -> PyTree:
+        """The training examples in memory, on every device."""
+        return self.placement.replicate(self.batches.resident())
 
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
-        """A training step of one trial on raw examples, which it normalizes and augments first."""
-        places, inputs, labels = batch
-        return self.task.step(state, (self.batches.prepare(inputs, number, places), labels), hyper)
+        """A training step of one trial on a raw batch."""
+        places, raw = batch
+        return self.task.step(state, self.batches.prepared(raw, number, places), hyper)
 
     def _chunk_of_one(
-        self, state: TrainState, hyper: Hyper, order: Any, split: Any, first: Any, count: Any
+        self, state: TrainState, hyper: Hyper, order: Any, resident: Any, first: Any, count: Any
     ) -> tuple[TrainState, Any]:
         """Up to CHUNK steps of one trial. Metrics are (CHUNK,), with NaN for steps that were not taken.
 
@@ -249,9 +242,8 @@ class TrialLoop:
         places, indices = order
 
         def at(i: Any, state: TrainState) -> tuple[TrainState, Any]:
-            inputs, labels = jax.tree.map(lambda leaf: leaf[indices[:, i]], split)
-            inputs = inputs.reshape(-1, *self.batches.dataset.shape)
-            return self._step_of_one(state, hyper, (places, inputs, labels), first + i)
+            raw = self.batches.pick(resident, indices[:, i], first + i)
+            return self._step_of_one(state, hyper, (places, raw), first + i)
 
         def next_step(i: Any, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
             state, metrics = at(i, carry[0])
@@ -271,8 +263,7 @@ class TrialLoop:
         return state._replace(step=state.step + count - done), metrics
 
     def _evaluate_one(self, state: TrainState, hyper: Hyper, batch: Any) -> Any:
-        inputs, labels = batch
-        return self.task.evaluate(state, (self.batches.prepare(inputs), labels), hyper)
+        return self.task.evaluate(state, self.batches.prepared(batch), hyper)
 
     def _chunks(self, state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
         """Take steps start..end-1 on data in memory: (state, [(metrics, steps) of each call] for `_read`)."""
@@ -282,7 +273,7 @@ class TrialLoop:
             indices = np.zeros((len(self._places), CHUNK), np.int32)
             indices[:, :count] = self.batches.indices(first, first + count)[:, self._part].T
             order = self.placement.spread((self._places, indices))
-            state, metrics = self._chunk(state, hyper, order, self._train_split, np.int32(first), np.int32(count))
+            state, metrics = self._chunk(state, hyper, order, self._resident, np.int32(first), np.int32(count))
             parts.append((metrics, count))
         return state, parts
 
@@ -291,7 +282,7 @@ class TrialLoop:
         parts: list[Any] = []
         for number in range(start, end):
             before = time.perf_counter()
-            batch = self.placement.spread((self._places, *next(source)))
+            batch = self.placement.spread((self._places, next(source)))
             if all(leaf.is_ready() for leaf in jax.tree.leaves(self._last)):
                 self.waited += time.perf_counter() - before
             state, self._last = self._step(state, hyper, batch, np.int32(number))
@@ -307,9 +298,3 @@ class TrialLoop:
             values = self.placement.get(metrics)
             stretches.append({k: v[:, None] if count is None else v[:, :count] for k, v in values.items()})
         return {name: np.concatenate([s[name] for s in stretches], axis=1) for name in stretches[0]}
-
-
-def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs (examples, numbers of an example), labels). A TPU pads an array's last axes: of images those are three
-    channels, which a program would copy into another layout, eight times as large, before it picks from them."""
-    return split.inputs.reshape(split.examples, -1), split.labels

@@ -9,7 +9,8 @@ import jax
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES
-from depthmup.train.task import Batch, Hyper, Task, TrainState
+from depthmup.train.task import Task
+from depthmup.train.trainable import Batch, Hyper, TrainState
 
 Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
 

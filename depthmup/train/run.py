@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,23 +17,23 @@ from clu.parameter_overview import get_parameter_overview as overview
 
 from depthmup.files import write_atomically
 from depthmup.settings import Settings, SettingsError, flat
-from depthmup.specs import specs_to_json
+from depthmup.specs import PyTree, specs_to_json
 from depthmup.train import flops
 from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
+from depthmup.train.drive import SAVE, STOP, Hooks, drive
 from depthmup.train.log import RunLog
-from depthmup.train.loop import Reader, TrialLoop, ends
-from depthmup.train.stop import Stop, Stopped
-from depthmup.train.task import NEVER, Hyper
+from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.stop import Stop
+from depthmup.train.trainable import NEVER, Hyper
 from depthmup.train.workdir import Workdir
 
 Say = Callable[[str], None]
 Report = Callable[[int, Mapping[str, np.ndarray]], None]
 RESULT = "metrics.json"
 PROFILED = (2, 3)  # the trace covers the steps between these two reports, when compilation is over
-SAVE, STOP = 1, 2  # requests that one process may make to all processes
 BEHIND = 1  # number of stretches until all processes know a request of one process
 
 
@@ -110,53 +111,67 @@ def train_loop(
 
     Raises Diverged, and Stopped when asked to stop.
     """
-    steps, per_epoch = steps_of(settings), loop.batches.steps_per_epoch
+    hooks = RunHooks(settings, loop, report, checkpoints, stop)
     restored = checkpoints.restore(loop.state_shapes([hyper])) if checkpoints else None
     begin = restored[0] if restored else 0
-    state, hypers = loop.start([hyper], restored[1] if restored else None)
+    steps = ends(hooks.steps, settings.log_every, hooks.evaluating, hooks.saving, start=begin)
+    state, hypers = drive(loop, [hyper], steps, hooks, restored and restored[:2])
+    metrics = {name: value[0].item() for name, value in loop.results(state, hypers).items()}
+    hooks.scores = {hooks.steps: {METRIC: metrics[METRIC]}}
+    hooks.save(hooks.steps, state)
+    return metrics
 
-    def read(step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        report(step, metrics)
+
+class RunHooks(Hooks):
+    """Log, evaluations and checkpoints of a lone run.
+
+    evaluating, saving: steps between two evaluations, between two checkpoints; None for none.
+    """
+
+    def __init__(
+        self, settings: Settings, loop: TrialLoop, report: Report, checkpoints: Checkpoints | None, stop: Stop
+    ) -> None:
+        per_epoch, self.steps = loop.batches.steps_per_epoch, steps_of(settings)
+        self._loop, self._report, self._checkpoints, self._stop = loop, report, checkpoints, stop
+        self.evaluating = settings.evaluate_every.steps(per_epoch)
+        self.saving = settings.checkpoint.every.steps(per_epoch) if checkpoints else None
+        self.looks = range(self.evaluating, self.steps, self.evaluating) if self.evaluating else ()
+        self.scores: dict[int, dict[str, float]] = {}  # {step: its evaluation}, of the last one
+        self._agreed = _agreed(loop, self._wish)
+
+    def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        self._report(step, metrics)
         _raise_if_diverged(step, metrics)
 
-    def save(step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
-        reader.catch_up()
-        if checkpoints and loop.halted(state)[0] == NEVER:
-            checkpoints.save(step, loop.placement.get(state), metrics)
+    def look(self, step: int, state: PyTree, hyper: PyTree) -> None:
+        values = self._loop.evaluate(state, hyper, self._loop.batches.splits["validation_"])
+        self._report(step, {f"validation_{name}": value for name, value in values.items()})
+        self.scores = {step: {f"validation_{name}": float(value[0]) for name, value in values.items()}}
 
-    def wish() -> int:
-        if stop.requested:
+    def asked(self) -> int:
+        return self._agreed()
+
+    def due(self, step: int) -> bool:
+        if not self._checkpoints:
+            return False
+        best = step in self.scores and self._checkpoints.improves(self.scores[step][METRIC])
+        return best or bool(self.saving and step % self.saving == 0)
+
+    def save(self, step: int, state: PyTree) -> None:
+        if self._checkpoints and self._loop.halted(state)[0] == NEVER:
+            self._checkpoints.save(step, self._loop.placement.get(state), self.scores.get(step))
+
+    def saved(self, step: int) -> bool:
+        return self._checkpoints is not None and self._checkpoints.has(step)
+
+    @property
+    def requested(self) -> signal.Signals | None:
+        return self._stop.requested
+
+    def _wish(self) -> int:
+        if self._stop.requested:
             return STOP
-        return SAVE if checkpoints and checkpoints.overdue() else 0
-
-    reader, asked = Reader(read), _agreed(loop, wish)
-    evaluating = settings.evaluate_every.steps(per_epoch)
-    saving = settings.checkpoint.every.steps(per_epoch) if checkpoints else None
-    for stretch in loop.stretches(
-        state, hypers, begin, ends(steps, settings.log_every, evaluating, saving, start=begin)
-    ):
-        step, state = stretch.step, stretch.state
-        reader.follow(stretch)
-        answer = asked()
-        if step == steps:
-            break
-        scores: dict[str, float] = {}
-        if evaluating and step % evaluating == 0:
-            reader.catch_up()
-            found = loop.evaluate(state, hypers, loop.batches.dataset.validation)
-            report(step, {f"validation_{name}": value for name, value in found.items()})
-            scores = {f"validation_{name}": float(value[0]) for name, value in found.items()}
-        if checkpoints:
-            best = bool(scores) and checkpoints.improves(scores[METRIC])
-            if best or answer or (saving and step % saving == 0):
-                save(step, state, scores)
-        if answer == STOP:
-            reader.catch_up()
-            raise Stopped.at(stop.requested, step, checkpoints is not None and checkpoints.has(step))
-    reader.catch_up()
-    metrics = {name: value[0].item() for name, value in loop.results(state, hypers).items()}
-    save(steps, state, {METRIC: metrics[METRIC]})
-    return metrics
+        return SAVE if self._checkpoints and self._checkpoints.overdue() else 0
 
 
 def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -> TrialLoop:

@@ -14,15 +14,13 @@ import numpy as np
 
 from depthmup.fit import log_losses, optimum
 from depthmup.fit.curve import POINTS
-from depthmup.settings import Settings
-from depthmup.train.workdir import Row
-from depthmup.trials.plan import Trial, cap, combinations, score, trials_of
+from depthmup.trials.plan import by_size, combinations, score, trials_of
+from depthmup.trials.study import SHAPE, Point, Row, Study, Trial
 
 AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
 TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
 Shape = tuple[int, int]  # width, depth
-SHAPE = ("model.width", "model.depth")
 
 
 class Found(NamedTuple):
@@ -46,19 +44,15 @@ class Curve:
     trials: {number of a rate: the trials of all seeds at this rate}.
     """
 
-    def __init__(self, settings: Settings, rates: tuple[float, ...]) -> None:
-        low, per_octave = (
-            settings.sweep.log2_learning_rates[settings.optimizer.name][0],
-            settings.sweep.per_octave,
-        )
+    def __init__(self, study: Study, point: Point, rates: tuple[float, ...]) -> None:
+        low, per_octave = study.sweep.log2_learning_rates[point.optimizer][0], study.sweep.per_octave
         self.grid = range(len(rates))
         self._rates = {
             number: rates[number] if number in self.grid else float(np.exp2(low + number / per_octave))
             for number in range(-WIDER * per_octave, len(rates) + WIDER * per_octave)
         }
-        self.trials = {number: tuple(trials_of(settings, [rate])) for number, rate in self._rates.items()}
-        self._settings, self._cap = settings, cap(settings, settings.sweep.judge_by)
-        self._per_octave = per_octave
+        self.trials = {number: tuple(trials_of(study, point, [rate])) for number, rate in self._rates.items()}
+        self._study, self._measure, self._per_octave = study, study.sweep.judge_by, per_octave
 
     def window(self, centre: int) -> set[int]:
         """The numbers within AROUND octaves of `centre`, POINTS at least: an optimum is fitted to these rates."""
@@ -80,20 +74,21 @@ class Curve:
                 return missing, None
             numbers = sorted(asked)
             losses = self._losses(rows, numbers)
-            log = log_losses(losses, self._cap).mean(axis=1)
+            cap = self._study.chance(self._measure, [rows[trial.key] for n in numbers for trial in self.trials[n]])
+            log = log_losses(losses, cap).mean(axis=1)
             best = numbers[int(np.argmin(log))]
-            trains = log.min() < math.log(self._cap) - TRAINS
+            trains = log.min() < math.log(cap) - TRAINS
             more = (self.window(best) if trains else set(self.grid)) - asked
             if not more:
-                return set(), Found(best if trains else None, self._nearest(numbers, losses), asked)
+                return set(), Found(best if trains else None, self._nearest(numbers, losses, cap), asked)
             asked |= more
 
     def _losses(self, rows: Mapping[str, Row], numbers: list[int]) -> np.ndarray:
         """The scores of the trials at these numbers: (numbers, seeds)."""
-        return np.array([[score(rows[trial.key], self._settings) for trial in self.trials[n]] for n in numbers])
+        return np.array([[score(rows[trial.key], self._measure) for trial in self.trials[n]] for n in numbers])
 
-    def _nearest(self, numbers: list[int], losses: np.ndarray) -> int | None:
-        rate = optimum(np.array([self._rates[n] for n in numbers]), losses, self._cap).learning_rate
+    def _nearest(self, numbers: list[int], losses: np.ndarray, cap: float) -> int | None:
+        rate = optimum(np.array([self._rates[n] for n in numbers]), losses, cap).learning_rate
         return min(numbers, key=lambda n: abs(math.log(self._rates[n] / rate))) if rate else None
 
 
@@ -103,12 +98,12 @@ class Search:
     The answer is a pure function of settings and rows, so a sweep can be interrupted at any time.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, study: Study) -> None:
+        self._study = study
         self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their shape
-        for curve, rates in combinations(settings):
-            family = next(trials_of(curve, rates[:1])).without(*SHAPE)
-            self._families.setdefault(family, {})[curve.model.width, curve.model.depth] = Curve(curve, rates)
+        for point, rates in combinations(study):
+            curve = Curve(study, point, rates)
+            self._families.setdefault(point.without(*SHAPE), {})[point.width, point.depth] = curve
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
@@ -116,7 +111,7 @@ class Search:
         for curves in self._families.values():
             wanted, _ = self._walk(curves, rows)
             result += [trial for shape, numbers in wanted.items() for n in numbers for trial in curves[shape].trials[n]]
-        return sorted(result, key=lambda trial: trial.settings.model.width**2 * trial.settings.model.depth)
+        return sorted(result, key=by_size)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
         """All trials that the search has asked for. Call it when the search is finished."""
@@ -159,9 +154,9 @@ class Search:
 
     def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:
         """(the next smaller shape, the smallest shape of each axis) on the depth or width axis that has `shape`."""
-        width, depth = self._settings.model.width, self._settings.model.depth
-        depths = sorted((width, d) for d in self._settings.sweep.depths) if shape[0] == width else []
-        widths = sorted((w, depth) for w in self._settings.sweep.widths) if shape[1] == depth else []
+        width, depth = self._study.width, self._study.depth
+        depths = sorted((width, d) for d in self._study.sweep.depths) if shape[0] == width else []
+        widths = sorted((w, depth) for w in self._study.sweep.widths) if shape[1] == depth else []
         on = [own for own in (depths, widths) if shape in own]
         smaller = [own[own.index(shape) - 1] for own in on if own.index(shape)]
         return (smaller[0] if smaller else None), [own[0] for own in on if own[0] != shape]

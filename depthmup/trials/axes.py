@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from depthmup.names import unknown
-from depthmup.settings import OWN, Settings, SettingsError, convert, flat, keys
+from depthmup.settings import OWN, TRACED, Settings, SettingsError, convert, flat, keys
+from depthmup.trials.study import Axis
 
 GRIDS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {"grid": np.linspace, "log": np.geomspace}
 MOST_POINTS = 1_000_000
 CONSTANTS = {"True": True, "False": False, "None": None}
 
 
-def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
+def parse(settings: Settings) -> tuple[Axis, ...]:
     """The axes of `sweep.axes`, each with its values.
 
     The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)".
@@ -55,7 +56,7 @@ def parse(settings: Settings) -> dict[str, tuple[Any, ...]]:
             ) from error
         if not result[key] or len(set(result[key])) != len(result[key]):
             raise SettingsError(f"sweep.axes: {key} has {'a value twice' if result[key] else 'no value'}: {values!r}")
-    return result
+    return tuple(Axis(key, values, key in TRACED) for key, values in result.items())
 
 
 def _values(text: str) -> list[Any]:

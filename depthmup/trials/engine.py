@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from depthmup.names import unknown
-from depthmup.settings import LEARNING_RATE, Settings, SettingsError, from_config
-from depthmup.train.build import check_split, identity_of_data, task_of
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
-from depthmup.train.workdir import Row
 from depthmup.trials.adaptive import Search
-from depthmup.trials.axes import parse
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
-from depthmup.trials.plan import Group, Trial, count, grouped, identity, part, trials
+from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
 from depthmup.trials.progress import CompileClock, Progress, about
 from depthmup.trials.store import Claims, Finished, Store
+from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ LAUNCHERS = ("local", "ray")
 
 
 def train(
-    settings: Settings | Mapping[str, Any],
+    sweep: Settings | Mapping[str, Any] | Study,
     workdir: str | Path,
     *,
     launcher: str = "local",
@@ -51,7 +50,7 @@ def train(
     processes may train trials for one workdir at the same time.
 
     Args:
-      settings: the settings or the config of the sweep.
+      sweep: the settings or the config of a sweep, or a `Study`.
       launcher: "local"; or "ray": each group of trials is a task of a Ray cluster (sweep.cluster).
       shard: (i, n): train only part i of n parts of the plan, i from 0. Parts may have separate workdirs on separate
         machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`, and then
@@ -63,100 +62,100 @@ def train(
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
     stop.
     """
-    settings = settings if isinstance(settings, Settings) else from_config(settings)
-    workdir = Path(workdir)
-    plan, devices = checked(settings, launcher, shard, yes), _devices(settings, launcher)
+    study, workdir = ConfigStudy.of(sweep), Path(workdir)
+    options = study.sweep
+    plan, devices = checked(study, launcher, shard, yes), _devices(study, launcher)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(Store(workdir, identity(settings) | identity_of_data(settings))))
+        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | study.identity_of_data)))
         stack.callback(store.export)
         claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
-        cache = workdir / CACHE if settings.sweep.cache else None
+        cache = workdir / CACHE if options.cache else None
         stack.enter_context(compiled_in(cache))
         cluster = None
         if launcher == "ray":
             from depthmup.trials.cluster import Cluster
 
-            cluster = stack.enter_context(Cluster(settings.sweep.cpus, settings.sweep.gpus, cache))
+            cluster = stack.enter_context(Cluster(options.cpus, options.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
         clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
         seen = functools.partial(watch, store.rows) if watch else None
         shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock, watch=seen))
-        sweep = _Sweep(settings, workdir, store, claims, shown, stop, cluster, plan, devices)
-        if settings.sweep.adaptive:
-            search = Search(settings)
+        training = _Training(study, workdir, store, claims, shown, stop, cluster, plan, devices)
+        if options.adaptive:
+            search = Search(study)
             while more := search.next_trials(store.rows):
-                sweep.run(more)
+                training.run(more)
             plan = search.evaluated(store.rows)
         else:
-            sweep.run(part(plan, *shard))
-        if settings.sweep.until == "decided" and shard[1] == 1:
-            plan = sweep.until_decided(plan)
+            training.run(part(study, plan, *shard))
+        if options.until == "decided" and shard[1] == 1:
+            plan = training.until_decided(plan)
         if shard[1] == 1 and claims.alone():
             shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
 def cost(
-    settings: Settings | Mapping[str, Any], launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
+    sweep: Settings | Mapping[str, Any] | Study,
+    launcher: str = "local",
+    shard: tuple[int, int] = (0, 1),
+    yes: bool = False,
 ) -> str:
     """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
 
     Arguments and errors are those of `train`.
     """
-    settings = settings if isinstance(settings, Settings) else from_config(settings)
-    plan = part(checked(settings, launcher, shard, yes), *shard)
-    groups, estimator = grouped(plan, _sizes(plan, _devices(settings, launcher))), Estimator()
+    study = ConfigStudy.of(sweep)
+    plan = part(study, checked(study, launcher, shard, yes), *shard)
+    groups, estimator = grouped(study, plan, _sizes(study, plan, _devices(study, launcher))), Estimator()
     estimator.measure(groups, Runner())
-    adaptive = "; adaptive: about half of that" if settings.sweep.adaptive else ""
-    most_more = most(settings) if shard[1] == 1 else 0
+    adaptive = "; adaptive: about half of that" if study.sweep.adaptive else ""
+    most_more = most(study) if shard[1] == 1 else 0
     more = f"; and up to {most_more:,} more trials until verdicts are decided" if most_more else ""
     return f"{estimator.total(groups)}{adaptive}{more}"
 
 
-def checked(
-    settings: Settings, launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
-) -> list[Trial]:
+def checked(study: Study, launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False) -> list[Trial]:
     """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run.
 
     yes: make a plan of any size. Otherwise a plan of more than sweep.max_trials is refused before its trials are made,
     since a million of them take minutes and gigabytes.
     """
+    sweep = study.sweep
     if launcher not in LAUNCHERS:
         raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
     if not 0 <= shard[0] < shard[1]:
         raise SettingsError(f"shard {shard[0]}/{shard[1]} is out of range: give i/n with i from 0 to n - 1")
-    if settings.sweep.adaptive and shard[1] > 1:
+    if sweep.adaptive and shard[1] > 1:
         raise SettingsError(
             "sweep.adaptive goes by results, so that it has no parts: use --launcher=ray, or no --shard"
         )
-    if settings.sweep.adaptive and LEARNING_RATE in parse(settings):
+    if sweep.adaptive and not has_grid(study):
         raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
-    planned, most = count(settings), settings.sweep.max_trials
-    if planned > most and not yes:
+    planned = count(study)
+    if planned > sweep.max_trials and not yes:
         raise SettingsError(
-            f"the sweep would have {planned:,} trials, more than sweep.max_trials = {most:,}: leave out values of an "
-            "axis or seeds, or raise sweep.max_trials, or give --yes"
+            f"the sweep would have {planned:,} trials, more than sweep.max_trials = {sweep.max_trials:,}: leave out "
+            "values of an axis or seeds, or raise sweep.max_trials, or give --yes"
         )
-    plan = trials(settings)
-    for trial in {trial.program: trial for trial in plan}.values():
-        task_of(trial.settings)
-        check_split(trial.settings, trial.settings.parallel.devices_per_trial, "parallel.devices_per_trial")
+    plan = trials(study)
+    study.checked({trial.point.program: trial.point for trial in plan}.values())
     return plan
 
 
-def _devices(settings: Settings, launcher: str) -> int:
+def _devices(study: Study, launcher: str) -> int:
     """Number of devices of each process that trains. Raises SettingsError if they do not split into equal sets."""
-    workers = int(settings.sweep.gpus) or max(1, int(settings.sweep.cpus))
+    workers = int(study.sweep.gpus) or max(1, int(study.sweep.cpus))
     devices = workers if launcher == "ray" else len(jax.local_devices())
-    check_sets(devices, settings.parallel.devices_per_trial)
+    check_sets(devices, study.parallel.devices_per_trial)
     return devices
 
 
 @dataclasses.dataclass
-class _Sweep:
+class _Training:
     """What one call of `train` works with. An adaptive sweep calls `run` several times with the same objects."""
 
-    settings: Settings
+    study: Study
     workdir: Path
     store: Store
     claims: Claims
@@ -167,13 +166,13 @@ class _Sweep:
     devices: int
 
     def __post_init__(self) -> None:
-        self.sizes = _sizes(self.plan, self.devices)
+        self.sizes = _sizes(self.study, self.plan, self.devices)
         self.runner, self.estimator = Runner(), Estimator()
         self.said = False
 
     def until_decided(self, plan: Sequence[Trial]) -> list[Trial]:
         """Train what verdicts need beyond the plan, whose rows are there. Returns all trials that they are about."""
-        while (so_far := decide(plan, self.store.rows, self.settings)).more:
+        while (so_far := decide(plan, self.store.rows, self.study)).more:
             self.run(so_far.more, f"undecided so far: {so_far}")
         if so_far.undecided:
             self.progress.say(f"undecided: {so_far}; {so_far.spent}")
@@ -184,7 +183,7 @@ class _Sweep:
 
         why: what the trials are for, if not those of the plan.
         """
-        todo = self._missing(grouped(wanted, self.sizes))
+        todo = self._missing(grouped(self.study, wanted, self.sizes))
         if not todo:
             return self._say_messages()
         self._say_cost(todo, why)
@@ -210,7 +209,7 @@ class _Sweep:
             say(0.0)
             with contextlib.ExitStack() as stack:
                 checkpoints = None
-                if self.settings.checkpoint.every.unit != "never":
+                if self.study.checkpoint.every.unit != "never":
                     checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, self.progress.say)
                     stack.callback(checkpoints.close)
                 self._keep(planned, group, self.runner.train(group, say, checkpoints, self.stop))
@@ -262,12 +261,12 @@ class _Sweep:
         if self.said and not why:
             return
         if self.progress.shown and not self.cluster and not self.said:
-            every = grouped(self.plan, self.sizes) if self.settings.sweep.adaptive else todo
+            every = grouped(self.study, self.plan, self.sizes) if self.study.sweep.adaptive else todo
             self.estimator.measure(every, self.runner)
         self._say_messages()
         self.said, done, estimate = True, len(self.store.rows), self.estimator.total(todo)
         words = f"{done:,} trials are there; to do: {estimate}" if done else str(estimate)
-        words += " for the first sizes" * self.settings.sweep.adaptive
+        words += " for the first sizes" * self.study.sweep.adaptive
         if why:
             time_left = "" if estimate.seconds is None else f", {about(estimate.seconds)}"
             words = f"{why}; {estimate.trials:,} more trials{time_left}"
@@ -282,18 +281,18 @@ class _Sweep:
             raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
 
 
-def _sizes(plan: Sequence[Trial], devices: int) -> Callable[[Any], int]:
+def _sizes(study: Study, plan: Sequence[Trial], devices: int) -> Callable[[Any], int]:
     """A function: program -> the number of its trials in a group.
 
     The groups of a program have equal sizes, and no group is larger than `at_once` allows.
     """
     by_program: dict[Any, list[Trial]] = {}
     for trial in plan:
-        by_program.setdefault(trial.program, []).append(trial)
+        by_program.setdefault(trial.point.program, []).append(trial)
 
     @functools.cache
     def size(program: Any) -> int:
         trials = by_program[program]
-        return -(-len(trials) // -(-len(trials) // at_once(trials[0], devices)))
+        return -(-len(trials) // -(-len(trials) // at_once(study, trials[0], devices)))
 
     return size

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
-from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.devices import trial_layout
-from depthmup.train.task import FOREVER, Hyper, Task
+from depthmup.train.trainable import FOREVER, Hyper, Trainable
 from depthmup.trials.group import LOG_EVERY, Runner, hypers_of
-from depthmup.trials.plan import Group, Trial
+from depthmup.trials.plan import Group
+from depthmup.trials.study import Study, Trial
 
 AT_ONCE = 128  # largest number of trials in a group, so that results come in steadily
 STRETCH = 3e11  # operations of a CPU between two chances to stop a sweep, at most: some ten seconds
@@ -72,27 +71,26 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def at_once(trial: Trial, devices: int) -> int:
+def at_once(study: Study, trial: Trial, devices: int) -> int:
     """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory.
 
     devices: number of devices of the process that will train them.
     """
-    settings = trial.settings
-    if settings.sweep.at_once:
-        return settings.sweep.at_once
-    task, hyper, local = task_of(settings), hyper_of(settings), jax.local_devices()
-    share, layout, most = settings.parallel.devices_per_trial, trial_layout(), AT_ONCE
-    sets, part = devices // share, settings.data.batch_size // share
+    if study.sweep.at_once:
+        return study.sweep.at_once
+    task, hyper, local = trial.point.task, trial.hyper, jax.local_devices()
+    share, layout, most = study.parallel.devices_per_trial, trial_layout(), AT_ONCE
+    sets, part = devices // share, trial.point.feed.batch_size // share
     if layout == "map":
         stretch = LOG_EVERY * flops.of_step(task, hyper, part)
         most = min(most, max(1, int(STRETCH // stretch)) * sets)
     free = SHARE * free_memory(local[0]) / (len(local) if jax.default_backend() == "cpu" else 1)
-    sharpness = "sharpness" in settings.sweep.measure
+    sharpness = "sharpness" in study.sweep.measure
     fit = int(free // memory(task, hyper, part, layout, sharpness)) * sets
     return max(1, min(most, fit))
 
 
-def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
+def memory(task: Trainable, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
     """Bytes that each trial of a group takes on a device.
 
     A trial takes the memory of its state three times, since a checkpoint holds two more copies. If the trials of a
@@ -108,9 +106,7 @@ def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bo
         held += ITERATIONS * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     if layout != "vmap":
         return held
-    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
-    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    step = jax.jit(task.step).lower(state, (inputs, labels), arrays).compile()
+    step = jax.jit(task.step).lower(state, task.batch_shapes(batch_size), arrays).compile()
     analysis: Any = step.memory_analysis()
     return held + (analysis.temp_size_in_bytes if analysis else 0.0)
 
@@ -144,8 +140,8 @@ class Estimator:
     def work(self, group: Group) -> float:
         """Operations of one step of one trial."""
         if group.program not in self._work:
-            s = group.settings
-            self._work[group.program] = flops.of_step(task_of(s), hyper_of(s), s.data.batch_size)
+            trial, point = group.trials[0], group.point
+            self._work[group.program] = flops.of_step(point.task, trial.hyper, point.feed.batch_size)
         return self._work[group.program]
 
     def seconds(self, group: Group) -> float:
@@ -174,12 +170,10 @@ class Estimator:
 
         An evaluation only runs forwards, so an example of it takes a third of the time of an example in a step.
         """
-        sweep = group.settings.sweep
+        sweep, feed = group.study.sweep, group.point.feed
         measuring = sweep.measure_points * sum(MEASURING[name] for name in sweep.measure)
-        dataset, per_step = batches_of(group.settings).dataset, 3 * group.settings.data.batch_size
-        train = min(dataset.train.examples, TRAIN_EVALUATED)
-        evaluated = (train + dataset.validation.examples + dataset.test.examples) / per_step
-        return sum(steps_of(t.settings) for t in group.trials) + (evaluated + measuring) * len(group.trials)
+        evaluated = feed.evaluated_examples / (3 * feed.batch_size)
+        return sum(trial.point.steps for trial in group.trials) + (evaluated + measuring) * len(group.trials)
 
 
 def _measure(runner: Runner, group: Group) -> tuple[float, float]:

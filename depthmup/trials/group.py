@@ -6,7 +6,8 @@ import contextlib
 import gc
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,19 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup.files import digest
-from depthmup.settings import Settings, SettingsError, column
-from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.settings import ParallelSettings, SettingsError, column
+from depthmup.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import TrialsOverDevices
-from depthmup.train.loop import Measurement, Reader, TrialLoop, ends
-from depthmup.train.quantities import measurement
-from depthmup.train.stop import Stop, Stopped
-from depthmup.train.task import Hyper
-from depthmup.train.workdir import Row, WorkdirError
+from depthmup.train.drive import SAVE, STOP, Hooks, drive
+from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.stop import Stop
+from depthmup.train.trainable import Hyper
+from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
-from depthmup.trials.plan import AXES, SCHEMA, Group, Trial
+from depthmup.trials.plan import AXES, Group
 from depthmup.trials.store import Finished
+from depthmup.trials.study import SCHEMA, Row, Trial
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained
@@ -43,16 +45,14 @@ class Runner:
 
     def loop(self, group: Group) -> TrialLoop:
         """The training loop with the compiled programs of a group."""
-        settings = group.settings
-        program = group.program, group.size, settings.sweep.measure, settings.parallel
+        measure, parallel = group.study.sweep.measure, group.study.parallel
+        program = group.program, group.size, measure, parallel
         if self._loop is None or self._program != program:
             self._loop = None
             gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
-            task, batches, measured = task_of(settings), batches_of(settings), None
-            if settings.sweep.measure:
-                batch = examples(batches, settings.data.batch_size)
-                measured = Measurement(measurement(task, settings.sweep.measure), batch)
-            self._loop = TrialLoop(task, batches, placement(settings, group.size), measured)
+            point = group.point
+            measured = point.measurement(measure) if measure else None
+            self._loop = TrialLoop(point.task, point.feed, placement(parallel, group.size), measured)
             self._program = program
         return self._loop
 
@@ -79,39 +79,15 @@ class Runner:
     def _train(
         self, group: Group, progress: Callable[[float], None], checkpoints: GroupCheckpoints | None, stop: Stop | None
     ) -> list[Finished]:
-        loop, hypers, sweep = self.loop(group), hypers_of(group), group.settings.sweep
+        loop, hypers, points = self.loop(group), hypers_of(group), group.study.sweep.measure_points
         steps = [int(hyper.steps) for hyper in hypers]
-        history, last = History(len(group.trials), max(steps)), max(steps)
-        points = sweep.measure_points if sweep.measure else 0
-        measuring = {step for count in steps for step in measured_after(count, points)}
+        hooks = GroupHooks(group, loop, steps, progress, checkpoints, stop)
+        history = hooks.history
         restored = checkpoints.resume(loop.state_shapes(hypers), history) if checkpoints else None
         begin = restored[0] if restored else 0
-        state, hyper = loop.start(hypers, restored[1] if restored else None)
-        if begin == 0 and 0 in measuring:
-            history.measure(0, loop.measure(state, hyper))
-        frozen = np.zeros(group.size, bool)
-
-        def read(step: int, metrics: dict[str, np.ndarray]) -> None:
-            history.add(step, metrics)
-            frozen[:] = np.isnan(metrics["loss"][:, -1])
-            progress(step / last)
-
-        reader, saving = Reader(read), checkpoints.steps_between if checkpoints else None
-        for stretch in loop.stretches(state, hyper, begin, ends(last, LOG_EVERY, saving, also=measuring, start=begin)):
-            step, state = stretch.step, stretch.state
-            reader.follow(stretch)
-            if step in measuring:
-                reader.catch_up()
-                history.measure(step, loop.measure(state, hyper))
-            if step == last or frozen.all():
-                break
-            requested = stop.requested if stop else None
-            if checkpoints and (requested or checkpoints.overdue() or (saving and step % saving == 0)):
-                reader.catch_up()
-                checkpoints.save(step, loop.placement.get(state), more=history.arrays(step))
-            if requested:
-                raise Stopped.at(requested, step, checkpoints is not None and checkpoints.has(step))
-        reader.catch_up()
+        state, hyper = drive(
+            loop, hypers, ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin), hooks, restored
+        )
         results = loop.results(state, hyper)
         finished = []
         for i, trial in enumerate(group.trials):
@@ -122,17 +98,71 @@ class Runner:
         return finished
 
 
+class GroupHooks(Hooks):
+    """History, measurements and checkpoints of a group of trials.
+
+    saving: steps from one checkpoint to the next; None if checkpoints are not due by steps.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        loop: TrialLoop,
+        steps: Sequence[int],
+        progress: Callable[[float], None],
+        checkpoints: GroupCheckpoints | None,
+        stop: Stop | None,
+    ) -> None:
+        sweep, self._last = group.study.sweep, max(steps)
+        self._loop, self._progress, self._checkpoints, self._stop = loop, progress, checkpoints, stop
+        self.history = History(len(group.trials), self._last)
+        points = sweep.measure_points if sweep.measure else 0
+        self.looks = {step for count in steps for step in measured_after(count, points)}
+        self.saving = checkpoints.steps_between if checkpoints else None
+        self._frozen = np.zeros(group.size, bool)
+
+    def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        self.history.add(step, metrics)
+        self._frozen = np.isnan(metrics["loss"][:, -1])
+        self._progress(step / self._last)
+
+    def look(self, step: int, state: PyTree, hyper: PyTree) -> None:
+        self.history.measure(step, self._loop.measure(state, hyper))
+
+    def asked(self) -> int:
+        if self.requested:
+            return STOP
+        return SAVE if self._checkpoints and self._checkpoints.overdue() else 0
+
+    def due(self, step: int) -> bool:
+        return bool(self.saving and step % self.saving == 0)
+
+    def save(self, step: int, state: PyTree) -> None:
+        if self._checkpoints:
+            self._checkpoints.save(step, self._loop.placement.get(state), more=self.history.arrays(step))
+
+    def saved(self, step: int) -> bool:
+        return self._checkpoints is not None and self._checkpoints.has(step)
+
+    def over(self) -> bool:
+        return bool(self._frozen.all())
+
+    @property
+    def requested(self) -> signal.Signals | None:
+        return self._stop.requested if self._stop else None
+
+
 def placement(
-    settings: Settings, trials: int, devices: Sequence[jax.Device] | None = None, described: bool = False
+    parallel: ParallelSettings, trials: int, devices: Sequence[jax.Device] | None = None, described: bool = False
 ) -> TrialsOverDevices:
     """Where so many trials of a sweep are trained. devices: of one process; None: this process's own."""
-    how = settings.parallel
-    return TrialsOverDevices(trials, devices, how.wrapper, share=how.devices_per_trial, described=described)
+    share = parallel.devices_per_trial
+    return TrialsOverDevices(trials, devices, parallel.wrapper, share=share, described=described)
 
 
 def hypers_of(group: Group) -> list[Hyper]:
     """The hyperparameters of all trials. If the program is for more trials, trials of 0 steps fill it up."""
-    hypers = [hyper_of(trial.settings) for trial in group.trials]
+    hypers = [trial.hyper for trial in group.trials]
     return hypers + [hypers[-1]._replace(steps=0)] * (group.size - len(hypers))
 
 
@@ -146,8 +176,8 @@ class GroupCheckpoints(Checkpoints):
         """folder: the folder with the checkpoints of all groups. say: is called with each message to the user."""
         self.folder = folder / f"{group.name}-{group.size}"
         trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
-        every = group.settings.checkpoint.every
-        self.steps_between = every.steps(batches_of(group.settings).steps_per_epoch)
+        every = group.study.checkpoint.every
+        self.steps_between = every.steps(group.point.feed.steps_per_epoch)
         super().__init__(self.folder, trials, seconds=every.seconds, keep=1, best=0, say=say)
 
     def resume(self, like: Any, history: History) -> tuple[int, Any] | None:

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from depthmup.train.workdir import Row
 from depthmup.trials.estimate import Expected, duration
+from depthmup.trials.study import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 LINES = 24  # most lines of the table of best learning rates

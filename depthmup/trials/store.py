@@ -6,6 +6,7 @@ Several processes may read and write a sweep at the same time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import io
 import json
@@ -18,8 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from depthmup.files import digest, first_difference, write_atomically
-from depthmup.train.workdir import Row, Workdir, WorkdirError
+from depthmup.train.workdir import Workdir, WorkdirError
 from depthmup.trials.plan import Group
+from depthmup.trials.study import Row
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +57,7 @@ class Store:
     """
 
     def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
-        """settings: the identity of the sweep (`plan.identity`)."""
+        """settings: `Study.identity`."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
@@ -127,7 +129,7 @@ class Claims:
             for group in groups:
                 free = tuple(trial for trial in group.trials if trial.key not in taken)
                 if free:
-                    claimed = Group(free, group.size)
+                    claimed = dataclasses.replace(group, trials=free)
                     self._hold(claimed.name, [trial.key for trial in free])
                     return group, claimed
         return None

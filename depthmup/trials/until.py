@@ -16,11 +16,10 @@ import pandas
 
 from depthmup.fit import Need, Transfer
 from depthmup.fit.curve import BANDWIDTH
-from depthmup.settings import LEARNING_RATE, Settings
-from depthmup.train.workdir import Row
+from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import WIDER
-from depthmup.trials.axes import parse
-from depthmup.trials.plan import Trial, axes, combinations, count, learning_rates
+from depthmup.trials.plan import by_size, combinations, count, has_grid, learning_rates, sizes
+from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.verdicts import CurveVerdict, looks, seed_stages, verdicts
 
 PARTS = 4  # of a grid's step: it is halved twice at most
@@ -109,55 +108,55 @@ def _near(values: Mapping[float, int], low: float, high: float) -> list[float]:
     return [value for value in values if low / reach <= value <= high * reach]
 
 
-def decide(plan: Sequence[Trial], rows: Mapping[str, Row], settings: Settings) -> Decision:
+def decide(plan: Sequence[Trial], rows: Mapping[str, Row], study: Study) -> Decision:
     """How far the sweep is by these rows, which must have those of the plan; others than it asks for change nothing."""
-    asked, limit, spent = {trial.key: trial for trial in plan}, len(plan) + settings.sweep.max_trials, ""
-    for left in reversed(range(looks(settings))):
+    asked, limit, spent = {trial.key: trial for trial in plan}, len(plan) + study.sweep.max_trials, ""
+    for left in reversed(range(looks(study))):
         table = pandas.DataFrame([rows[key] for key in asked])
-        undecided = [verdict for verdict in verdicts(table, settings) if verdict.result.verdict == "undecided"]
-        more = {trial.key: trial for verdict in undecided for trial in _trials(verdict, asked, settings)}
+        undecided = [verdict for verdict in verdicts(table, study) if verdict.result.verdict == "undecided"]
+        more = {trial.key: trial for verdict in undecided for trial in _trials(verdict, asked, study)}
         if not undecided:
             break
         if not more:
             kinds = {need.kind for verdict in undecided for need in verdict.result.needs}
-            reached = f"sweep.max_seeds = {settings.sweep.max_seeds} is reached"
+            reached = f"sweep.max_seeds = {study.sweep.max_seeds} is reached"
             spent = reached if kinds & {"seeds", "finer"} else "no more seeds or rates would decide"
         elif not left:
-            spent = f"it has looked {looks(settings)} times, as often as it may"
+            spent = f"it has looked {looks(study)} times, as often as it may"
         elif len(asked) + len(more) > limit:
-            spent = f"sweep.max_trials = {settings.sweep.max_trials:,} would be passed"
+            spent = f"sweep.max_trials = {study.sweep.max_trials:,} would be passed"
         if spent:
             break
-        in_order = sorted(more.values(), key=lambda trial: trial.settings.model.width**2 * trial.settings.model.depth)
+        in_order = sorted(more.values(), key=by_size)
         if missing := [trial for trial in in_order if trial.key not in rows]:
             return Decision(list(asked.values()), missing, undecided)
         asked |= {trial.key: trial for trial in in_order}
     return Decision(list(asked.values()), [], undecided, spent)
 
 
-def _trials(verdict: CurveVerdict, asked: Mapping[str, Trial], settings: Settings) -> Iterator[Trial]:
+def _trials(verdict: CurveVerdict, asked: Mapping[str, Trial], study: Study) -> Iterator[Trial]:
     """The trials that an undecided verdict needs and that were not asked for."""
     optimizer, lattice = verdict.names[0], None
-    if verdict.key == LEARNING_RATE and LEARNING_RATE not in parse(settings):
-        low, _ = settings.sweep.log2_learning_rates[optimizer]
-        lattice = Lattice(learning_rates(settings, optimizer), low, settings.sweep.per_octave)
+    if verdict.key == LEARNING_RATE and has_grid(study):
+        low, _ = study.sweep.log2_learning_rates[optimizer]
+        lattice = Lattice(learning_rates(study, optimizer), low, study.sweep.per_octave)
     present: dict[Any, dict[float, list[Trial]]] = {}
     for size, value, key in verdict.trials[[verdict.axis, verdict.hyperparameter, "key"]].itertuples(index=False):
         present.setdefault(size, {}).setdefault(value, []).append(asked[key])
     seeds = {size: {value: len(trials) for value, trials in of_size.items()} for size, of_size in present.items()}
-    for (size, value), number in needed(verdict.result, seeds, seed_stages(settings), lattice).items():
+    for (size, value), number in needed(verdict.result, seeds, seed_stages(study), lattice).items():
         trained = present[size].get(value, [])
         (like, *_) = trained or next(iter(present[size].values()))
         rate = float(value) if verdict.key == LEARNING_RATE else like.learning_rate
-        yield from (like.at(rate, settings.seed + seed) for seed in range(len(trained), number))
+        yield from (Trial.at(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
 
 
-def most(settings: Settings) -> int:
+def most(study: Study) -> int:
     """How many trials may follow the plan at most."""
-    if settings.sweep.until == "planned":
+    if study.sweep.until == "planned":
         return 0
-    planned, more = count(settings), 0
-    if LEARNING_RATE not in parse(settings):  # a wider grid at both ends, and a midpoint at each look and axis
-        more = 2 * WIDER * settings.sweep.per_octave + (looks(settings) - 1) * len(list(axes(settings)))
-    whole = (planned // settings.sweep.seeds + more * len(combinations(settings))) * seed_stages(settings)[-1]
-    return min(settings.sweep.max_trials, whole - (0 if settings.sweep.adaptive else planned))
+    planned, more = count(study), 0
+    if has_grid(study):  # a wider grid at both ends, and a midpoint at each look and axis
+        more = 2 * WIDER * study.sweep.per_octave + (looks(study) - 1) * len(list(sizes(study)))
+    whole = (planned // study.sweep.seeds + more * len(combinations(study))) * seed_stages(study)[-1]
+    return min(study.sweep.max_trials, whole - (0 if study.sweep.adaptive else planned))

@@ -1,0 +1,220 @@
+"""The sweep of a config: our models, trained as main.py train does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from depthmup.data.feed import Feed
+from depthmup.fit import chain_path_sum
+from depthmup.optim import OPTIONS, family_of
+from depthmup.parameterization import TABLES
+from depthmup.settings import (
+    LEARNING_RATE,
+    OWN,
+    TRACED,
+    CheckpointSettings,
+    ParallelSettings,
+    Settings,
+    SettingsError,
+    SweepSettings,
+    column,
+    convert,
+    defaults,
+    flat,
+    from_config,
+    keys,
+    named,
+    put,
+    value_of,
+)
+from depthmup.train.build import batches_of, check_split, examples, hyper_of, identity_of_data, steps_of, task_of
+from depthmup.train.loop import Measurement
+from depthmup.train.quantities import measurement, update_profile
+from depthmup.train.recipe import Recipe, chance
+from depthmup.train.task import Task
+from depthmup.train.trainable import Hyper
+from depthmup.trials import axes
+from depthmup.trials.study import SCHEMA, Axis, Point, Study
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConfigPoint(Point):
+    """A point of the sweep of a config; settings: with the base's learning rate and seed."""
+
+    settings: Settings
+
+    @functools.cached_property
+    def leaves(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return flat(self.settings)
+
+    @functools.cached_property
+    def program(self) -> tuple[Any, ...]:
+        return *self.without(*TRACED), self.settings.label_noise > 0
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.settings)
+
+    @property
+    def feed(self) -> Feed:
+        return batches_of(self.settings)
+
+    @property
+    def steps(self) -> int:
+        return steps_of(self.settings)
+
+    def at(self, learning_rate: float, seed: int) -> Settings:
+        """The settings of one trial."""
+        optimizer = dataclasses.replace(self.settings.optimizer, learning_rate=learning_rate)
+        return dataclasses.replace(self.settings, optimizer=optimizer, seed=seed)
+
+    def hyper(self, learning_rate: float, seed: int) -> Hyper:
+        return hyper_of(self.at(learning_rate, seed))
+
+    @property
+    def path_sum(self) -> int:
+        return chain_path_sum(self.task.model.ways)
+
+    def profile(self) -> tuple[Callable[[Hyper, Any], jax.Array], Any]:
+        """On the first data.batch_size training examples, which are not augmented, without clipping and label noise."""
+        settings = self.settings
+        task = task_of(settings, Recipe(loss=settings.loss, label_smoothing=settings.label_smoothing))
+        sizes = update_profile(task)
+        batch = examples(batches_of(settings), settings.data.batch_size)
+        return jax.jit(lambda hyper, batch: sizes(task.init(hyper), batch, hyper)), batch
+
+    def measurement(self, quantities: Sequence[str]) -> Measurement:
+        batch = examples(batches_of(self.settings), self.settings.data.batch_size)
+        return Measurement(measurement(self.task, quantities), batch)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConfigStudy(Study):
+    """The sweep of a config. classes: of its data, where rows are judged without it; the data are not loaded then."""
+
+    settings: Settings
+    classes: int | None = None
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.classes is None
+
+    @classmethod
+    def of(cls, config: Settings | Mapping[str, Any] | Study) -> Study:
+        """The sweep of settings or of a config. A study is returned as it is."""
+        if isinstance(config, Study):
+            return config
+        return cls(config if isinstance(config, Settings) else from_config(config))
+
+    @property
+    def sweep(self) -> SweepSettings:  # type: ignore[override]
+        return self.settings.sweep
+
+    @property
+    def parallel(self) -> ParallelSettings:  # type: ignore[override]
+        return self.settings.parallel
+
+    @property
+    def checkpoint(self) -> CheckpointSettings:  # type: ignore[override]
+        return self.settings.checkpoint
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return self.settings.model.width
+
+    @property
+    def depth(self) -> int:  # type: ignore[override]
+        return self.settings.model.depth
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        return self.settings.seed
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, ...]:  # type: ignore[override]
+        return axes.parse(self.settings)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        swept = [*OWN, LEARNING_RATE, *(axis.key for axis in self.axes)]
+        fixed = {key: value for key, value in flat(self.settings).items() if key not in swept}
+        sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
+        if self.sweep.until == "planned":  # as sweeps have it that are older than these settings
+            sweep = {key: value for key, value in sweep.items() if key not in ("until", "max_seeds")}
+        return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
+
+    @property
+    def identity_of_data(self) -> dict[str, str]:
+        return identity_of_data(self.settings)
+
+    def point(self, values: Mapping[str, Any]) -> ConfigPoint:
+        settings = put(self.settings, values)
+        try:
+            settings.parameterization.build().check_family(family_of(settings.optimizer.name))
+        except ValueError as error:
+            raise named("sweep", error) from error
+        return ConfigPoint(settings)
+
+    def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
+        """Points of a sweep that differ in unused keys alone are one trial. alpha and lr_depth are used only by
+        parameterizations with a depth rule of their own, and branch_init only by am_mup: a sweep of alpha changes
+        `depth_mup`, say, but not `mup`."""
+        options = {option for used in OPTIONS.values() for option in used} - set(OPTIONS[optimizer])
+        unused = TRACED & {f"optimizer.{option}" for option in options}
+        result = {key: value_of(self.settings, key) for key in unused}
+        if TABLES[parameterization].alpha is None:
+            result |= {"parameterization.alpha": None, "parameterization.lr_depth": None}
+        if TABLES[parameterization].lr_depth is None:
+            result["parameterization.branch_init"] = "*"
+        return result
+
+    def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
+        """The error or loss of guessing. The loss and the data set may be axes, and are then those of the rows."""
+        swept = [key for key in ("loss", "data.name") if any(axis.key == key for axis in self.axes)]
+        settings = put(self.settings, {key: rows[0][column(key)] for key in swept})
+        classes = self.classes or batches_of(settings).dataset.classes
+        return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)
+
+    def checked(self, points: Collection[Point]) -> None:
+        for point in points:
+            assert isinstance(point, ConfigPoint)
+            task_of(point.settings)
+            check_split(point.settings, self.parallel.devices_per_trial, "parallel.devices_per_trial")
+
+    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> ConfigStudy:
+        sweep = dataclasses.replace(self.sweep, widths=tuple(widths), depths=tuple(depths))
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, sweep=sweep))
+
+    def command(self, swept: Collection[str]) -> list[str]:
+        """The flags that make the shipped default config of a family that of a trial, apart from what is swept."""
+        family = self.settings.model.name
+        shown = [key for key, k in keys(family).items() if k.decides or key.startswith("data.")]
+        flags = [self.flag(key, value_of(self.settings, key)) for key in shown if key not in (*swept, "model.name")]
+        return [f"--config=default:{family}", *(flag for parts in flags for flag in parts)]
+
+    def flag(self, key: str, value: Any) -> list[str]:
+        """Nothing if this is the default of the key."""
+        is_default = value == value_of(defaults(self.settings.model.name), key)
+        return [] if is_default else [f"--config.{key}={value}"]
+
+
+def from_identity(saved: Mapping[str, Any], data_dir: str | None = None) -> ConfigStudy:
+    """The sweep of a config from its `identity`, as settings.json has it. Settings that cannot change a result have
+    their defaults.
+
+    Raises SettingsError if it is not that of a sweep, or that of another version.
+    """
+    if saved.get("schema") != SCHEMA:
+        kind = f"of schema {saved['schema']}" if "schema" in saved else "not that of a sweep"
+        raise SettingsError(f"it is {kind}, and this is schema {SCHEMA}")
+    sweep = {**dataclasses.asdict(SweepSettings()), **saved["sweep"]}
+    shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
+    family = saved["model.name"]
+    values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
+    base = dataclasses.replace(defaults(family), sweep=convert(SweepSettings, sweep, "sweep"))
+    return ConfigStudy(put(base, values | shape | {"data.data_dir": data_dir}))

@@ -1,0 +1,184 @@
+"""What a sweep trains and how it is judged, whoever brings the model.
+
+A `Study` is a grid of `Point`s; `ConfigStudy` makes it of a config, `Setup.sweep` of a model of one's own. Planning,
+training, storing, judging and reporting know nothing else of a sweep.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from depthmup.data.feed import Feed
+from depthmup.files import digest
+from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, SweepSettings
+from depthmup.train.loop import Measurement
+from depthmup.train.trainable import Hyper, Trainable
+
+SCHEMA = 4  # version of the results: raise it when the same settings give other results than before
+SHAPE = ("model.width", "model.depth")
+Row = dict[str, Any]
+
+
+class Axis(NamedTuple):
+    """A further axis of a sweep. key: the config key; traced: whether the compiled program takes its values."""
+
+    key: str
+    values: tuple[Any, ...]
+    traced: bool
+
+
+class Point(abc.ABC):
+    """One point of the grid, at any learning rate and seed.
+
+    leaves: {key: value} of all that decides the result of a training here.
+    """
+
+    leaves: Mapping[str, Any]
+
+    @property
+    def width(self) -> int:
+        return int(self.leaves["model.width"])
+
+    @property
+    def depth(self) -> int:
+        return int(self.leaves["model.depth"])
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.leaves["optimizer.name"])
+
+    @property
+    def parameterization(self) -> str:
+        return str(self.leaves["parameterization.name"])
+
+    @property
+    @abc.abstractmethod
+    def program(self) -> Any:
+        """What the compiled program depends on: points with equal values share one program."""
+
+    @property
+    @abc.abstractmethod
+    def task(self) -> Trainable: ...
+
+    @property
+    @abc.abstractmethod
+    def feed(self) -> Feed: ...
+
+    @property
+    @abc.abstractmethod
+    def steps(self) -> int: ...
+
+    @abc.abstractmethod
+    def hyper(self, learning_rate: float, seed: int) -> Hyper:
+        """The hyperparameters of a trial here."""
+
+    @abc.abstractmethod
+    def measurement(self, quantities: Sequence[str]) -> Measurement:
+        """What measures these quantities while a trial trains (sweep.measure)."""
+
+    @property
+    def path_sum(self) -> int | None:
+        """PathSum of the model, if it is known: the sum over all its paths of (layers on the path)^3."""
+        return None
+
+    def profile(self) -> tuple[Callable[[Hyper, Any], jax.Array], Any]:
+        """((hyper, batch) -> update sizes and mean squares (2, layers) of the first step, jitted; the batch)"""
+        raise NotImplementedError(f"{self} has no calibration")
+
+    def without(self, *keys: str) -> tuple[Any, ...]:
+        """The values of all leaves but these."""
+        return tuple(_hashable(value) for key, value in self.leaves.items() if key not in keys)
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} {self.parameterization} width {self.width} depth {self.depth}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trial:
+    """One training. key: hash of SCHEMA and all that decides the result."""
+
+    key: str
+    point: Point
+    learning_rate: float
+    seed: int
+
+    @classmethod
+    def at(cls, point: Point, learning_rate: float, seed: int) -> Trial:
+        trial = cls("", point, learning_rate, seed)
+        return dataclasses.replace(trial, key=digest({"schema": SCHEMA, **trial.leaves}))
+
+    @property
+    def leaves(self) -> dict[str, Any]:
+        return {**self.point.leaves, LEARNING_RATE: self.learning_rate, "seed": self.seed}
+
+    @property
+    def hyper(self) -> Hyper:
+        return self.point.hyper(self.learning_rate, self.seed)
+
+    def __str__(self) -> str:
+        return str(self.point)
+
+
+class Study(abc.ABC):
+    """A sweep: its grid, how it is run, and how it is judged.
+
+    sweep: names and numbers of the grid, seeds, the measure to judge by. parallel, checkpoint: how trials are run.
+    width, depth: the shape at which the other axis is swept. seed: the first seed. axes: further axes.
+    """
+
+    sweep: SweepSettings
+    parallel: ParallelSettings
+    checkpoint: CheckpointSettings
+    width: int
+    depth: int
+    seed: int
+    axes: Sequence[Axis]
+    trainable: bool = True  # False where rows alone are judged, and nothing is known of the model
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What all trials share, as JSON, which the workdir keeps. The entry "axes" names the keys that are swept,
+        "sweep" has the settings of the sweep. Both may change when a sweep is extended."""
+
+    @property
+    def identity_of_data(self) -> dict[str, str]:
+        """What decides the examples besides, such as the files of a folder."""
+        return {}
+
+    @abc.abstractmethod
+    def point(self, values: Mapping[str, Any]) -> Point:
+        """The point with these values of swept keys. Raises ValueError if they do not go together."""
+
+    def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
+        """{key that this optimizer or this parameterization does not use: the value that it keeps}."""
+        return {}
+
+    @abc.abstractmethod
+    def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
+        """The score, by this measure, of a network that has learned nothing, of the trials in these rows."""
+
+    @abc.abstractmethod
+    def checked(self, points: Collection[Point]) -> None:
+        """Raises SettingsError or ValueError for a point that cannot be trained."""
+
+    @abc.abstractmethod
+    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> Study:
+        """The same study at these sizes alone."""
+
+    def command(self, swept: Collection[str]) -> list[str]:
+        """The flags of main.py that train one trial, but for those of the swept keys; [] if none do."""
+        return []
+
+    def flag(self, key: str, value: Any) -> list[str]:
+        """The flag that gives a swept key its value."""
+        return []
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
