@@ -6,6 +6,7 @@ one of the other arrays (batch statistics, random keys, buffers).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -22,6 +23,15 @@ from depthmup.parameterization import ForwardFactors
 from depthmup.specs import PyTree, is_parameter, parameters_only
 
 KEY = 0  # of random numbers whose values do not matter
+# Options of a call by the names that libraries give them, and their values in evaluation.
+EVALUATION = {
+    "train": False,
+    "training": False,
+    "is_training": False,
+    "deterministic": True,
+    "inference": True,
+    "use_running_average": True,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +50,7 @@ class Model:
     call: Callable[..., Any] | None
     output: Callable[[Any], jax.Array]
     factors: ForwardFactors | None = None
+    training: bool = True
 
     layout: ClassVar[str | None] = None  # of infer_specs, where the framework has one
     init_calls: ClassVar[bool] = False  # whether the framework's init runs the forward pass
@@ -48,9 +59,26 @@ class Model:
         """(params, state) by the model's own initializers."""
         return self.split(self.make(key))
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
-        """(logits, state after the call)"""
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+        """(logits, state after the call). key: of dropout and other random numbers of this call, in a framework whose
+        models have no random state of their own; None: one whose values do not matter."""
         raise NotImplementedError
+
+    def with_factors(self, factors: ForwardFactors) -> Model:
+        """The model with these factors, if it takes any. They may be traced."""
+        if self.factors is None:
+            return self
+        other = copy.copy(self)  # with what was made of the factory already
+        object.__setattr__(other, "factors", factors)
+        return other
+
+    def in_evaluation(self) -> Model:
+        """The model as in evaluation: options such as train=True are turned around, and `evaluated` is applied."""
+        turned = {name: EVALUATION.get(name, value) for name, value in self.options.items()}
+        other = copy.copy(self)
+        object.__setattr__(other, "options", turned)
+        object.__setattr__(other, "training", False)
+        return other
 
     def apply(self, held: Any, *args: Any, **options: Any) -> Any:
         """The model's own call."""
@@ -112,9 +140,9 @@ class LinenModel(Model):
         factors = {} if self.factors is None else {"factors": self.factors}
         return self.split(self.made.init(rngs, *self.inputs, **factors, **self.options))
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         # A stream that has no key of its own, such as "noise", takes the one named "params".
-        rngs = {name: jax.random.key(KEY) for name in ("params", "dropout")}
+        rngs = dict.fromkeys(("params", "dropout"), _key(key))
         outputs, after = self.apply(
             self.join(params, state), *inputs, rngs=rngs, mutable=[*state, "intermediates"], **self.options
         )
@@ -145,9 +173,9 @@ class HaikuModel(Model):
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
         return self.split(self.made.init(key, *self.inputs, **self.options))
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         held = (params, state) if self._stateful else (params,)
-        rng = (jax.random.key(KEY),) if self._takes_rng else ()
+        rng = (_key(key),) if self._takes_rng else ()
         outputs = self.made.apply(*held, *rng, *inputs, **self.options)
         outputs, after = outputs if self._stateful else (outputs, state)
         return self.output(outputs), after
@@ -179,8 +207,10 @@ class HaikuModel(Model):
 class NNXModel(Model):
     """Users hold the module. make: a key, or Rngs -> the module."""
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         module = self.join(params, state)
+        if not self.training:
+            module.eval()
         outputs = self.apply(module, *inputs, **self.options)
         return self.output(outputs), self.split(module)[1]
 
@@ -251,8 +281,12 @@ class NNXModel(Model):
 class PytreeModel(Model):
     """Users hold the model, a pytree that has its arrays: Equinox's modules, or parameters beside a function."""
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
-        return self.output(self.apply(self.join(params, state), *inputs, **self.options)), state
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+        return self.output(self.apply(self.evaluated(self.join(params, state)), *inputs, **self.options)), state
+
+    def evaluated(self, held: Any) -> Any:
+        """What the user holds, as in evaluation if it is not training."""
+        return held
 
     def join(self, params: PyTree, state: PyTree) -> Any:
         return _merged(params, state, self.made)
@@ -273,6 +307,13 @@ class EquinoxModel(PytreeModel):
 
     layout = "out_in"
 
+    def evaluated(self, held: Any) -> Any:
+        if self.training:
+            return held
+        import equinox
+
+        return equinox.nn.inference_mode(held)
+
 
 class StatefulEquinoxModel(EquinoxModel):
     """Users hold (module, state), as `eqx.nn.make_with_state` gives them; a call takes both and gives (outputs, state).
@@ -280,8 +321,8 @@ class StatefulEquinoxModel(EquinoxModel):
     The parameters are the module's alone: they have its structure.
     """
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any) -> tuple[jax.Array, PyTree]:
-        outputs, after = self.apply(self.join(params, state), *inputs, **self.options)
+    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+        outputs, after = self.apply(self.evaluated(self.join(params, state)), *inputs, **self.options)
         return self.output(outputs), (state[0], after)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
@@ -359,6 +400,10 @@ def adapt(
         )
     takes_factors = "factors" in inspect.signature(call or type(model.made).__call__).parameters
     return dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0)) if takes_factors else model
+
+
+def _key(key: Any) -> jax.Array:
+    return jax.random.key(KEY) if key is None else key
 
 
 def _is_of(framework: str, model: Any) -> bool:

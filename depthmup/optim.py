@@ -210,10 +210,17 @@ def _muon(specs: PyTree, adam: optax.GradientTransformation, options: dict[str, 
 
 def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """`tx` on the weights of the form "mup" and their gradients, whatever form of `p` stores them."""
-    if p.form == "mup":
-        return tx
-    own, stored = (leaf_factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
-    divisor = jax.tree.map(lambda a, b: a / b, own, stored)  # the form stores weight / divisor
+    return tx if p.form == "mup" else stored_divided(divisor(p, specs), tx)
+
+
+def divisor(p: Parameterization, specs: PyTree) -> PyTree:
+    """What the form of `p` divides each weight of the form "mup" by to store it."""
+    weights, stored = (leaf_factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
+    return jax.tree.map(lambda a, b: a / b, weights, stored)
+
+
+def stored_divided(divisor: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` on weights and their gradients, where weight / divisor is stored. The divisor may be traced."""
     up, down = scale_by_tree(divisor), scale_by_tree(jax.tree.map(lambda s: 1 / s, divisor))
 
     def times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:

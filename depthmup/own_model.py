@@ -8,7 +8,8 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -30,6 +31,9 @@ from depthmup.names import at_least_one, unknown
 from depthmup.parameterization import FAMILIES, ForwardFactors, Name, Parameterization, parameterization
 from depthmup.source import Source, made_up, traceable
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred, subset
+
+if TYPE_CHECKING:
+    from depthmup.tuning.sweep import SweepResult
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 # What a check trains alone.
@@ -333,6 +337,22 @@ class Setup:
         """The same model at another shape, with the same base."""
         return _at(self.source, width, depth)
 
+    def under(self, name: Name | Parameterization) -> Setup:
+        """The same model and base under another parameterization, with the defaults of that one."""
+        p = self.source.p
+        if not isinstance(name, Parameterization):
+            name = parameterization(
+                name,
+                base_width=p.base_width,
+                base_depth=p.base_depth,
+                base_head_dim=p.base_head_dim,
+                gamma0=p.gamma0,
+                beta0=p.beta0,
+                blocks=p.blocks,
+            )
+        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
+        return _at(self.source.under(name), spec.width, spec.depth)
+
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
         (params, state). key: a PRNG key; for Linen also a dict of keys."""
@@ -498,6 +518,87 @@ class Setup:
             max_seeds=max_seeds,
             progress=progress,
         )
+
+    def sweep(
+        self,
+        loss: Callable[[Any, Any], jax.Array],
+        batches: Any,
+        *,
+        steps: int,
+        optimizer: Any = "adamw",
+        learning_rates: Sequence[float] | float | None = None,
+        widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
+        against: Sequence[Name] = (),
+        workdir: str | Path | None = None,
+        **options: Any,
+    ) -> SweepResult:
+        """Train this model at several widths and depths with a grid of learning rates: does the best one transfer?
+
+            result = m.sweep(loss, batches, steps=500, widths=(64, 128, 256), depths=(4, 8, 16), workdir="runs/gpt")
+            print(result)
+            tx = m.optimizer("adamw", result.learning_rate)
+
+        The depths are compared at the base width, the widths at the base depth. All trainings of a shape are one
+        compiled program. With a workdir a sweep that was interrupted goes on from there, bit for bit.
+
+        Args:
+          loss: (logits, targets) -> scalar, the mean over the batch.
+          batches: arrays (*inputs, targets) with batch_size=; or a pure function step -> (*inputs, targets), which runs
+            on the device if JAX can trace it; or an iterable of batches, of which `steps` are read and kept; or a
+            function without arguments -> an iterator, made anew where it is needed.
+          steps: number of steps of each training.
+          optimizer: a name of `dm.optimizer`, several of them, or a function (setup, **hyperparameters) -> a
+            transformation with learning rate 1, such as lambda m: m.wrap(optax.lion(1.0)); or {name: such a function}.
+          learning_rates: at the base shape: five or more; or one, around which each shape is searched; None: the
+            usual grid, two an octave.
+          widths, depths: by default 1, 2 and 4 times the base.
+          against: names of parameterizations to train besides this one, such as ("sp", "mup").
+          workdir: of the rows and of report.html; None: nothing is stored.
+          **options: hyperparameters of the optimizer, each a number, or a tuple as a further axis (weight_decay=(0.0,
+            0.1)); and
+            evaluate: held-out batches, arrays or an iterable; the sweep is then judged by their loss;
+            seeds (3), until ("planned", or "decided": more seeds and rates where verdicts need them), max_seeds (24);
+            judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
+            chance: the loss of a model that has learned nothing; None: that of the first batch;
+            schedule ("constant", "linear", "cosine"), warmup (steps), clip (largest norm of the gradient);
+            own_outputs: True: the loss takes what the model returns, not its logits;
+            adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
+            launcher ("local", "ray"), shard ((i, n)), progress (True).
+
+        Raises ValueError (SettingsError) for arguments that cannot be trained, before anything is compiled, WorkdirError
+        for a workdir of another model, other data or settings, and Stopped when interrupted.
+        """
+        from depthmup.tuning.sweep import sweep  # the engine is loaded when it is needed
+
+        return sweep(
+            self,
+            loss,
+            batches,
+            steps=steps,
+            optimizer=optimizer,
+            learning_rates=learning_rates,
+            widths=widths,
+            depths=depths,
+            against=against,
+            workdir=workdir,
+            **options,
+        )
+
+    def tune(
+        self,
+        loss: Callable[[Any, Any], jax.Array],
+        batches: Any,
+        *,
+        steps: int,
+        learning_rate: float | None = None,
+        **options: Any,
+    ) -> SweepResult:
+        """Search the best learning rate at the base shape alone; say what it is for this shape, and what it costs to be
+        sure that it transfers. learning_rate: a first guess. The other arguments are those of `sweep`."""
+        from depthmup.tuning.sweep import tune
+
+        return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)
 
     def maximal_update(
         self,

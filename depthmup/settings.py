@@ -390,7 +390,7 @@ NOT_AT_THE_START = frozenset(name for name, k in ALL.items() if not k.at_start)
 
 def column(name: str) -> str:
     """The name that a config key has in a row: the one it declares, or its words behind the group."""
-    return ALL[name].column or "_".join(name.split(".")[1:]) or name
+    return (ALL[name].column if name in ALL else "") or "_".join(name.split(".")[1:]) or name
 
 
 def value_of(settings: Settings, name: str) -> Any:

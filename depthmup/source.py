@@ -45,6 +45,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self._kept: dict[Any, Any] = {}
+        self._models: dict[tuple[int, int], Model] = {}
         self.initializers = Initializers(lambda width, depth: self.model(width, depth).traced)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,10 +57,16 @@ class Source:
         return self._kept[key]
 
     def model(self, width: int, depth: int) -> Model:
-        return self._once(
-            ("model", width, depth),
-            lambda: adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output),
-        )
+        if (width, depth) not in self._models:
+            made = adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
+            self._models[width, depth] = made
+        return self._models[width, depth]
+
+    def under(self, p: Parameterization) -> Source:
+        """The same models under another parameterization."""
+        other = dataclasses.replace(self, p=p)
+        other._models = self._models
+        return other
 
     def shallow(self, depth: int) -> int:
         """The depth that stands for this one: that of the base, or a small one."""

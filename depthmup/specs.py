@@ -141,7 +141,12 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
 
     Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
-    return _times(specs, params, factors(p, specs, p.table.families[0]).init)
+    return _times(specs, params, rescaling(p, specs))
+
+
+def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
+    """The factors of `rescale`, in the structure of `specs`."""
+    return factors(p, specs, p.table.families[0]).init
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:

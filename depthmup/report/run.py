@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from depthmup.measure import MaximalUpdate
 from depthmup.report import page
 from depthmup.report.calibration import calibrations
-from depthmup.report.curves import curves_along_depth, judge
+from depthmup.report.curves import TransferCurve, curves_along_depth, judge
 from depthmup.report.live import LiveReport
 from depthmup.settings import Settings
 from depthmup.trials.config_study import ConfigStudy
@@ -24,12 +24,14 @@ from depthmup.trials.study import Row, Study
 
 class Result(NamedTuple):
     """rows: of all trials. verdicts: a line for each curve, and the learning rates to use. page: the path of
-    report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text."""
+    report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text. curves: what the
+    verdicts are of."""
 
     rows: list[Row]
     verdicts: str
     page: Path | None
     tables: str = ""
+    curves: Sequence[TransferCurve] = ()
 
 
 def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, command: str = "", **options: Any) -> Result:
@@ -57,7 +59,7 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
     curves = judge(table, study, _calibrated(study, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
     path = page.write(curves, table, study, Path(workdir), command)
-    return Result(rows, page.answers(curves) or page.best_table(table, study), path, "\n\n".join(tables))
+    return Result(rows, page.answers(curves) or page.best_table(table, study), path, "\n\n".join(tables), curves)
 
 
 def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:

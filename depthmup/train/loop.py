@@ -199,7 +199,8 @@ class TrialLoop:
 
         The prefixes "validation_" and "test_" mark the metrics of these splits; those of the training split, "loss" and
         "accuracy", have none. "diverged" says whether the trial was frozen because it was not finite, or whether its
-        final training loss, where the feed has that split, is not finite or above twice the loss of the first batch.
+        final training loss is not finite or above twice the loss of the first batch. Where the feed has no training
+        split, "first_loss" is that of the first batch, and "diverged" says the former alone.
         The losses of a frozen trial are NaN.
         """
         result: dict[str, np.ndarray] = {}
@@ -209,7 +210,9 @@ class TrialLoop:
             values["loss"] = np.where(halted, np.float32(np.nan), values["loss"])
             result |= {prefix + name: value for name, value in values.items()}
         first = self.placement.get(state.first_loss)
-        return {**result, "diverged": diverged(result["loss"], first) if "loss" in result else halted}
+        if "loss" in result:
+            return {**result, "diverged": diverged(result["loss"], first)}
+        return {**result, "first_loss": first, "diverged": halted}
 
     def measure(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:
         """The measured arrays of all trials, (trials, ...) each. They are NaN for a trial that has diverged."""

@@ -23,7 +23,7 @@ from depthmup.train.devices import TrialsOverDevices
 from depthmup.train.drive import SAVE, STOP, Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import Hyper
+from depthmup.train.trainable import Hyper, diverged
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
 from depthmup.trials.plan import AXES, Group
@@ -93,6 +93,9 @@ class Runner:
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i]}
             row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
+            if "loss" not in row:  # the feed has no training split to evaluate: the last losses stand for it
+                last, first = (np.array(row[name]) for name in ("last_loss", "first_loss"))
+                row |= {"loss": row["last_loss"], "diverged": row["diverged"] or bool(diverged(last, first))}
             measured = history.measurements(i, steps[i], points)
             finished.append(Finished(row, history.curve(i, steps[i]), measured))
         return finished

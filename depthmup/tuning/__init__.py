@@ -1,0 +1,1 @@
+"""Sweeps of a model of one's own: `Setup.sweep` and `Setup.tune` (docs/your-model.md)."""

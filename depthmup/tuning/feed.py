@@ -1,0 +1,275 @@
+"""A user's batches as what the training loop takes: arrays, a function of the step, or anything that is iterated."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.data.batches import batch_indices
+from depthmup.data.pipeline import part_of
+from depthmup.settings import SettingsError
+from depthmup.specs import PyTree
+
+Batch = tuple[Any, ...]
+Batches = Any  # what a user may give: `feed_of` says what
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UserFeed(abc.ABC):
+    """What all kinds of batches have in common. held_out: the batches that are evaluated at the end, or none."""
+
+    batch_size: int
+    held_out: Sequence[Batch]
+
+    in_memory = True
+
+    @property
+    def splits(self) -> Mapping[str, Any]:
+        return {"validation_": self.held_out} if self.held_out else {}
+
+    @property
+    def evaluated_examples(self) -> int:
+        return sum(map(size_of, self.held_out))
+
+    @property
+    @abc.abstractmethod
+    def steps_per_epoch(self) -> int: ...
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def first(self) -> Batch:
+        """The batch of the first step."""
+
+    @property
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """A hash of the numbers, or of what can be seen of them."""
+
+    def resident(self) -> PyTree:
+        return ()
+
+    def indices(self, start: int, stop: int) -> np.ndarray:
+        """Of a feed that makes a whole batch: the places in it."""
+        return np.tile(np.arange(self.batch_size, dtype=np.int32), (stop - start, 1))
+
+    def pick(self, resident: PyTree, indices: jax.Array, step: jax.Array) -> Any:
+        raise NotImplementedError
+
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
+        yield from ()
+
+    def prepared(self, raw: Any, step: Any = None, places: Any = None) -> Batch:
+        return tuple(raw)
+
+    def evaluated(self, split: Sequence[Batch], parts: int = 1, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        return iter(split)
+
+    def raw_shapes(self, examples: int) -> Batch:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((examples, *jnp.shape(leaf)[1:]), jnp.result_type(leaf)), self.first
+        )
+
+    batch_shapes = raw_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays(UserFeed):
+    """Arrays of examples, which lie on the devices. shuffled: a new permutation each epoch; else in their order."""
+
+    arrays: Batch
+    shuffled: bool = True
+
+    @property
+    def examples(self) -> int:
+        return size_of(self.arrays)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.examples // self.batch_size
+
+    @functools.cached_property
+    def first(self) -> Batch:
+        indices = self.indices(0, 1)[0]
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], self.arrays)
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.arrays)
+
+    def resident(self) -> PyTree:
+        return jax.tree.map(np.asarray, self.arrays)
+
+    def indices(self, start: int, stop: int) -> np.ndarray:
+        if self.shuffled:
+            return batch_indices(self.examples, self.batch_size, start, stop, 0)
+        # The loop asks for whole calls of steps, the last of which may be beyond the end and are not taken.
+        steps = np.minimum(np.arange(start, stop), self.steps_per_epoch - 1)
+        return (steps[:, None] * self.batch_size + np.arange(self.batch_size)).astype(np.int32)
+
+    def pick(self, resident: PyTree, indices: jax.Array, step: jax.Array) -> Any:
+        return jax.tree.map(lambda leaf: leaf[indices], resident)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced(UserFeed):
+    """A function step -> batch that JAX can trace: batches are made inside the compiled step."""
+
+    function: Callable[[Any], Batch]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return 1
+
+    @functools.cached_property
+    def first(self) -> Batch:
+        return tuple(self.function(jnp.int32(0)))
+
+    @functools.cached_property
+    def _program(self) -> tuple[Any, Any]:
+        """(jaxpr, tree structure of a batch): arrays that the function closes over are not compiled in as constants."""
+        closed, shapes = jax.make_jaxpr(self.function, return_shape=True)(jnp.int32(0))
+        return closed, jax.tree.structure(shapes)
+
+    @property
+    def digest(self) -> str:
+        return digest_of([self.function(jnp.int32(step)) for step in (0, 1)])
+
+    def resident(self) -> PyTree:
+        return [np.asarray(array) for array in self._program[0].consts]
+
+    def pick(self, resident: PyTree, indices: jax.Array, step: jax.Array) -> Any:
+        closed, structure = self._program
+        batch = jax.tree.unflatten(structure, jax.core.eval_jaxpr(closed.jaxpr, resident, step))
+        whole = indices.shape[0] == self.batch_size
+        return batch if whole else jax.tree.map(lambda leaf: leaf[indices], batch)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Streamed(UserFeed):
+    """Batches that the host hands over at each step. from_step: a step -> an iterator from its batch on."""
+
+    from_step: Callable[[int], Iterator[Batch]]
+
+    in_memory = False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return 1
+
+    @functools.cached_property
+    def first(self) -> Batch:
+        return tuple(next(self.from_step(0)))
+
+    @property
+    def digest(self) -> str:
+        return digest_of(list(itertools.islice(self.from_step(0), 2)))
+
+    def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
+        step = start
+        for batch in self.from_step(start):
+            part = part_of(self.batch_size, shard)
+            yield jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], tuple(batch))
+            step += 1
+        raise SettingsError(f"the batches run out after {step} steps: give as many as there are steps, or fewer steps")
+
+
+def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_out: Batches = None) -> UserFeed:
+    """The feed of what a user gives:
+
+      a tuple or list of arrays (*inputs, targets), with `batch_size`: a data set, which is shuffled each epoch;
+      a function step -> (*inputs, targets), which must be pure; one that JAX can trace costs the host nothing;
+      a function without arguments -> an iterator of batches, made anew for each group of trials;
+      an iterable of batches, of which `steps` are read once and kept.
+
+    held_out: arrays, or an iterable of batches. Raises SettingsError for batches that run out, are not of one size, or
+    have parts of different lengths, and for a function that is not pure.
+    """
+    kept = _held_out(held_out, batch_size)
+    if callable(batches):
+        return _of_function(batches, steps, kept)
+    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+        arrays = tuple(batches)
+        if batch_size is None:
+            raise SettingsError("batches are arrays of examples: give batch_size=, how many of them a step takes")
+        examples = size_of(arrays)
+        if not 1 <= batch_size <= examples:
+            raise SettingsError(f"batch_size must be from 1 to the number of examples, {examples}, got {batch_size}")
+        return Arrays(batch_size, kept, arrays)
+    read = [tuple(batch) for batch in itertools.islice(batches, steps)]
+    if len(read) < steps:
+        raise SettingsError(f"the batches run out after {len(read)} of {steps} steps: {steps} are needed")
+    sizes = sorted({size_of(batch) for batch in read})
+    if len(sizes) > 1:
+        raise SettingsError(
+            f"all batches must have as many examples, these have {sizes[0]} to {sizes[-1]}: drop the last"
+        )
+    arrays = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *read)
+    return Arrays(sizes[0], kept, arrays, shuffled=False)
+
+
+def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Batch]) -> UserFeed:
+    required = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if not required:
+        return Streamed(
+            size_of(next(iter(function()))), held_out, lambda step: itertools.islice(function(), step, None)
+        )
+    first, again = (tuple(function(0)) for _ in range(2))
+    if digest_of(first) != digest_of(again):
+        raise SettingsError(
+            "the function of batches is not pure: it gave other numbers for step 0 when it was called again. Derive "
+            "its random numbers from the step alone, such as by jax.random.fold_in(key, step)"
+        )
+    size = size_of(first)
+    try:
+        jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
+        return Streamed(size, held_out, lambda step: map(function, itertools.count(step)))
+    return Traced(size, held_out, function)
+
+
+def _held_out(batches: Batches, batch_size: int | None) -> list[Batch]:
+    if batches is None:
+        return []
+    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+        examples = size_of(batches)
+        size = min(batch_size or examples, examples)
+        starts = range(0, examples, size)
+        return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i : i + size], tuple(batches)) for i in starts]
+    return [tuple(batch) for batch in batches]
+
+
+def size_of(batch: Iterable[Any]) -> int:
+    """The number of examples of a batch. Raises SettingsError if its parts differ in it."""
+    lengths = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tuple(batch))]
+    if not lengths or () in lengths or len(set(lengths)) > 1:
+        shapes = ", ".join(str(jnp.shape(leaf)) for leaf in jax.tree.leaves(tuple(batch)))
+        raise SettingsError(
+            f"inputs and targets must be arrays with as many examples along their first axis, got the shapes {shapes}"
+        )
+    return int(lengths[0][0])
+
+
+def digest_of(tree: PyTree) -> str:
+    """A hash of the numbers of a tree of arrays."""
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        array = np.ascontiguousarray(
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+        total.update(f"{array.dtype} {array.shape}".encode())
+        total.update(array.view(np.uint8).data if array.size and array.ndim else array.tobytes())
+    return total.hexdigest()[:16]

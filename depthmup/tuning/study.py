@@ -1,0 +1,279 @@
+"""The sweep of a model of one's own, as a `Study`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+
+from depthmup.audit import InitAudit
+from depthmup.data.feed import Feed
+from depthmup.frameworks import Model
+from depthmup.optim import OPTIONS
+from depthmup.parameterization import Parameterization
+from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, SettingsError, SweepSettings
+from depthmup.specs import PyTree
+from depthmup.train.loop import Measurement
+from depthmup.train.recipe import Recipe
+from depthmup.train.trainable import Hyper
+from depthmup.trials.study import SCHEMA, Axis, Point, Study
+from depthmup.tuning.feed import UserFeed
+from depthmup.tuning.task import Loss, ModelTask, check, hyper_of
+
+WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
+Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
+
+
+class SetupLike(Protocol):
+    """What a study asks of a `Setup`."""
+
+    @property
+    def parameterization(self) -> Parameterization: ...
+    @property
+    def specs(self) -> PyTree: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def correction(self) -> InitAudit | None: ...
+
+    def at(self, width: int, depth: int) -> SetupLike: ...
+    def under(self, name: Any) -> SetupLike: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Training:
+    """How all trials of a sweep are trained.
+
+    setups: {name of a parameterization: the model under it}. optimizers: {name: None for one of `dm.optimizer`, or what
+    makes the transformation}. criterion: (outputs, targets) -> scalar. own_outputs: whether it takes the model's own
+    outputs, not its logits. fixed: {hyperparameter: value}, those that are not axes.
+    """
+
+    setups: Mapping[str, SetupLike]
+    optimizers: Mapping[str, Optimizer | None]
+    criterion: Loss
+    own_outputs: bool
+    feed: UserFeed
+    steps: int
+    warmup: int
+    recipe: Recipe
+    fixed: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_tasks", {})
+        object.__setattr__(self, "_setups", {})
+
+    def __getstate__(self) -> dict[str, Any]:  # what is compiled is not sent to other machines
+        return {**self.__dict__, "_tasks": {}, "_setups": {}}
+
+    def setup(self, parameterization: str, width: int, depth: int) -> SetupLike:
+        kept: dict[Any, SetupLike] = self.__dict__["_setups"]
+        key = parameterization, width, depth
+        if key not in kept:
+            kept[key] = self.setups[parameterization].at(width, depth)
+        return kept[key]
+
+    def task(self, key: Any, make: Callable[[], ModelTask]) -> ModelTask:
+        """One object for all points of a program, whose compiled functions they share."""
+        tasks: dict[Any, ModelTask] = self.__dict__["_tasks"]
+        if key not in tasks:
+            tasks[key] = make()
+        return tasks[key]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelPoint(Point):
+    """A point of the sweep of a model of one's own. training: None where rows alone are judged."""
+
+    leaves: Mapping[str, Any]
+    training: Training | None
+
+    @property
+    def steps(self) -> int:
+        return int(self.leaves["steps"])
+
+    @property
+    def feed(self) -> Feed:
+        return self._training.feed
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """Under another parameterization a named optimizer has other numbers, and a function makes another one."""
+        hyper = self.hyper(1.0, 0)
+        leaves, structure = jax.tree.flatten(hyper.arrays())
+        correction = self._setup.correction
+        return (
+            self.width,
+            self.depth,
+            self.optimizer,
+            None if self._named else self.without(LEARNING_RATE, "seed"),
+            structure,
+            tuple(np.shape(leaf) for leaf in leaves),
+            tuple(sorted(correction.factors.items())) if correction else (),
+        )
+
+    @property
+    def task(self) -> ModelTask:
+        return self._training.task(self.program, self._make)
+
+    def hyper(self, learning_rate: float, seed: int) -> Hyper:
+        setup, training = self._setup, self._training
+        return hyper_of(
+            setup.parameterization,
+            setup.specs,
+            self.optimizer if self._named else None,
+            learning_rate,
+            seed=seed,
+            steps=self.steps,
+            warmup=training.warmup,
+            head_dim=getattr(setup.model.made, "head_dim", None) if setup.model.factors is not None else None,
+            numbers={k: v for k, v in self._hyperparameters.items() if _is_number(v)},
+        )
+
+    def measurement(self, quantities: Sequence[str]) -> Measurement:
+        raise SettingsError("nothing is measured during the training of a model of your own: leave measure= out")
+
+    def check(self) -> None:
+        """Raises SettingsError for a loss or an optimizer that cannot be trained."""
+        check(self.task, self.hyper(1.0, 0), self._training.feed.first)
+
+    def fingerprint(self) -> str:
+        """A hash of the program of a step, which changes with the code of the model, the loss and the optimizer."""
+        arrays = self.hyper(1.0, 0).arrays()
+        state = jax.eval_shape(self.task.init, arrays)
+        batch = self.task.batch_shapes(self._training.feed.batch_size)
+        text = str(jax.make_jaxpr(self.task.step)(state, batch, arrays))
+        return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", text).encode()).hexdigest()[:16]
+
+    @property
+    def _training(self) -> Training:
+        if self.training is None:
+            raise SettingsError("these are rows alone: train them with `sweep` of the model")
+        return self.training
+
+    @property
+    def _setup(self) -> SetupLike:
+        return self._training.setup(self.parameterization, self.width, self.depth)
+
+    @property
+    def _named(self) -> bool:
+        return self._training.optimizers[self.optimizer] is None
+
+    @property
+    def _hyperparameters(self) -> dict[str, Any]:
+        prefix = "optimizer."
+        swept = {k.removeprefix(prefix): v for k, v in self.leaves.items() if k.startswith(prefix)}
+        names = [name for name in swept if name not in ("name", "learning_rate")]
+        return {**self._training.fixed, **{name: swept[name] for name in names}}
+
+    def _make(self) -> ModelTask:
+        training, setup, values = self._training, self._setup, self._hyperparameters
+        make = training.optimizers[self.optimizer]
+        model = dataclasses.replace(setup.model, output=_all) if training.own_outputs else setup.model
+        return ModelTask(
+            model,
+            setup.specs,
+            setup.correction,
+            training.criterion,
+            self.optimizer if make is None else make(setup, **values),
+            training.feed.batch_shapes,
+            training.recipe,
+            {name: value for name, value in values.items() if not _is_number(value)} if make is None else {},
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelStudy(Study):
+    """The sweep of a model of one's own. about: what else decides its results, for its workdir."""
+
+    sweep: SweepSettings
+    parallel: ParallelSettings
+    checkpoint: CheckpointSettings
+    width: int
+    depth: int
+    seed: int
+    axes: Sequence[Axis]
+    about: Mapping[str, Any]
+    chance_loss: float | None = None
+    training: Training | None = None
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return False  # no rule of calibration is known of a model of one's own
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        swept = [OPTIMIZER, PARAMETERIZATION, WIDTH, DEPTH, "seed", LEARNING_RATE, *(axis.key for axis in self.axes)]
+        sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
+        axes = {axis.key: list(axis.values) for axis in self.axes}
+        return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
+
+    def point(self, values: Mapping[str, Any]) -> ModelPoint:
+        leaves = {"steps": self.about["steps"], **values}
+        return ModelPoint(leaves, self.training)
+
+    def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
+        if self.training and self.training.optimizers[optimizer] is not None:
+            return {}
+        options = (*OPTIONS.get(optimizer, ()), "weight_decay", "learning_rate")
+        swept = [axis.key for axis in self.axes if axis.key.startswith("optimizer.")]
+        return {key: None for key in swept if key.removeprefix("optimizer.") not in options}
+
+    def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
+        """The given loss of chance; else the median over the trials of the first batch's loss: who ends above it has
+        learned nothing."""
+        if self.chance_loss is not None:
+            return self.chance_loss
+        losses = [row["first_loss"] for row in rows if row.get("first_loss") is not None]
+        losses = [loss for loss in losses if math.isfinite(loss)]
+        return float(np.median(losses)) if losses else math.inf
+
+    def checked(self, points: Collection[Point]) -> None:
+        for point in points:
+            assert isinstance(point, ModelPoint)
+            point.check()
+
+    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> ModelStudy:
+        return dataclasses.replace(
+            self, sweep=dataclasses.replace(self.sweep, widths=tuple(widths), depths=tuple(depths))
+        )
+
+
+def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
+    """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
+    sweep = dict(saved["sweep"])
+    width, depth, axes = sweep.pop("width"), sweep.pop("depth"), sweep.pop("axes")
+    names = {field.name: field for field in dataclasses.fields(SweepSettings)}
+    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
+    about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep")}
+    return ModelStudy(
+        SweepSettings(**lists),
+        ParallelSettings(),
+        CheckpointSettings(),
+        width,
+        depth,
+        about["first_seed"],
+        tuple(Axis(key, tuple(values), key != "optimizer.name") for key, values in axes.items()),
+        about,
+        about["chance_loss"],
+    )
+
+
+def is_identity(saved: Mapping[str, Any]) -> bool:
+    return "program" in saved
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _all(outputs: Any) -> Any:
+    return outputs

@@ -1,0 +1,412 @@
+"""Learning-rate sweeps of a model of one's own: the study, its training and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from depthmup.fit.curve import POINTS
+from depthmup.names import at_least_one, unknown
+from depthmup.optim import OPTIONS
+from depthmup.report import figures, page
+from depthmup.report.curves import TransferCurve
+from depthmup.report.run import run
+from depthmup.settings import (
+    JUDGED,
+    LEARNING_RATE,
+    UNTIL,
+    CheckpointSettings,
+    Interval,
+    ParallelSettings,
+    SettingsError,
+    SweepSettings,
+)
+from depthmup.train.recipe import SCHEDULES, Recipe
+from depthmup.trials.engine import cost
+from depthmup.trials.study import Axis
+from depthmup.tuning.feed import Batches, feed_of
+from depthmup.tuning.study import ModelStudy, Optimizer, SetupLike, Training
+from depthmup.tuning.task import Loss
+
+# log2 of the lowest and the highest learning rate of a grid that nobody gave.
+GRIDS: dict[str, tuple[float, float]] = {
+    **SweepSettings().log2_learning_rates,
+    "lion": (-15.0, -6.0),
+    "adafactor": (-10.0, -1.0),
+    "muon": (-10.0, -1.0),
+}
+AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
+LearningRates = Sequence[float] | float | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SweepResult:
+    """What a sweep has found. `print` says it in words.
+
+    rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
+    workdir: None if nothing was stored. note: what else there is to say.
+    """
+
+    rows: pandas.DataFrame
+    curves: Sequence[TransferCurve]
+    study: ModelStudy
+    workdir: Path | None
+    note: str = ""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The best learning rate of the model's own parameterization at the smallest size, a value for `m.optimizer`;
+        None if it has none. The verdicts say whether it is right at larger sizes."""
+        name = self.study.sweep.parameterizations[0]
+        results = [c.result for c in self.curves if c.parameterization == name and c.hyperparameter == "learning_rate"]
+        tuned = [result.tuned or result.optimal_lr[0] for result in results]
+        if results:
+            return next((rate for rate in tuned if rate is not None), None)
+        rates = self.rows[self.rows["parameterization"] == name]
+        measure = self.study.sweep.judge_by
+        means = rates[~rates["diverged"].astype(bool)].groupby("learning_rate")[measure].mean()
+        return None if means.empty else float(means.idxmin())
+
+    def __str__(self) -> str:
+        words = page.answers(self.curves) or page.best_table(self.rows, self.study)
+        return "\n".join(filter(None, (words, self.note)))
+
+    def plot(self, path: str | Path | None = None, axis: Literal["depth", "width"] | None = None) -> Figure | None:
+        """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
+
+        axis: which sizes; None: depth if the sweep has it. None is returned where no two sizes are compared.
+        """
+        axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
+        if not axes:
+            return None
+        chosen: str = axis or next(iter(axes))
+        if chosen not in axes:
+            raise unknown("axis of this sweep", chosen, axes)
+        shown = [c for c in self.curves if c.axis == chosen and c.hyperparameter == "learning_rate"]
+        figure = figures.loss_curves(shown)
+        if path is not None and figure is not None:
+            Path(path).write_bytes(figures.png(figure))
+        return figure
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """The path of report.html, with all verdicts, pictures and tables.
+
+        folder: where to write it; None: the workdir, where it is already.
+        """
+        if folder is None and self.workdir is not None:
+            return self.workdir / "report.html"
+        if folder is None:
+            raise ValueError("this sweep had no workdir: say where to write the report, report(folder)")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return page.write(self.curves, self.rows, self.study, Path(folder), "m.sweep")
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdicts and the picture."""
+        import base64
+
+        from markupsafe import escape
+
+        figure = self.plot()
+        picture = base64.b64encode(figures.png(figure)).decode() if figure else ""
+        image = f'<img alt="loss against learning rate" src="data:image/png;base64,{picture}">' if picture else ""
+        return f"<pre>{escape(str(self))}</pre>{image}"
+
+
+def sweep(
+    setup: SetupLike,
+    loss: Loss,
+    batches: Batches,
+    *,
+    steps: int,
+    optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
+    learning_rates: LearningRates = None,
+    widths: Sequence[int] | None = None,
+    depths: Sequence[int] | None = None,
+    against: Sequence[str] = (),
+    workdir: str | Path | None = None,
+    launcher: Literal["local", "ray"] = "local",
+    shard: tuple[int, int] = (0, 1),
+    progress: bool = True,
+    **options: Any,
+) -> SweepResult:
+    """`Setup.sweep`, which explains the arguments."""
+    study = study_of(
+        setup,
+        loss,
+        batches,
+        steps=steps,
+        optimizer=optimizer,
+        learning_rates=learning_rates,
+        widths=widths,
+        depths=depths,
+        against=against,
+        **options,
+    )
+    return _run(study, workdir, launcher=launcher, shard=shard, progress=progress)
+
+
+def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:
+    if workdir is not None:
+        result = run(study, workdir, command="m.sweep", yes=True, **options)
+        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, Path(workdir))
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(study, folder, command="m.sweep", yes=True, **options)
+        note = "nothing is stored: workdir=DIR keeps the rows, and an interrupted sweep goes on from there"
+        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, None, note)
+
+
+def study_of(
+    setup: SetupLike,
+    loss: Loss,
+    batches: Batches,
+    *,
+    steps: int,
+    optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
+    learning_rates: LearningRates = None,
+    widths: Sequence[int] | None = None,
+    depths: Sequence[int] | None = None,
+    against: Sequence[str] = (),
+    batch_size: int | None = None,
+    evaluate: Batches = None,
+    seeds: int = 3,
+    until: Literal["planned", "decided"] = "planned",
+    max_seeds: int = 24,
+    judge_by: str | None = None,
+    chance: float | None = None,
+    schedule: str = "constant",
+    warmup: int = 0,
+    clip: float | None = None,
+    own_outputs: bool = False,
+    adaptive: bool = False,
+    per_octave: int = 2,
+    at_once: int | None = None,
+    max_trials: int = 20_000,
+    devices_per_trial: int = 1,
+    wrapper: Literal["pmap", "jit"] = "pmap",
+    checkpoint_every: str = "10 minutes",
+    **hyperparameters: Any,
+) -> ModelStudy:
+    """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
+    at_least_one("steps", steps)
+    at_least_one("seeds", seeds)
+    if schedule not in SCHEDULES:
+        raise unknown("schedule", schedule, SCHEDULES)
+    if until not in UNTIL:
+        raise unknown("until", until, UNTIL)
+    if not 0 <= warmup < steps:
+        raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
+    feed = feed_of(batches, steps, batch_size, evaluate)
+    judge_by = judge_by or ("validation_loss" if feed.held_out else "last_loss")
+    known = [name for name in JUDGED if "accuracy" not in name and (feed.held_out or "validation" not in name)]
+    if judge_by not in known:
+        raise unknown("judge_by", judge_by, known)
+    setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
+    optimizers = _optimizers(optimizer)
+    width, depth = base_of(setup)
+    axes, fixed = _axes(hyperparameters, optimizers)
+    rates, is_search = _rates(learning_rates, optimizers, per_octave)
+    if isinstance(rates, Axis):
+        axes = (rates, *axes)
+    sweep = SweepSettings(
+        parameterizations=tuple(setups),
+        optimizers=tuple(optimizers),
+        depths=_sizes("depths", depths, depth),
+        widths=_sizes("widths", widths, width),
+        log2_learning_rates=rates if isinstance(rates, dict) else {},
+        per_octave=per_octave,
+        seeds=seeds,
+        until=until,
+        max_seeds=max_seeds,
+        judge_by=judge_by,
+        calibrate=False,
+        adaptive=adaptive or is_search,
+        at_once=at_once,
+        max_trials=max_trials,
+    )
+    if until == "decided" and not 1 < seeds <= max_seeds:
+        raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
+    recipe = Recipe(schedule=schedule, clip=clip)
+    training = Training(setups, optimizers, loss, own_outputs, feed, steps, warmup, recipe, fixed)
+    study = ModelStudy(
+        sweep,
+        ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial),
+        CheckpointSettings(every=Interval(10, "minute")),
+        width,
+        depth,
+        0,
+        axes,
+        {},
+        chance,
+        training,
+    )
+    about = {
+        "model": name_of(getattr(setup, "source", setup)),
+        "loss": _callable_name(loss),
+        "base": [width, depth],
+        "parameterizations": {name: str(own.parameterization) for name, own in setups.items()},
+        "steps": steps,
+        "batch_size": feed.batch_size,
+        "data": feed.digest,
+        "held_out": [len(feed.held_out), feed.evaluated_examples],
+        "schedule": schedule,
+        "warmup": warmup,
+        "clip": clip,
+        "own_outputs": own_outputs,
+        "fixed": {key: _plain(value) for key, value in fixed.items()},
+        "first_seed": 0,
+        "chance_loss": chance,
+    }
+    study = dataclasses.replace(study, about=about)
+    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+
+
+def base_of(setup: SetupLike) -> tuple[int, int]:
+    """The base shape; of the absolute form, the setup's own."""
+    p = setup.parameterization
+    if p.base_width > 1:
+        return p.base_width, p.base_depth
+    spec = jax.tree.leaves(setup.specs, is_leaf=lambda leaf: hasattr(leaf, "width"))[0]
+    return spec.width, spec.depth
+
+
+def _sizes(name: str, values: Sequence[int] | None, base: int) -> tuple[int, ...]:
+    chosen = tuple(int(value) for value in ([base, 2 * base, 4 * base] if values is None else values))
+    for value in chosen:
+        at_least_one(name, value)
+    if len(set(chosen)) < len(chosen):
+        raise SettingsError(f"{name} = {chosen} has a value twice: remove one")
+    return chosen
+
+
+def _optimizers(given: Any) -> dict[str, Optimizer | None]:
+    """{name: None, or what makes the transformation}"""
+    if isinstance(given, str):
+        given = [given]
+    if callable(given):
+        return {_callable_name(given): given}
+    if isinstance(given, Mapping):
+        return dict(given)
+    for name in given:
+        if name not in OPTIONS:
+            raise unknown(
+                "optimizer", name, OPTIONS, "; for another give a function, lambda m: m.wrap(optax.NAME(1.0))"
+            )
+    return dict.fromkeys(given)
+
+
+def _axes(hyperparameters: Mapping[str, Any], optimizers: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
+    """(axes of the hyperparameters with several values, {name: value} of the others)"""
+    named = [name for name, make in optimizers.items() if make is None]
+    known = {option for name in named for option in OPTIONS[name]} | {"weight_decay", "mask"}
+    axes, fixed = [], {}
+    for name, value in hyperparameters.items():
+        if len(named) == len(optimizers) and name not in known:
+            raise unknown("argument of sweep, or hyperparameter", name, known)
+        if isinstance(value, tuple | list):
+            axes.append(Axis(f"optimizer.{name}", tuple(value), len(named) == len(optimizers)))
+        else:
+            fixed[name] = value
+    return tuple(axes), fixed
+
+
+def _rates(given: LearningRates, optimizers: Mapping[str, Any], per_octave: int) -> tuple[Any, bool]:
+    """({optimizer: log2 of the ends of its grid}, or an axis of rates that are no grid; whether to search there)"""
+    if given is None:
+        missing = [name for name, make in optimizers.items() if make is not None]
+        if missing:
+            raise SettingsError(
+                f"no learning rate is known for {missing[0]}: give learning_rates=, a list, or one to search from"
+            )
+        return {name: GRIDS[name] for name in optimizers}, False
+    values: Any = np.atleast_1d(np.asarray(given, np.float64))
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise SettingsError(f"learning rates must be positive and finite, got {given}")
+    if values.size == 1:
+        middle = round(math.log2(float(values[0])) * per_octave) / per_octave
+        return dict.fromkeys(optimizers, (middle - AROUND, middle + AROUND)), True
+    if values.size < POINTS:
+        raise SettingsError(
+            f"an optimum needs {POINTS} learning rates or more, got {values.size}; or one to search from"
+        )
+    values = np.sort(values)
+    log = np.log2(values)
+    if np.allclose(np.diff(log), 1 / per_octave, atol=1e-9):
+        return dict.fromkeys(optimizers, (float(log[0]), float(log[-1]))), False
+    return Axis(LEARNING_RATE, tuple(values.tolist()), True), False
+
+
+def _fingerprint(study: ModelStudy) -> dict[str, str]:
+    """What tells the code of the model: the program of a step at the base, as this version of JAX writes it."""
+    point = study.point(
+        {
+            "model.width": study.width,
+            "model.depth": study.depth,
+            "optimizer.name": study.sweep.optimizers[0],
+            "parameterization.name": study.sweep.parameterizations[0],
+            **{axis.key: axis.values[0] for axis in study.axes if axis.key != LEARNING_RATE},
+        }
+    )
+    point.check()
+    return {"jax": jax.__version__, "step": point.fingerprint()}
+
+
+def name_of(source: Any) -> str:
+    """The name of the model, of its factory."""
+    return _callable_name(getattr(source, "factory", source))
+
+
+def _callable_name(function: Callable[..., Any]) -> str:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return name.rpartition("<locals>.")[2]
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return _callable_name(value)
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return hashlib.sha256(repr(jax.tree.leaves(value)).encode()).hexdigest()[:16]
+
+
+def tune(
+    setup: SetupLike, loss: Loss, batches: Batches, *, steps: int, learning_rate: float | None = None, **options: Any
+) -> SweepResult:
+    """`Setup.tune`, which explains the arguments."""
+    target = jax.tree.leaves(setup.specs, is_leaf=lambda leaf: hasattr(leaf, "width"))[0]
+    width, depth = base_of(setup)
+    workdir, progress = options.pop("workdir", None), options.pop("progress", True)
+    shared = {"steps": steps, **options}
+    at_base = study_of(
+        setup,
+        loss,
+        batches,
+        learning_rates=learning_rate,
+        widths=(width,),
+        depths=(),
+        **{**shared, "adaptive": True},
+    )
+    result = _run(at_base, workdir, progress=progress)
+    sizes = {"widths": (width, 2 * width, 4 * width), "depths": (depth, 2 * depth, 4 * depth)}
+    needed = cost(study_of(setup, loss, batches, learning_rates=learning_rate, **{**shared, **sizes, "adaptive": True}))
+    rate = result.learning_rate
+    name = setup.parameterization.name
+    answer = "no learning rate trains" if rate is None else f"{rate:.3g}, tuned at width {width}, depth {depth}"
+    note = (
+        f"learning rate for width {target.width}, depth {target.depth} under {name}: {answer}\n"
+        f"to see whether it transfers, m.sweep over widths {sizes['widths']} and depths {sizes['depths']}: {needed}"
+    )
+    return dataclasses.replace(result, note="\n".join(filter(None, (note, result.note))))

@@ -1,0 +1,149 @@
+"""A model of one's own as what the training loop trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup.audit import InitAudit
+from depthmup.frameworks import Model
+from depthmup.optim import OTHERS, divisor, families_of, from_factors, stored_divided
+from depthmup.parameterization import LeafFactors, Parameterization
+from depthmup.settings import SettingsError
+from depthmup.specs import ParamSpec, PyTree, is_spec, rescaling
+from depthmup.specs import factors as leaf_factors
+from depthmup.train.recipe import Recipe
+from depthmup.train.trainable import Average, Batch, Evaluation, Hyper, Trainable, TrainState
+
+Loss = Callable[[Any, Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelTask(Trainable):
+    """A model at one width and depth, an optimizer, and a loss.
+
+    criterion: (outputs, targets) -> scalar.
+    optimizer: a name of `dm.optimizer`, or a transformation with learning rate 1.
+    shapes: examples -> shapes of a batch. options: of a named optimizer, the same for all trials (mask, nesterov).
+    """
+
+    model: Model
+    specs: PyTree
+    correction: InitAudit | None
+    criterion: Loss
+    optimizer: str | optax.GradientTransformation
+    shapes: Callable[[int], Batch]
+    recipe: Recipe
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def init_model(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        params, state = self.model.init(key)
+        return params if self.correction is None else self.correction.correct(params), _packed(state)
+
+    def transformation(self, hyper: Hyper, learning_rate: Any) -> optax.GradientTransformation:
+        if isinstance(self.optimizer, str):
+            tx = from_factors(
+                hyper.factors, self.optimizer, learning_rate, specs=self.specs, **{**hyper.optimizer, **self.options}
+            )
+            if hyper.divisor is not None:
+                tx = stored_divided(hyper.divisor, tx)
+        else:
+            tx = optax.chain(self.optimizer, optax.scale(learning_rate))
+        return optax.chain(optax.clip_by_global_norm(self.recipe.clip), tx) if self.recipe.clip else tx
+
+    def loss(
+        self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        *inputs, targets = batch
+        model = self.model.with_factors(hyper.forward)
+        outputs, after = model.run(params, self._unpacked(statistics), *inputs, key=key)
+        return self.criterion(outputs, targets), _packed(after)
+
+    def evaluation(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
+        *inputs, targets = batch
+        model = self.model.with_factors(hyper.forward).in_evaluation()
+        outputs, _ = model.run(params, self._unpacked(state.statistics), *inputs)
+        count = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
+        return {"loss": Average(self.criterion(outputs, targets) * count, count)}
+
+    def batch_shapes(self, examples: int) -> Batch:
+        return self.shapes(examples)
+
+    def _unpacked(self, statistics: PyTree) -> PyTree:
+        """The model's own arrays: random keys are keys again."""
+        return jax.tree.map(
+            lambda leaf, shape: jax.random.wrap_key_data(leaf) if _is_key(shape) else leaf,
+            statistics,
+            self.model.shapes[1],
+        )
+
+
+def hyper_of(
+    p: Parameterization,
+    specs: PyTree,
+    optimizer: str | None,
+    learning_rate: float,
+    *,
+    seed: int,
+    steps: int,
+    warmup: int,
+    head_dim: float | None,
+    numbers: Mapping[str, float],
+) -> Hyper:
+    """The hyperparameters of one trial of a `ModelTask`. optimizer: its name; None for a transformation, which has the
+    factors of a parameterization already. numbers: those of the optimizer."""
+    init = rescaling(p, specs)
+    if optimizer is None:
+        factors = LeafFactors(init, (), (), (), ())  # type: ignore[arg-type]
+    else:
+        # As in `dm.optimizer`: these look at whole weights, of which a form may store some entries times a factor.
+        form = p.in_form("mup") if optimizer in OTHERS else p
+        factors = leaf_factors(form, specs, families_of(optimizer, specs))._replace(init=init)
+    spec: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    return Hyper(
+        seed=seed,
+        learning_rate=learning_rate,
+        optimizer=dict(numbers) if optimizer else {},
+        steps=steps,
+        warmup=warmup,
+        label_noise=0.0,
+        forward=p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim),
+        factors=factors,
+        divisor=divisor(p, specs) if optimizer in OTHERS and p.form != "mup" else None,
+    )
+
+
+def check(task: ModelTask, hyper: Hyper, batch: Batch) -> None:
+    """Raise SettingsError for a loss that is no scalar, and for an optimizer that needs more than gradients."""
+    arrays = hyper.arrays()
+    state = jax.eval_shape(task.init, arrays)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), batch)
+    loss = jax.eval_shape(task.objective, state.params, state, shapes, arrays)
+    if not (hasattr(loss, "shape") and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating)):
+        what = f"an array {loss.dtype} {loss.shape}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
+        raise SettingsError(
+            f"the loss must be one number, the mean over the batch; loss(outputs, targets) gives {what}"
+        )
+    try:
+        jax.eval_shape(task.step, state, shapes, arrays)
+    except TypeError as error:
+        if "missing" not in str(error) or "keyword-only argument" not in str(error):
+            raise
+        raise SettingsError(
+            f"the optimizer needs more than gradients and parameters ({error}), which a sweep cannot hand over: leave "
+            "out the part that needs it, such as reduce_on_plateau or a line search"
+        ) from error
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _packed(state: PyTree) -> PyTree:
+    """A model's other arrays, with random keys as plain numbers, which can be stored."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)
