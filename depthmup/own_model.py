@@ -33,7 +33,7 @@ from depthmup.source import Source, made_up, traceable
 from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred, subset
 
 if TYPE_CHECKING:
-    from depthmup.tuning.sweep import SweepResult
+    from depthmup.report.result import SweepResult
 
 RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
 # What a check trains alone.
@@ -569,7 +569,7 @@ class Setup:
         Raises ValueError (SettingsError) for arguments that cannot be trained, before anything is compiled, WorkdirError
         for a workdir of another model, other data or settings, and Stopped when interrupted.
         """
-        from depthmup.tuning.sweep import sweep  # the engine is loaded when it is needed
+        from depthmup.tuning import sweep  # the engine is loaded when it is needed
 
         return sweep(
             self,
@@ -596,7 +596,7 @@ class Setup:
     ) -> SweepResult:
         """Search the best learning rate at the base shape alone; say what it is for this shape, and what it costs to be
         sure that it transfers. learning_rate: a first guess. The other arguments are those of `sweep`."""
-        from depthmup.tuning.sweep import tune
+        from depthmup.tuning import tune
 
         return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)
 

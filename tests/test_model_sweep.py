@@ -175,3 +175,245 @@ def test_a_sweep_is_what_a_hand_written_loop_gives(framework, tmp_path):
         losses = by_hand(framework, m.at(WIDTH, 4 * DEPTH), row.learning_rate, row.seed)
         np.testing.assert_array_equal(curves.get_group(row.key)["loss"], losses)
         assert row.last_loss == pytest.approx(losses[-7:].astype(float).mean(), rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep of two depths and two parameterizations."""
+    workdir = tmp_path_factory.mktemp("sweep")
+    m = setup()
+    options = {"steps": STEPS, "learning_rates": RATES, "widths": (), "depths": (1, 4), "against": ("sp",), "seeds": 2}
+    return m, m.sweep(loss, batches, **options, workdir=workdir, progress=False), options, workdir
+
+
+def test_what_a_sweep_says(whole, tmp_path):
+    m, result, _, workdir = whole
+    assert [(c.parameterization, c.axis, len(c.trials)) for c in result.curves] == [
+        ("depth_mup", "depth", 4 * len(RATES)),
+        ("sp", "depth", 4 * len(RATES)),
+    ]
+    text = str(result)
+    assert text.count("adamw, depth_mup, depth 1 to 4: ") == 1 and "learning rate to use" in text
+    first = result.curves[0].result
+    assert result.learning_rate == first.tuned
+    m.optimizer("adamw", result.learning_rate)
+    assert result.report() == workdir / "report.html" and (workdir / "loss_over_depth.png").exists()
+    result.plot(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" in result._repr_html_()
+    assert result.report(tmp_path / "elsewhere").read_text().count("depth_mup") > 2
+    with pytest.raises(ValueError, match="unknown axis of this sweep 'width'"):
+        result.plot(axis="width")
+    assert {"optimizer", "parameterization", "width", "depth", "learning_rate", "seed", "last_loss"} <= set(result.rows)
+
+
+def test_a_program_serves_all_parameterizations(whole):
+    """Their factors are traced: where the shapes of all factors are equal, there is one program for each shape."""
+    _, result, _, _ = whole
+    from depthmup.trials.plan import trials
+
+    programs = {}
+    for trial in trials(result.study):
+        programs.setdefault(trial.point.program, set()).add((trial.point.depth, trial.point.parameterization))
+    assert sorted(map(sorted, programs.values())) == [
+        [(1, "depth_mup"), (1, "sp")],
+        [(4, "depth_mup"), (4, "sp")],
+    ]
+
+
+def test_a_sweep_goes_on_and_refuses_another_one(whole):
+    m, result, options, workdir = whole
+    again = m.sweep(loss, batches, **options, workdir=workdir, progress=False)
+    assert again.rows.equals(result.rows)
+
+    def doubled(logits, targets):
+        return 2 * loss(logits, targets)
+
+    doubled.__qualname__ = "loss"
+    with pytest.raises(WorkdirError, match=r"results of another config: program.*step was"):
+        m.sweep(doubled, batches, **options, workdir=workdir, progress=False)
+    with pytest.raises(WorkdirError, match="data was"):
+        m.sweep(loss, lambda step: batches(step + 1), **options, workdir=workdir, progress=False)
+    with pytest.raises(WorkdirError, match="steps was 70, now it is 71"):
+        m.sweep(loss, batches, **{**options, "steps": 71}, workdir=workdir, progress=False)
+
+
+def test_rows_are_judged_without_the_model(whole, tmp_path):
+    """`sweep.compare` of workdirs: settings.json alone says what they are."""
+    _, result, _, workdir = whole
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("settings.json", "results.jsonl"):
+        (other / name).write_bytes((workdir / name).read_bytes())
+    page = sweep.compare([workdir, other], to=tmp_path / "both").read_text()
+    assert page.count(result.curves[0].result.verdict) >= 2
+
+
+ARRAYS = {
+    "arrays": ((X, Y), {"batch_size": BATCH}),
+    "list": ([(X[i : i + BATCH], Y[i : i + BATCH]) for i in (0, 16, 32, 48)] * 18, {}),
+    "host function": (lambda step: (X[(step % 4) * BATCH :][:BATCH], Y[(step % 4) * BATCH :][:BATCH]), {}),
+    "factory": (lambda: ((X[i % 4 * BATCH :][:BATCH], Y[i % 4 * BATCH :][:BATCH]) for i in range(1000)), {}),
+    "traced": (
+        lambda step: (jnp.asarray(X).reshape(4, BATCH, -1)[step % 4], jnp.asarray(Y).reshape(4, BATCH)[step % 4]),
+        {},
+    ),
+}
+
+
+def test_batches_of_all_kinds_are_the_same_batches():
+    """A list, functions on the host and on the device, and an iterator: equal rows. Arrays are shuffled."""
+    losses = {
+        name: small(setup(), given, **options).rows["last_loss"].to_numpy() for name, (given, options) in ARRAYS.items()
+    }
+    for name in ("host function", "factory", "traced"):
+        np.testing.assert_array_equal(losses[name], losses["list"], err_msg=name)
+    assert (losses["arrays"] != losses["list"]).all()
+
+
+def test_a_transformation_of_ones_own():
+    m = setup(width=2 * WIDTH)
+
+    def lion(m, b1=0.9):
+        return m.wrap(optax.lion(1.0, b1=b1))
+
+    result = small(m, optimizer=lion, b1=(0.9, 0.95), learning_rates=[rate / 8 for rate in RATES], widths=(2 * WIDTH,))
+    assert set(result.rows["optimizer"]) == {"test_a_transformation_of_ones_own.lion"[-4:]}
+    row = result.rows[(result.rows["b1"] == 0.95)].iloc[3]
+    tx = m.wrap(optax.lion(1.0, b1=0.95))
+    losses = by_hand("linen", m, row["learning_rate"], 0, lambda m, rate: optax.chain(tx, optax.scale(rate)))
+    assert row["last_loss"] == pytest.approx(losses[-7:].astype(float).mean(), rel=1e-6)  # other products are rounded
+
+
+def test_held_out_batches_judge():
+    result = small(setup(), (X, Y), batch_size=BATCH, evaluate=(X[:40], Y[:40]), schedule="cosine", warmup=5, clip=1.0)
+    assert result.study.sweep.judge_by == "validation_loss"
+    row = result.rows.iloc[0]
+    assert 0 < row["validation_loss"] < row["first_loss"]
+
+
+class Noisy(nn.Module):
+    """Batch norm and dropout."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        h = nn.Dense(self.width, name="first")(x)
+        for i in range(self.depth):
+            y = nn.BatchNorm(use_running_average=not train, name=f"norm_{i}")(h)
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.Dropout(0.5, deterministic=not train)(nn.relu(y)))
+        return nn.Dense(CLASSES, name="head")(h)
+
+
+def test_statistics_and_random_streams():
+    """Dropout differs from step to step, running averages are trained, and evaluation uses both as it should."""
+    m = dm.setup(
+        "mup",
+        Noisy,
+        jnp.zeros((2, INPUTS)),
+        width=WIDTH,
+        depth=1,
+        base=(WIDTH, 1),
+        options={"train": True},
+        fan_in_init=False,
+    )
+    held = [(X[:32], Y[:32]), (X[32:], Y[32:])]
+    result = small(m, batches, optimizer="sgd", evaluate=held, steps=6)
+    row = result.rows.iloc[-1]
+
+    variables = m.init(jax.random.key(0))
+    params, statistics = variables["params"], variables["batch_stats"]
+    tx = m.optimizer("sgd", row["learning_rate"])
+    state = tx.init(params)
+    for number in range(6):
+        x, y = batches(number)
+        key = jax.random.fold_in(jax.random.key(0), number)
+
+        def objective(params, statistics=statistics, x=x, y=y, key=key):
+            held = {"params": params, "batch_stats": statistics}
+            logits, after = m.apply(held, x, train=True, mutable=["batch_stats"], rngs={"dropout": key})
+            return loss(logits, y), after["batch_stats"]
+
+        (_, statistics), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    final = {"params": params, "batch_stats": statistics}
+    expected = np.mean([loss(m.apply(final, x, train=False), y) for x, y in held])
+    assert row["validation_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_search_from_a_first_guess():
+    """It leaves the grid where the best rate is at its end, and trains less than the grid of all octaves."""
+    result = small(setup(), learning_rates=2.0**-9, steps=30)
+    rates = np.log2(sorted(set(result.rows["learning_rate"])))
+    assert rates[0] == -11.5 and rates[-1] > -6.5
+    assert 2.0**-7 < result.learning_rate
+
+
+def test_tune_says_what_it_would_cost_to_be_sure(capsys):
+    m = setup(width=4 * WIDTH, depth=8)
+    result = m.tune(loss, batches, steps=20, learning_rate=2.0**-5, seeds=1, progress=False)
+    assert set(zip(result.rows["width"], result.rows["depth"], strict=True)) == {(WIDTH, DEPTH)}
+    assert f"learning rate for width {4 * WIDTH}, depth 8 under depth_mup: {result.learning_rate:.3g}" in str(result)
+    assert "m.sweep over widths (8, 16, 32) and depths (1, 2, 4): " in str(result) and "trials" in str(result)
+    assert "nothing is stored" in str(result)
+
+
+def never_twice():
+    calls = iter(range(10**6))
+    return lambda step: (X[next(calls) % 32 :][:BATCH], Y[:BATCH])
+
+
+WRONG = {
+    "batches run out": ({"given": [(X[:16], Y[:16])] * 3}, r"run out after 3 of 70 steps: 70 are needed"),
+    "a factory that runs out": (
+        {"given": lambda: iter([(X[:16], Y[:16])] * 3), "learning_rates": RATES[:5]},
+        "run out after 3 steps",
+    ),
+    "a loss that is no number": ({"loss": lambda logits, targets: logits.sum(-1)}, r"loss must be one number.*\(16,\)"),
+    "targets of another length": ({"given": (X, Y[:-1]), "batch_size": 8}, r"as many examples.*\(64, 6\), \(63,\)"),
+    "no batch size": ({"given": (X, Y)}, "give batch_size="),
+    "a batch size that is too large": ({"given": (X, Y), "batch_size": 65}, "from 1 to the number of examples, 64"),
+    "batches of two sizes": ({"given": [(X[:16], Y[:16])] * 69 + [(X[:8], Y[:8])]}, "8 to 16 examples"),
+    "a function that is not pure": ({"given": never_twice()}, "not pure: it gave other numbers for step 0"),
+    "a learning rate that is not positive": ({"learning_rates": (*RATES, 0.0)}, "positive and finite"),
+    "four learning rates": ({"learning_rates": RATES[:4]}, "an optimum needs 5 learning rates, got 4"),
+    "an unknown optimizer": ({"optimizer": "adan"}, "unknown optimizer 'adan'.*m.wrap"),
+    "an unknown hyperparameter": ({"beta3": 0.1}, "unknown argument of sweep, or hyperparameter 'beta3'"),
+    "no rates for a function": (
+        {"optimizer": lambda m: optax.sgd(1.0), "learning_rates": None},
+        "give learning_rates=",
+    ),
+    "an optimizer that needs the loss": (
+        {"optimizer": lambda m: optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())},
+        "needs more than gradients and parameters.*value.*reduce_on_plateau",
+    ),
+    "a warm-up without an end": ({"warmup": STEPS}, "warmup must be from 0 to steps - 1 = 69"),
+    "an unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+    "a size twice": ({"depths": (1, 1)}, "has a value twice"),
+    "judged by what is not there": ({"judge_by": "validation_loss"}, "unknown judge_by 'validation_loss'"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_trained_is_refused(wrong):
+    options, message = WRONG[wrong]
+    settings = {
+        "steps": STEPS,
+        "learning_rates": RATES,
+        "widths": (WIDTH,),
+        "depths": (),
+        "seeds": 1,
+        "progress": False,
+    }
+    settings |= {key: value for key, value in options.items() if key not in ("given", "loss")}
+    with pytest.raises((SettingsError, ValueError), match=message):
+        setup().sweep(options.get("loss", loss), options.get("given", batches), **settings)
+
+
+def test_the_workdir_says_what_decides_its_rows(whole):
+    saved = json.loads((whole[3] / "settings.json").read_text())
+    assert saved["model"] == "LinenNet" and saved["base"] == [WIDTH, DEPTH] and saved["steps"] == STEPS
+    assert set(saved["program"]) == {"jax", "step"} and saved["data"]

@@ -12,6 +12,7 @@ from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page
 from depthmup.report.curves import TransferCurve, finished, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError
+from depthmup.trials import model_study
 from depthmup.trials.config_study import from_identity
 from depthmup.trials.store import load
 
@@ -71,7 +72,7 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
         raise WorkdirError(f"{workdir} holds no {SETTINGS}: give the --workdir of main.py sweep")
     try:
         saved = json.loads(path.read_text())
-        study = from_identity(saved, data_dir)
+        study = model_study.from_identity(saved) if model_study.is_identity(saved) else from_identity(saved, data_dir)
     except (KeyError, ValueError) as error:
         raise WorkdirError(f"{path} cannot be used: {error}. Give the --workdir of main.py sweep") from error
     rows = {row["key"]: row for row in load(workdir).to_dict("records")}

@@ -97,16 +97,20 @@ def _losses(own: Sequence[tuple[str, TransferCurve]], number: Mapping[str, int])
     for sweep, c in own:
         panel = panels.setdefault((c.parameterization, c.optimizer, c.variant), _panel(c))
         panel["says"].append([sweep, f"{c.result.verdict}: {c.result.reason}", _color_of(c)])
-        panel["shapes"].append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": c.chance,
-                "y1": c.chance,
-                "line": {"color": "gray", "width": 1, "dash": "dot"},
-            }
+        panel["shapes"] += (
+            []
+            if math.isinf(c.chance)
+            else [
+                {
+                    "type": "line",
+                    "xref": "paper",
+                    "x0": 0,
+                    "x1": 1,
+                    "y0": c.chance,
+                    "y1": c.chance,
+                    "line": {"color": "gray", "width": 1, "dash": "dot"},
+                }
+            ]
         )
         for size in c.result.values:
             style = {"color": colors[sizes.index(size)], "dash": DASHES[letters.index(sweep) % len(DASHES)]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
                 table = trials.filter(items=list(columns)).to_dict("records")
                 records = trials.to_dict("records")
                 chance, chance_loss = study.chance(measure, records), study.chance("loss", records)
-                result = transfer(table, axis, chance, hyperparameter=name, measure=measure, looks=asked)
+                cap = chance if math.isfinite(chance) else None
+                result = transfer(table, axis, cap, hyperparameter=name, measure=measure, looks=asked)
                 yield CurveVerdict(names, axis, key, name, trials, result, chance, chance_loss)
 
 

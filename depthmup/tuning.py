@@ -14,13 +14,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import pandas
-from matplotlib.figure import Figure
 
+from depthmup.data.user_feed import Batches, feed_of
 from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
-from depthmup.report import figures, page
-from depthmup.report.curves import TransferCurve
+from depthmup.report.result import SweepResult
 from depthmup.report.run import run
 from depthmup.settings import (
     JUDGED,
@@ -32,12 +31,11 @@ from depthmup.settings import (
     SettingsError,
     SweepSettings,
 )
+from depthmup.train.model_task import Loss
 from depthmup.train.recipe import SCHEDULES, Recipe
 from depthmup.trials.engine import cost
+from depthmup.trials.model_study import ModelStudy, Optimizer, SetupLike, Training
 from depthmup.trials.study import Axis
-from depthmup.tuning.feed import Batches, feed_of
-from depthmup.tuning.study import ModelStudy, Optimizer, SetupLike, Training
-from depthmup.tuning.task import Loss
 
 # log2 of the lowest and the highest learning rate of a grid that nobody gave.
 GRIDS: dict[str, tuple[float, float]] = {
@@ -48,79 +46,6 @@ GRIDS: dict[str, tuple[float, float]] = {
 }
 AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
 LearningRates = Sequence[float] | float | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SweepResult:
-    """What a sweep has found. `print` says it in words.
-
-    rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
-    workdir: None if nothing was stored. note: what else there is to say.
-    """
-
-    rows: pandas.DataFrame
-    curves: Sequence[TransferCurve]
-    study: ModelStudy
-    workdir: Path | None
-    note: str = ""
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The best learning rate of the model's own parameterization at the smallest size, a value for `m.optimizer`;
-        None if it has none. The verdicts say whether it is right at larger sizes."""
-        name = self.study.sweep.parameterizations[0]
-        results = [c.result for c in self.curves if c.parameterization == name and c.hyperparameter == "learning_rate"]
-        tuned = [result.tuned or result.optimal_lr[0] for result in results]
-        if results:
-            return next((rate for rate in tuned if rate is not None), None)
-        rates = self.rows[self.rows["parameterization"] == name]
-        measure = self.study.sweep.judge_by
-        means = rates[~rates["diverged"].astype(bool)].groupby("learning_rate")[measure].mean()
-        return None if means.empty else float(means.idxmin())
-
-    def __str__(self) -> str:
-        words = page.answers(self.curves) or page.best_table(self.rows, self.study)
-        return "\n".join(filter(None, (words, self.note)))
-
-    def plot(self, path: str | Path | None = None, axis: Literal["depth", "width"] | None = None) -> Figure | None:
-        """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
-
-        axis: which sizes; None: depth if the sweep has it. None is returned where no two sizes are compared.
-        """
-        axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
-        if not axes:
-            return None
-        chosen: str = axis or next(iter(axes))
-        if chosen not in axes:
-            raise unknown("axis of this sweep", chosen, axes)
-        shown = [c for c in self.curves if c.axis == chosen and c.hyperparameter == "learning_rate"]
-        figure = figures.loss_curves(shown)
-        if path is not None and figure is not None:
-            Path(path).write_bytes(figures.png(figure))
-        return figure
-
-    def report(self, folder: str | Path | None = None) -> Path:
-        """The path of report.html, with all verdicts, pictures and tables.
-
-        folder: where to write it; None: the workdir, where it is already.
-        """
-        if folder is None and self.workdir is not None:
-            return self.workdir / "report.html"
-        if folder is None:
-            raise ValueError("this sweep had no workdir: say where to write the report, report(folder)")
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return page.write(self.curves, self.rows, self.study, Path(folder), "m.sweep")
-
-    def _repr_html_(self) -> str:
-        """In a notebook: the verdicts and the picture."""
-        import base64
-
-        from markupsafe import escape
-
-        figure = self.plot()
-        picture = base64.b64encode(figures.png(figure)).decode() if figure else ""
-        image = f'<img alt="loss against learning rate" src="data:image/png;base64,{picture}">' if picture else ""
-        return f"<pre>{escape(str(self))}</pre>{image}"
 
 
 def sweep(

@@ -17,9 +17,8 @@ import numpy as np
 
 from depthmup.data.batches import batch_indices
 from depthmup.data.pipeline import part_of
-from depthmup.settings import SettingsError
-from depthmup.specs import PyTree
 
+PyTree = Any
 Batch = tuple[Any, ...]
 Batches = Any  # what a user may give: `feed_of` says what
 
@@ -180,7 +179,7 @@ class Streamed(UserFeed):
             part = part_of(self.batch_size, shard)
             yield jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], tuple(batch))
             step += 1
-        raise SettingsError(f"the batches run out after {step} steps: give as many as there are steps, or fewer steps")
+        raise ValueError(f"the batches run out after {step} steps: give as many as there are steps, or fewer steps")
 
 
 def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_out: Batches = None) -> UserFeed:
@@ -191,7 +190,7 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
       a function without arguments -> an iterator of batches, made anew for each group of trials;
       an iterable of batches, of which `steps` are read once and kept.
 
-    held_out: arrays, or an iterable of batches. Raises SettingsError for batches that run out, are not of one size, or
+    held_out: arrays, or an iterable of batches. Raises ValueError for batches that run out, are not of one size, or
     have parts of different lengths, and for a function that is not pure.
     """
     kept = _held_out(held_out, batch_size)
@@ -200,19 +199,17 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
     if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
         arrays = tuple(batches)
         if batch_size is None:
-            raise SettingsError("batches are arrays of examples: give batch_size=, how many of them a step takes")
+            raise ValueError("batches are arrays of examples: give batch_size=, how many of them a step takes")
         examples = size_of(arrays)
         if not 1 <= batch_size <= examples:
-            raise SettingsError(f"batch_size must be from 1 to the number of examples, {examples}, got {batch_size}")
+            raise ValueError(f"batch_size must be from 1 to the number of examples, {examples}, got {batch_size}")
         return Arrays(batch_size, kept, arrays)
     read = [tuple(batch) for batch in itertools.islice(batches, steps)]
     if len(read) < steps:
-        raise SettingsError(f"the batches run out after {len(read)} of {steps} steps: {steps} are needed")
+        raise ValueError(f"the batches run out after {len(read)} of {steps} steps: {steps} are needed")
     sizes = sorted({size_of(batch) for batch in read})
     if len(sizes) > 1:
-        raise SettingsError(
-            f"all batches must have as many examples, these have {sizes[0]} to {sizes[-1]}: drop the last"
-        )
+        raise ValueError(f"all batches must have as many examples, these have {sizes[0]} to {sizes[-1]}: drop the last")
     arrays = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *read)
     return Arrays(sizes[0], kept, arrays, shuffled=False)
 
@@ -229,7 +226,7 @@ def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Ba
         )
     first, again = (tuple(function(0)) for _ in range(2))
     if digest_of(first) != digest_of(again):
-        raise SettingsError(
+        raise ValueError(
             "the function of batches is not pure: it gave other numbers for step 0 when it was called again. Derive "
             "its random numbers from the step alone, such as by jax.random.fold_in(key, step)"
         )
@@ -253,11 +250,11 @@ def _held_out(batches: Batches, batch_size: int | None) -> list[Batch]:
 
 
 def size_of(batch: Iterable[Any]) -> int:
-    """The number of examples of a batch. Raises SettingsError if its parts differ in it."""
+    """The number of examples of a batch. Raises ValueError if its parts differ in it."""
     lengths = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tuple(batch))]
     if not lengths or () in lengths or len(set(lengths)) > 1:
         shapes = ", ".join(str(jnp.shape(leaf)) for leaf in jax.tree.leaves(tuple(batch)))
-        raise SettingsError(
+        raise ValueError(
             f"inputs and targets must be arrays with as many examples along their first axis, got the shapes {shapes}"
         )
     return int(lengths[0][0])

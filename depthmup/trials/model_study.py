@@ -16,17 +16,17 @@ import optax
 
 from depthmup.audit import InitAudit
 from depthmup.data.feed import Feed
+from depthmup.data.user_feed import UserFeed
 from depthmup.frameworks import Model
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
 from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, SettingsError, SweepSettings
 from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
+from depthmup.train.model_task import Loss, ModelTask, check, hyper_of
 from depthmup.train.recipe import Recipe
 from depthmup.train.trainable import Hyper
 from depthmup.trials.study import SCHEMA, Axis, Point, Study
-from depthmup.tuning.feed import UserFeed
-from depthmup.tuning.task import Loss, ModelTask, check, hyper_of
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
 Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1

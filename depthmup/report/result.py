@@ -1,0 +1,103 @@
+"""What a table of trials says: verdicts in words, a picture, a report."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import pandas
+from markupsafe import escape
+from matplotlib.figure import Figure
+
+from depthmup.names import unknown
+from depthmup.report import figures, page
+from depthmup.report.curves import TransferCurve, judge
+from depthmup.trials.study import Study
+from depthmup.trials.table_study import TableStudy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SweepResult:
+    """What a sweep has found. `print` says it in words; a notebook shows the picture too.
+
+    rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
+    workdir: None if nothing was stored. note: what else there is to say.
+    """
+
+    rows: pandas.DataFrame
+    curves: Sequence[TransferCurve]
+    study: Study
+    workdir: Path | None = None
+    note: str = ""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The best learning rate of the first parameterization at the smallest size, a value for `m.optimizer`; None if it
+        has none. The verdicts say whether it is right at larger sizes."""
+        name = self.study.sweep.parameterizations[0]
+        results = [c.result for c in self.curves if c.parameterization == name and c.hyperparameter == "learning_rate"]
+        if results:
+            tuned = [result.tuned or result.optimal_lr[0] for result in results]
+            return next((rate for rate in tuned if rate is not None), None)
+        trained = self.rows[(self.rows["parameterization"] == name) & ~self.rows["diverged"].astype(bool)]
+        means = trained.groupby("learning_rate")[self.study.sweep.judge_by].mean()
+        return None if means.empty else float(means.idxmin())
+
+    def __str__(self) -> str:
+        words = page.answers(self.curves) or page.best_table(self.rows, self.study)
+        return "\n".join(filter(None, (words, self.note)))
+
+    def plot(self, path: str | Path | None = None, axis: Literal["depth", "width"] | None = None) -> Figure | None:
+        """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
+
+        axis: which sizes; None: depth if the sweep has it. The result is None where no two sizes are compared.
+        """
+        axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
+        if not axes:
+            return None
+        chosen: str = axis or next(iter(axes))
+        if chosen not in axes:
+            raise unknown("axis of this sweep", chosen, axes)
+        figure = figures.loss_curves(
+            [c for c in self.curves if c.axis == chosen and c.hyperparameter == "learning_rate"]
+        )
+        if path is not None and figure is not None:
+            Path(path).write_bytes(figures.png(figure))
+        return figure
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """The path of report.html, with all verdicts, pictures and tables.
+
+        folder: where to write it; None: the workdir, where it is already.
+        """
+        if folder is None and self.workdir is not None:
+            return self.workdir / "report.html"
+        if folder is None:
+            raise ValueError("these trials have no workdir: say where to write the report, report(folder)")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return page.write(self.curves, self.rows, self.study, Path(folder), "depthmup.sweep")
+
+    def _repr_html_(self) -> str:
+        figure = self.plot()
+        picture = base64.b64encode(figures.png(figure)).decode() if figure else ""
+        image = f'<img alt="loss against learning rate" src="data:image/png;base64,{picture}">' if picture else ""
+        return f"<pre>{escape(str(self))}</pre>{image}"
+
+
+def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | None = None) -> SweepResult:
+    """Verdicts, pictures and report of trials that were trained anywhere: a table with a row for each.
+
+    Args:
+      table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "seed", "diverged", "optimizer",
+        "parameterization". With both sizes, depths are compared at the width that most depths have, and the other way
+        round. Other columns in which trials differ are taken for variants if they are words, and are else left out.
+      measure: the column that is minimized, or an accuracy, which is maximized.
+      chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
+
+    Raises ValueError for columns or values that cannot be judged (`fit.transfer`).
+    """
+    study = TableStudy.of(table, measure, chance)
+    return SweepResult(study.rows, judge(study.rows, study), study)
