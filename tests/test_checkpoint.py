@@ -20,6 +20,7 @@ from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
 from depthmup.train.run import Diverged, train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import GroupCheckpoints, Runner
 from depthmup.trials.plan import grouped, trials
 from tests import tiny
@@ -96,19 +97,20 @@ def residual_cnn():
     config.parameterization.base_width, config.parameterization.base_depth = 8, 2
     config.sweep.update(depths=(2,), widths=(), optimizers=("sgd",), seeds=1)
     config.epochs, config.checkpoint.every = 0.5, "4 steps"
-    return from_config(config)
+    return ConfigStudy(from_config(config))
 
 
 @pytest.mark.parametrize(
-    ("of_group", "count"),
+    ("study_of", "count"),
     [
-        (lambda: tiny.settings(sweep__optimizers=("adam",), checkpoint__every="4 steps"), 10),  # two on a device
+        (lambda: tiny.study(sweep__optimizers=("adam",), checkpoint__every="4 steps"), 10),  # two on a device
         (residual_cnn, 3),
     ],
 )
-def test_a_resumed_group_is_uninterrupted(tmp_path, of_group, count):
+def test_a_resumed_group_is_uninterrupted(tmp_path, study_of, count):
     """Rows, learning curves, to the last bit."""
-    group = grouped(trials(of_group()), lambda program: count)[0]
+    study = study_of()
+    group = grouped(study, trials(study), lambda program: count)[0]
     runner, stop, said = Runner(), Stop(), []
 
     def ask(share):

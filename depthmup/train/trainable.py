@@ -1,7 +1,7 @@
 """What the loop trains: the step, the evaluation and the state of one trial, as pure functions.
 
-A `Trainable` is a model, an optimizer and a recipe. It knows no config: `Task` is a model of ours, `ModelTask` anyone's.
-The loop, sweeps, calibration and checks take nothing else.
+A `Trainable` is a model, an optimizer and a recipe. It knows no config: `Task` is a model of ours, `ModelTask`
+anyone's. The loop, sweeps, calibration and checks take nothing else.
 """
 
 from __future__ import annotations
