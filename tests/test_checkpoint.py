@@ -343,6 +343,13 @@ def test_a_run_saves_its_best_state_and_its_last(tmp_path):
         run(settings(optimizer__learning_rate=1e30), loop_of(), tmp_path / "diverges")
 
 
+def test_an_evaluation_makes_no_later_state_the_best(tmp_path):
+    """Room for two best states is filled at evaluations alone, though the loss of the last one would be among them."""
+    s = settings(checkpoint__every="1000 steps", evaluate_every="16 steps")
+    run(s, loop_of(), tmp_path, keep=20, best=2)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["16", str(STEPS)]
+
+
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
     """One is due so many seconds after the last, whenever that was; a run writes it at its next report."""
     now = [0.0]

@@ -69,6 +69,7 @@ ALLOWED = {
     "trials": {
         "backend",
         "parameterization",
+        "specs",
         "optim",
         "models",
         "data",
