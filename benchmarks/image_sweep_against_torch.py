@@ -25,20 +25,25 @@ import numpy as np
 from benchmarks.sweep_against_torch import timed
 from configs import patches16_simple_resnet
 from depthmup.backend import prepare_cpu
+from depthmup.data import Batches
 from depthmup.data.dataset import Split
 from depthmup.settings import from_config
-from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import Group, Trial, trials
+from depthmup.trials.plan import Group, trials
+from depthmup.trials.study import Trial
 
 CORES = os.cpu_count() or 1
 
 
-def plan() -> list[Trial]:
+def plan() -> Group:
+    """All trials, in one group."""
     config = patches16_simple_resnet.get_config()
     config.sweep.update(parameterizations=("depth_mup",), depths=(3,), seeds=1, per_octave=2)
     config.sweep.log2_learning_rates.sgd = (-8.5, -1.0)
-    return trials(from_config(config))
+    study = ConfigStudy(from_config(config))
+    every = tuple(trials(study))
+    return Group(every, len(every), study)
 
 
 def ours(group: Group) -> tuple[float, float, list[float]]:
@@ -54,8 +59,9 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
     import torch
     from torch.nn import functional
 
-    model, batches, steps = group.settings.model, batches_of(group.settings), steps_of(group.settings)
-    pools = [round(stage * model.depth / 4) for stage in (1, 2, 3)]
+    depth, batches, steps = group.point.depth, group.point.feed, group.point.steps
+    assert isinstance(batches, Batches)
+    pools = [round(stage * depth / 4) for stage in (1, 2, 3)]
     assert isinstance(batches.dataset.train, Split)
 
     def on_torch(split: Any) -> tuple[Any, Any]:
@@ -65,13 +71,13 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
 
     splits = [on_torch(split) for split in batches.dataset[:3]]
     indices = torch.from_numpy(batches.indices(0, steps)).long()
-    init = jax.jit(task_of(group.settings).init)
-    weights = jax.device_get(init(hyper_of(group.settings).arrays()).params)
+    init = jax.jit(group.point.task.init)
+    weights = jax.device_get(init(group.trials[0].hyper.arrays()).params)
     unrolled = _unrolled(weights)
 
     def logits(p: dict[str, Any], images: Any, branch: float, output: float) -> Any:
         h = functional.conv2d(images, p["read_in/kernel"], padding=1)
-        for i in range(model.depth):
+        for i in range(depth):
             if i in pools:
                 for stage in [s + 1 for s, pool in enumerate(pools) if pool == i]:
                     h = functional.conv2d(functional.avg_pool2d(h, 2), p[f"double_{stage}/kernel"], padding=1)
@@ -82,7 +88,7 @@ def torch_trainer(group: Group) -> Callable[[Trial], float]:
         return output * functional.linear(flat, p["readout/kernel"])
 
     def train(trial: Trial) -> float:
-        hyper = hyper_of(trial.settings)
+        hyper = trial.hyper
         factors = _unrolled(jax.tree.map(lambda w, f: np.broadcast_to(f, w.shape), weights, hyper.factors.lr))
         p = {}
         for name, array in unrolled.items():
@@ -137,9 +143,8 @@ def main() -> None:
         sys.exit("no torch: pip install -e '.[bench]'")
     prepare_cpu()
     jax.config.update("jax_enable_compilation_cache", False)
-    every = plan()
-    group = Group(tuple(every), len(every))
-    steps = steps_of(group.settings)
+    group = plan()
+    every, steps = group.trials, group.point.steps
     print(
         f"{len(every)} learning rates, SimpleResNet of width 64 and depth 3, 16x16 pixels, {steps} steps, {CORES} cores"
     )

@@ -19,10 +19,11 @@ from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
-from depthmup.settings import Settings, column, from_config, put
-from depthmup.train.workdir import Row
-from depthmup.trials.plan import SCHEMA, identity, trials
+from depthmup.settings import column, from_config, put
+from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.plan import trials
 from depthmup.trials.store import Finished, Store
+from depthmup.trials.study import SCHEMA, Row, Study
 from tests import browser
 
 STEPS = 100  # of a learning curve
@@ -31,23 +32,23 @@ DRAWN = """[...document.querySelectorAll('.canvas')].every(
   (canvas) => canvas.getBoundingClientRect().top > innerHeight || canvas.querySelector('.main-svg'))"""
 
 
-def made_up() -> tuple[Settings, list[Row]]:
+def made_up() -> tuple[Study, list[Row]]:
     """A sweep of 10,260 trials in 12 curves."""
     config = default.get_config()
     config.sweep.update(seeds=10, depths=(2, 4, 8, 16, 32, 64))
-    settings = put(from_config(config), {"model.width": 128, "model.depth": 2})
+    study = ConfigStudy(put(from_config(config), {"model.width": 128, "model.depth": 2}))
     rng, rows = np.random.default_rng(0), []
-    for trial in trials(settings):
+    for trial in trials(study):
         x = np.log2(trial.learning_rate) + 4
         losses = {"loss": float(np.exp(0.05 * x * x + 0.02 * rng.normal()) / 10), "diverged": False}
         columns = {column(key): value for key, value in trial.leaves.items()}
         rows.append({"key": trial.key, "schema": SCHEMA, **columns, "steps": STEPS, **losses})
-    return settings, rows
+    return study, rows
 
 
-def written(settings: Settings, rows: list[Row], folder: Path) -> Path:
+def written(study: Study, rows: list[Row], folder: Path) -> Path:
     store, step, rng = (
-        Store(folder, identity(settings)),
+        Store(folder, study.identity),
         np.arange(1, STEPS + 1, dtype=np.int32),
         np.random.default_rng(1),
     )
@@ -57,22 +58,22 @@ def written(settings: Settings, rows: list[Row], folder: Path) -> Path:
     store.close()
     start = time.perf_counter()
     table = pandas.DataFrame(rows)
-    found = judge(table, settings)
+    found = judge(table, study)
     judged = time.perf_counter()
-    path = page.write(found, table, settings, folder, "")
+    path = page.write(found, table, study, folder, "")
     done = time.perf_counter()
     print(f"{len(rows):,} trials, {len(found)} curves: verdicts and laws {judged - start:.1f} s, pictures and page "
           f"{done - judged:.1f} s, {path.stat().st_size / 1e6:.2f} MB")  # fmt: skip
     return path
 
 
-def live(settings: Settings, rows: list[Row], folder: Path) -> None:
-    plan = trials(settings)  # the sweep makes it once
+def live(study: Study, rows: list[Row], folder: Path) -> None:
+    plan = trials(study)  # the sweep makes it once
     start = time.perf_counter()
-    so_far = finished({row["key"]: row for row in rows}, settings, plan)
+    so_far = finished({row["key"]: row for row in rows}, study, plan)
     assert so_far
     unfinished = page.Unfinished("", 0.5, time.time())
-    path = page.write(judge(*so_far), so_far[0], settings, folder, "", unfinished)
+    path = page.write(judge(*so_far), so_far[0], study, folder, "", unfinished)
     print(f"live: {time.perf_counter() - start:.1f} s, {path.stat().st_size / 1e6:.2f} MB")
 
 
@@ -92,13 +93,13 @@ def opened(path: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    settings, rows = made_up()
+    study, rows = made_up()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path = written(settings, rows, folder)
+        path = written(study, rows, folder)
         if browser.CHROMIUM:
             opened(path, folder)
-        live(settings, rows, folder)
+        live(study, rows, folder)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ from depthmup import sweep
 from depthmup.backend import prepare_cpu
 from depthmup.settings import Settings, from_config
 from depthmup.train.build import batches_of, steps_of
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import Runner, compiled_in
-from depthmup.trials.plan import Group, grouped, identity, trials
+from depthmup.trials.plan import Group, grouped, trials
 from depthmup.trials.store import Finished, Store
 
 CORES = os.cpu_count() or 1
@@ -77,8 +78,9 @@ def command(verb: str, *arguments: str) -> None:
 
 def ours(family: str, folder: Path) -> dict[str, float]:
     """{way of running: seconds per trial} of our ways."""
-    plan = trials(settings(family))
-    groups = grouped(plan, lambda program: len(plan))
+    study = ConfigStudy(settings(family))
+    plan = trials(study)
+    groups = grouped(study, plan, lambda program: len(plan))
     count, runner = len(groups[0].trials), Runner()
     result = {}
     for name, workdir in (("sweep, nothing compiled", folder / "1"), ("sweep, programs in the cache", folder / "2")):
@@ -161,12 +163,12 @@ def theirs(family: str) -> dict[str, float]:
     """{"PyTorch in turn, N thread(s)": seconds per trial} for the fastest number of threads."""
     import torch
 
-    train, plan = torch_trainer(family), trials(settings(family))
+    train, plan = torch_trainer(family), trials(ConfigStudy(settings(family)))
     passes = {}
     for threads in sorted({1, min(2, CORES), CORES}):
         torch.set_num_threads(threads)
         train(0.1, 0)
-        passes[threads] = timed(lambda: [train(t.learning_rate, t.settings.seed) for t in plan]) / len(plan)
+        passes[threads] = timed(lambda: [train(t.learning_rate, t.seed) for t in plan]) / len(plan)
     best = min(passes, key=lambda threads: passes[threads])
     return {f"PyTorch in turn, {best} thread(s)": passes[best]}
 
@@ -174,15 +176,15 @@ def theirs(family: str) -> dict[str, float]:
 def compiling(folder: Path) -> dict[str, float]:
     """{case: seconds until all three parameterizations of a shape have trained a step}."""
     chosen = settings("residual_mlp", parameterizations=("sp", "mup", "depth_mup"), seeds=1)
-    chosen = dataclasses.replace(chosen, epochs=1 / 22)  # one step
-    groups = grouped(trials(chosen), lambda program: 40)  # one group for each parameterization
+    study = ConfigStudy(dataclasses.replace(chosen, epochs=1 / 22))  # one step
+    groups = grouped(study, trials(study), lambda program: 40)  # one group for each parameterization
     assert len(groups) == 3
 
     def ready(shared: bool) -> None:
         runner = Runner()
         for group in groups:
             runner = runner if shared else Runner()
-            runner.train(Group(group.trials[:1], 2))
+            runner.train(Group(group.trials[:1], 2, study))
 
     result = {
         "one program, compiled": timed(lambda: ready(True)),
@@ -196,28 +198,28 @@ def compiling(folder: Path) -> dict[str, float]:
 
 
 def storing(folder: Path) -> dict[str, str]:
-    chosen = settings("residual_mlp", axes="optimizer.learning_rate = log(1e-4, 10, 100)", seeds=100)
+    study = ConfigStudy(settings("residual_mlp", axes="optimizer.learning_rate = log(1e-4, 10, 100)", seeds=100))
     seconds = {}
     start = time.perf_counter()
-    plan = trials(chosen)
+    plan = trials(study)
     seconds["plan, with keys"] = time.perf_counter() - start
-    groups = grouped(plan, lambda program: 125)
+    groups = grouped(study, plan, lambda program: 125)
     runner = Runner()
-    template = runner.train(Group(groups[0].trials[:1], 1))[0].row
+    template = runner.train(Group(groups[0].trials[:1], 1, study))[0].row
     rng = np.random.default_rng(0)
-    store, step = Store(folder, identity(chosen)), np.arange(1, 101, dtype=np.int32)
+    store, step = Store(folder, study.identity), np.arange(1, 101, dtype=np.int32)
     start = time.perf_counter()
     for group in groups:
         finished = []
         for trial in group.trials:
-            row = {**template, "key": trial.key, "seed": trial.settings.seed, "learning_rate": trial.learning_rate}
+            row = {**template, "key": trial.key, "seed": trial.seed, "learning_rate": trial.learning_rate}
             curve = {name: rng.random(100, np.float32) for name in ("loss", "grad_norm")}
             finished.append(Finished(row, {"step": step, **curve}))
         store.add(finished)
     seconds[f"add, in {len(groups)} groups"] = time.perf_counter() - start
     seconds["export to results.jsonl"] = timed(store.export)
     store.close()
-    seconds["open again"] = timed(lambda: Store(folder, identity(chosen)).close())
+    seconds["open again"] = timed(lambda: Store(folder, study.identity).close())
     seconds["sweep.load, as pandas"] = timed(lambda: sweep.load(folder))
     seconds["sweep.curves, as pandas"] = timed(lambda: sweep.curves(folder))
     assert len(sweep.load(folder)) == len(plan) == 10_000

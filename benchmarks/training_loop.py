@@ -61,7 +61,7 @@ def setup(family: str, model: dict[str, Any], devices: int = 1, **options: Any) 
 
 def bare(made: Setup, steps: int) -> Callable[[], float]:
     """Seconds per step of the jitted training step alone, called on one batch that lies on the device."""
-    task, batches = made.loop.task, made.loop.batches
+    task, batches = made.loop.task, batches_of(made.settings)
     step, device = jax.jit(task.step, donate_argnums=0), jax.devices()[0]
     hyper = jax.device_put(made.hyper.arrays(), device)
     batch = jax.device_put(examples(batches, batches.batch_size), device)

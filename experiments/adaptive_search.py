@@ -22,7 +22,9 @@ from depthmup.report.curves import judge
 from depthmup.settings import column, from_config
 from depthmup.sweep import load
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import Trial, trials
+from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.plan import trials
+from depthmup.trials.study import Trial
 
 
 def main(workdir: Path) -> None:
@@ -30,9 +32,9 @@ def main(workdir: Path) -> None:
     config = transfer.get_config()
     config.sweep.update({key: value for key, value in saved["sweep"].items() if key in config.sweep})
     config.model.update({"width": saved["sweep"]["width"], "depth": saved["sweep"]["depth"]})
-    settings = from_config(config)
+    study = ConfigStudy(from_config(config))
     rows: dict[str, Any] = {row["key"]: row for row in load(workdir).to_dict("records")}
-    plan, search, found = trials(settings), Search(settings), dict[str, Any]()
+    plan, search, found = trials(study), Search(study), dict[str, Any]()
     if not all(trial.key in rows for trial in plan):
         sys.exit(f"{workdir} is not a finished sweep of configs/transfer.py")
     beyond = rounds = 0
@@ -41,8 +43,8 @@ def main(workdir: Path) -> None:
         beyond += sum(trial.key not in rows for trial in more)
         found |= {trial.key: rows.get(trial.key) or _diverged(trial) for trial in more}
     print(f"{len(found)} trials in {rounds} rounds, {beyond} of them beyond the grid, instead of {len(plan)}")
-    full = judge(pandas.DataFrame([rows[trial.key] for trial in plan]), settings)
-    adaptive = judge(pandas.DataFrame([found[trial.key] for trial in search.evaluated(found)]), settings)
+    full = judge(pandas.DataFrame([rows[trial.key] for trial in plan]), study)
+    adaptive = judge(pandas.DataFrame([found[trial.key] for trial in search.evaluated(found)]), study)
     print(f"{'':32}trials          optima alike   farthest, octaves   verdicts")
     for one, other in zip(full, adaptive, strict=True):
         pairs = list(zip(one.result.optimal_lr, other.result.optimal_lr, strict=True))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from depthmup.report import figures, page
+from depthmup.trials.config_study import ConfigStudy
 from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, thinned_verdicts
 from experiments.demos import PUBLISHED, read, settings_of
 from experiments.figures import command
@@ -57,7 +58,7 @@ TABLES: dict[str, Callable[[Sweep], str]] = {
     "verdicts": lambda sweep: _code(page.verdict_table(sweep.curves)),
     "rules": lambda sweep: _code(page.rule_table(sweep.curves)),
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
-        page.summary(sweep.curves, sweep.settings), RATIO
+        page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
     ),
     "measured": measured_table,
     "thinned": lambda sweep: _code(thinned_verdicts.table(sweep.curves, sweep.settings)),

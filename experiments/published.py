@@ -23,8 +23,7 @@ from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import JUDGED, Settings, column
 from depthmup.sweep import curves, load, measured
 from depthmup.train.build import FILES
-from depthmup.trials.axes import parse
-from depthmup.trials.plan import identity
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import Finished, Store, extension
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +60,7 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     extra = path.with_name(f"{path.name}_measured.parquet")
     table = pandas.read_parquet(extra) if settings.sweep.measure else None
     whole = about.get("complete", True) and not difference(about["settings"], settings)
-    found = judge(rows, settings, calibrated, about.get("classes")) if whole else []
+    found = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole else []
     return Sweep(rows, settings, found, table, about)
 
 
@@ -70,7 +69,8 @@ def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = Fa
 
     extended: axes and the settings of the sweep itself may differ, which ask for more trials of the same kind.
     """
-    ours, saved = json.loads(json.dumps(identity(settings))), {k: v for k, v in saved.items() if k != FILES}
+    ours = json.loads(json.dumps(ConfigStudy(settings).identity))
+    saved = {k: v for k, v in saved.items() if k != FILES}
     return extension(saved, ours) if extended else first_difference(saved, ours)
 
 
@@ -94,7 +94,7 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
         raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
     resumable = "classes" in about
     measures = dict.fromkeys(JUDGED if resumable else ("loss", settings.sweep.judge_by, ACCURACY))
-    axes = [column(key) for key in parse(settings)]
+    axes = [column(axis.key) for axis in ConfigStudy(settings).axes]
     names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
     found = found.sort_values([*names], ignore_index=True)
     rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed

@@ -18,7 +18,6 @@ import pandas
 from depthmup.fit import VERDICTS, transfer
 from depthmup.report.curves import TransferCurve
 from depthmup.settings import Settings
-from depthmup.trials.plan import cap
 
 SEEDS, CHOICES = 3, 40
 
@@ -37,7 +36,7 @@ def table(curves: list[TransferCurve], settings: Settings) -> str:
         counts = Counter[str]()
         for seeds in (choices[i] for i in chosen):
             rows = planned[planned["seed"].isin(seeds)]
-            counts.update([transfer(rows, curve.axis, cap(settings, measure), measure=measure).verdict])
+            counts.update([transfer(rows, curve.axis, curve.chance, measure=measure).verdict])
         decided = [verdict for verdict in VERDICTS[:2] if verdict != curve.result.verdict in VERDICTS[:2]]
         cells = [*(counts[verdict] for verdict in VERDICTS), sum(counts[verdict] for verdict in decided), len(chosen)]
         words = f"{curve.axis:6} {curve.optimizer} {curve.name}"

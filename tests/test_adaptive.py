@@ -15,20 +15,19 @@ from tests import tiny
 CHANCE = math.log(10)
 
 
-def settings(**overrides):
+def study(**overrides):
     grid = {"sweep__log2_learning_rates": {"sgd": (-8.0, 1.0)}, "sweep__per_octave": 2, "sweep__optimizers": ("sgd",)}
     shape = {"sweep__depths": (2, 4, 8, 16, 32), "sweep__widths": (8, 16, 32), "sweep__seeds": 3}
-    return tiny.settings(**{**grid, **shape, "sweep__adaptive": True, **overrides})
+    return tiny.study(**{**grid, **shape, "sweep__adaptive": True, **overrides})
 
 
 def planted(trial, optimum, rng, noise=0.03):
     """A row: a bowl in log learning rate, diverging three octaves above its optimum, never above chance."""
-    s = trial.settings
-    x = math.log2(s.optimizer.learning_rate) - optimum(s)
+    x = math.log2(trial.learning_rate) - optimum(trial.point)
     loss = min(CHANCE, 0.1 * math.exp(0.08 * x * x + noise * rng.normal())) if x < 3 else None
-    return {"key": trial.key, "loss": loss, "diverged": loss is None, "optimizer": "sgd", "seed": s.seed,
-            "parameterization": s.parameterization.name, "width": s.model.width, "depth": s.model.depth,
-            "learning_rate": s.optimizer.learning_rate}  # fmt: skip
+    return {"key": trial.key, "loss": loss, "diverged": loss is None, "optimizer": "sgd", "seed": trial.seed,
+            "parameterization": trial.point.parameterization, "width": trial.point.width, "depth": trial.point.depth,
+            "learning_rate": trial.learning_rate}  # fmt: skip
 
 
 def search(chosen, row_of):
@@ -57,10 +56,10 @@ def test_planted_optima(seed):
     start = rng.uniform(-4, -2)
     slopes = {"sp": rng.uniform(-0.8, -0.3), "mup": rng.uniform(0.1, 0.3), "depth_mup": 0.0}
 
-    def optimum(s):
-        return start + slopes[s.parameterization.name] * math.log2(s.model.depth * s.model.width / 32)
+    def optimum(point):
+        return start + slopes[point.parameterization] * math.log2(point.depth * point.width / 32)
 
-    chosen = settings()
+    chosen = study()
     full = {trial.key: planted(trial, optimum, rng) for trial in trials(chosen)}
     rows, searching = search(chosen, lambda trial: full.get(trial.key) or planted(trial, optimum, rng))
     found = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen)
@@ -71,10 +70,10 @@ def test_planted_optima(seed):
 
 def test_an_optimum_beyond_the_grid_is_followed():
     """Up to WIDER octaves; the full grid says that it is at its edge."""
-    rng, chosen = np.random.default_rng(0), settings(sweep__parameterizations=("sp",), sweep__widths=())
+    rng, chosen = np.random.default_rng(0), study(sweep__parameterizations=("sp",), sweep__widths=())
 
-    def optimum(s):
-        return -6.5 - 0.75 * math.log2(s.model.depth / 2)
+    def optimum(point):
+        return -6.5 - 0.75 * math.log2(point.depth / 2)
 
     rows, searching = search(chosen, lambda trial: planted(trial, optimum, rng, noise=0.0))
     best, = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen).values()  # fmt: skip
@@ -88,9 +87,9 @@ def test_an_optimum_beyond_the_grid_is_followed():
 def test_an_optimum_far_beyond_the_grid_is_none():
     """The search ends where the lattice does, with as many points as a verdict needs."""
     rng = np.random.default_rng(0)
-    chosen = settings(sweep__parameterizations=("sp",), sweep__widths=(), sweep__per_octave=1)
+    chosen = study(sweep__parameterizations=("sp",), sweep__widths=(), sweep__per_octave=1)
     rows, searching = search(
-        chosen, lambda trial: planted(trial, lambda s: -6.5 - 2 * math.log2(s.model.depth), rng, 0.0)
+        chosen, lambda trial: planted(trial, lambda point: -6.5 - 2 * math.log2(point.depth), rng, 0.0)
     )
     best, = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen).values()  # fmt: skip
     assert best[-1] is None
@@ -99,12 +98,12 @@ def test_an_optimum_far_beyond_the_grid_is_none():
 @pytest.mark.parametrize("seed", range(5))
 def test_interrupted_anywhere_it_asks_for_the_same(seed):
     """Also where rows come in another order, and where others are there already."""
-    chosen, made = settings(sweep__widths=()), {}
+    chosen, made = study(sweep__widths=()), {}
     order = np.random.default_rng(seed)
 
     def row_of(trial):
         noise = np.random.default_rng(int(trial.key, 16))
-        return made.setdefault(trial.key, planted(trial, lambda s: -2.0 - 0.7 * math.log2(s.model.depth), noise, 0.3))
+        return made.setdefault(trial.key, planted(trial, lambda point: -2.0 - 0.7 * math.log2(point.depth), noise, 0.3))
 
     whole, searching = search(chosen, row_of)
     rows = {trial.key: row_of(trial) for trial in trials(chosen)[:: 7 + seed]}
@@ -116,11 +115,11 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed):
 
 def test_where_nothing_trains_the_whole_grid_is_tried():
     """Else 'no optimum' would be said of five learning rates. Noise about chance is no direction."""
-    rng, chosen = np.random.default_rng(0), settings(sweep__parameterizations=("sp",), sweep__widths=())
+    rng, chosen = np.random.default_rng(0), study(sweep__parameterizations=("sp",), sweep__widths=())
 
     def row_of(trial):
-        row = planted(trial, lambda s: -3.0, rng)
-        if trial.settings.model.depth == 8:
+        row = planted(trial, lambda point: -3.0, rng)
+        if trial.point.depth == 8:
             row["loss"] = CHANCE - abs(0.01 * rng.normal())
         return row
 
@@ -132,9 +131,9 @@ def test_where_nothing_trains_the_whole_grid_is_tried():
 
 def test_every_size_trains_the_smallest_ones_best():
     """The verdict is about it."""
-    rng, chosen = np.random.default_rng(0), settings(sweep__parameterizations=("sp",), sweep__widths=())
+    rng, chosen = np.random.default_rng(0), study(sweep__parameterizations=("sp",), sweep__widths=())
     rows, _ = search(
-        chosen, lambda trial: planted(trial, lambda s: -0.5 - 1.5 * math.log2(s.model.depth / 2), rng, 0.0)
+        chosen, lambda trial: planted(trial, lambda point: -0.5 - 1.5 * math.log2(point.depth / 2), rng, 0.0)
     )
     of = {d: {r["learning_rate"] for r in rows.values() if r["depth"] == d} for d in (2, 4, 8, 16, 32)}
     best = min((r for r in rows.values() if r["depth"] == 2 and r["loss"]), key=lambda r: r["loss"])["learning_rate"]
@@ -145,7 +144,7 @@ def test_real_curves(tmp_path):
     """Trained: the optima of the full grid, the rows of the full grid, fewer of them; the same after a stop."""
     grid = {"sweep__log2_learning_rates": {"sgd": (-6.0, 2.0)}, "sweep__per_octave": 1, "sweep__seeds": 2}
     grid |= {"sweep__depths": (2, 4, 8), "sweep__widths": (), "sweep__parameterizations": ("sp", "depth_mup")}
-    chosen, whole = settings(**grid), settings(**grid, sweep__adaptive=False)
+    chosen, whole = study(**grid), study(**grid, sweep__adaptive=False)
     full = {row["key"]: row for row in train(whole, tmp_path / "full", progress=False)}
     rows = train(chosen, tmp_path / "adaptive", progress=False)
     assert all(full[row["key"]] == row for row in rows if row["key"] in full)

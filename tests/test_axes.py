@@ -3,12 +3,11 @@
 import pytest
 
 from depthmup.settings import OWN, TRACED, SettingsError, column, flat, put
-from depthmup.trials.axes import parse
 from tests import tiny
 
 
 def parsed(text):
-    return parse(tiny.settings(sweep__axes=text))
+    return tiny.study(sweep__axes=text).axes
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,8 @@ def parsed(text):
     ],
 )
 def test_values(text, values):
-    assert parsed(text) == values
+    assert {axis.key: axis.values for axis in parsed(text)} == values
+    assert all(axis.traced == (axis.key in TRACED) for axis in parsed(text))
 
 
 @pytest.mark.parametrize(

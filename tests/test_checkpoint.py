@@ -20,6 +20,7 @@ from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
 from depthmup.train.run import Diverged, train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import GroupCheckpoints, Runner
 from depthmup.trials.plan import grouped, trials
 from tests import tiny
@@ -96,19 +97,20 @@ def residual_cnn():
     config.parameterization.base_width, config.parameterization.base_depth = 8, 2
     config.sweep.update(depths=(2,), widths=(), optimizers=("sgd",), seeds=1)
     config.epochs, config.checkpoint.every = 0.5, "4 steps"
-    return from_config(config)
+    return ConfigStudy(from_config(config))
 
 
 @pytest.mark.parametrize(
-    ("of_group", "count"),
+    ("study_of", "count"),
     [
-        (lambda: tiny.settings(sweep__optimizers=("adam",), checkpoint__every="4 steps"), 10),  # two on a device
+        (lambda: tiny.study(sweep__optimizers=("adam",), checkpoint__every="4 steps"), 10),  # two on a device
         (residual_cnn, 3),
     ],
 )
-def test_a_resumed_group_is_uninterrupted(tmp_path, of_group, count):
+def test_a_resumed_group_is_uninterrupted(tmp_path, study_of, count):
     """Rows, learning curves, to the last bit."""
-    group = grouped(trials(of_group()), lambda program: count)[0]
+    study = study_of()
+    group = grouped(study, trials(study), lambda program: count)[0]
     runner, stop, said = Runner(), Stop(), []
 
     def ask(share):
@@ -339,6 +341,13 @@ def test_a_run_saves_its_best_state_and_its_last(tmp_path):
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["16", str(STEPS)]
     with pytest.raises(Diverged, match="at step 1 the loss is"):
         run(settings(optimizer__learning_rate=1e30), loop_of(), tmp_path / "diverges")
+
+
+def test_an_evaluation_makes_no_later_state_the_best(tmp_path):
+    """Room for two best states is filled at evaluations alone, though the loss of the last one would be among them."""
+    s = settings(checkpoint__every="1000 steps", evaluate_every="16 steps")
+    run(s, loop_of(), tmp_path, keep=20, best=2)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["16", str(STEPS)]
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):

@@ -11,17 +11,17 @@ from depthmup import sweep
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, defaults, put
 from depthmup.train.workdir import WorkdirError
-from depthmup.trials.plan import from_identity, identity
+from depthmup.trials.config_study import ConfigStudy, from_identity
 from depthmup.trials.store import Finished, Store
 from tests import tiny
 from tests.test_interactive import HOSTILE, needs_chromium, open_page  # noqa: F401 - a fixture
 from tests.test_report import GRID, planted
 
 
-def store(folder, settings, rows=None, saved=None):
+def store(folder, study, rows=None, saved=None):
     """A workdir with these rows; by default all of the plan's."""
-    rows = planted(settings) if rows is None else rows
-    opened = Store(folder, saved or identity(settings))
+    rows = planted(study) if rows is None else rows
+    opened = Store(folder, saved or study.identity)
     opened.add([Finished(row) for row in rows.to_dict("records")])
     opened.close()
     return folder
@@ -31,10 +31,8 @@ def store(folder, settings, rows=None, saved=None):
 def sweeps(tmp_path_factory):
     """Workdirs of two sweeps; the second one has other depths, another schedule and no depth_mup."""
     folder = tmp_path_factory.mktemp("compare")
-    one = tiny.settings(**GRID)
-    two = tiny.settings(
-        **{**GRID, "sweep__depths": (3, 6, 12), "sweep__parameterizations": ("mup",)}, schedule="cosine"
-    )
+    one = tiny.study(**GRID)
+    two = tiny.study(**{**GRID, "sweep__depths": (3, 6, 12), "sweep__parameterizations": ("mup",)}, schedule="cosine")
     return store(folder / "one", one), store(folder / f"two {HOSTILE.replace('/', '')}", two), one, two
 
 
@@ -50,17 +48,17 @@ def words_of(path):
 
 
 def test_settings_come_back_from_a_workdir():
-    settings = tiny.settings(
+    study = tiny.study(
         **GRID,
         sweep__axes="model.norm = none, layer; parameterization.alpha = 0.5, 0.75",
         data__augment__scale=(0.5, 1.0),
         clip=2.0,
         loss="mse",
     )
-    saved = json.loads(json.dumps(identity(settings) | {"files of data.data_dir": "abc"}))
-    assert identity(from_identity(saved)) == identity(settings)
-    vit = put(defaults("vit"), {"model.heads": 2})
-    assert identity(from_identity(identity(vit))) == identity(vit)
+    saved = json.loads(json.dumps(study.identity | {"files of data.data_dir": "abc"}))
+    assert from_identity(saved).identity == study.identity
+    vit = ConfigStudy(put(defaults("vit"), {"model.heads": 2}))
+    assert from_identity(vit.identity).identity == vit.identity
     with pytest.raises(SettingsError, match="it is of schema 3, and this is schema"):
         from_identity({**saved, "schema": 3})
     with pytest.raises(SettingsError, match="not that of a sweep"):
@@ -123,8 +121,8 @@ def test_an_unfinished_sweep_counts_with_its_finished_sizes(sweeps, tmp_path):
         (lambda one, to: store(to, one, planted(one)[:0]), "holds no rows of a sweep"),
         (lambda one, to: store(to, one, planted(one)[:5]), "has fewer than two finished sizes"),
         (lambda one, to: store(to, one, saved={"learning_rate": 1}), "cannot be used: it is not that of a sweep"),
-        (lambda one, to: store(to, one, saved=identity(one) | {"schema": 3}), "it is of schema 3"),
-        (lambda one, to: store(to, one, saved=identity(one) | {"epochs": "x"}), "epochs must be float"),
+        (lambda one, to: store(to, one, saved=one.identity | {"schema": 3}), "it is of schema 3"),
+        (lambda one, to: store(to, one, saved=one.identity | {"epochs": "x"}), "epochs must be float"),
     ],
 )
 def test_workdirs_that_cannot_be_compared(sweeps, tmp_path, wrong, says):

@@ -16,8 +16,9 @@ from depthmup.settings import LEARNING_RATE, from_config
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.task import Task
-from depthmup.trials.axes import parse
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import count
+from depthmup.trials.study import Axis
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))
@@ -90,7 +91,7 @@ def fake_records(builder, split, **_):
 
 @pytest.fixture
 def mocked(monkeypatch):
-    monkeypatch.setattr("depthmup.train.loop.EVALUATION_BATCH", 16)
+    monkeypatch.setattr("depthmup.data.pipeline.EVALUATION_BATCH", 16)
     data.load.cache_clear()
     with tfds.testing.mock_data(as_data_source_fn=fake_records):
         yield
@@ -163,12 +164,13 @@ def test_the_protocol_of_paper_b(name, segments):
     assert (settings.epochs, settings.schedule, settings.warmup_epochs) == (1.0, "constant", 0.0)
     assert settings.data.batch_size == (256 if settings.data.name == "imagenet2012" else 128)
     assert sweep.judge_by == "validation_accuracy"
-    rates = np.array(parse(settings)[LEARNING_RATE])
+    study = ConfigStudy(settings)
+    (rates,) = (np.array(axis.values) for axis in study.axes if axis.key == LEARNING_RATE)
     np.testing.assert_allclose(np.log10(rates), np.linspace(-4, 1, 40), atol=1e-12)
     found = fit.segmented(sweep.depths, [depth**-1.5 for depth in sweep.depths])
     assert [s.name for s in found] == segments
     assert [len(s.depths) for s in found] == [5] * len(segments)
-    assert count(settings) == len(sweep.depths) * 40 * sweep.seeds
+    assert count(study) == len(sweep.depths) * 40 * sweep.seeds
     assert 64 <= model.width <= 512
     assert model.options["padding"] == "circular"
     if model.name == "residual_cnn":
@@ -191,7 +193,7 @@ def test_the_protocol_of_paper_a(name):
         assert (settings.schedule, settings.warmup_epochs) == ("constant", 1.0)
     if name == "tiny_imagenet_vit":
         assert settings.epochs == 20
-        assert parse(settings) == {"model.norm": ("layer", "none")}
+        assert ConfigStudy(settings).axes == (Axis("model.norm", ("layer", "none"), traced=False),)
         assert settings.sweep.parameterizations == ("mup", "depth_mup")
     if name == "imagenet_vit":
         assert (settings.model.options["norm"], settings.sweep.parameterizations) == ("none", ("depth_mup",))

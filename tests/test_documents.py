@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from depthmup.report.curves import judge
+from depthmup.trials.config_study import ConfigStudy
 from experiments import choose, demos, documents, published
 from experiments.demos import PUBLISHED
 from experiments.published import RESULTS
@@ -21,7 +22,7 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     text = (documents.ROOT / document).read_text()
     assert documents.rendered(text, sweeps) == text
     sweep = sweeps["digits_transfer"]
-    without = judge(sweep.rows[sweep.rows["seed"] != 0], sweep.settings)
+    without = judge(sweep.rows[sweep.rows["seed"] != 0], ConfigStudy(sweep.settings))
     assert documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)}) != text
 
 

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from configs import default
 from depthmup import verbs
+from depthmup.data import pipeline
 from depthmup.settings import SettingsError, from_config
 from depthmup.sweep import cost, train
 from depthmup.train import flops
-from depthmup.train.build import hyper_of, task_of
-from depthmup.trials import engine, estimate, progress
+from depthmup.trials import estimate, progress
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import AT_ONCE, STRETCH, Estimator, Expected, at_once, duration, memory
 from depthmup.trials.group import LOG_EVERY, Runner, compiled_in
 from depthmup.trials.plan import grouped, trials
@@ -30,14 +31,12 @@ def test_cost_is_said():
     assert "about" in text
     assert "(compilation" in text
     assert 0.1 < float(re.search(r", (\S+) GiB of memory$", text)[1]) < 64
-    assert cost(tiny.settings(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith(
-        "; adaptive: about half of that"
-    )
+    assert cost(tiny.study(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith("; adaptive: about half of that")
 
 
 def test_dry_run_writes_nothing(tmp_path, capsys):
     """And finds mistakes."""
-    chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
+    chosen = tiny.study(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
     with pytest.raises(SettingsError, match=r"36 trials, more than sweep.max_trials = 10: .* or give --yes"):
         verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2")
     assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, yes=True, shard="1/2") == 0
@@ -73,24 +72,24 @@ def test_programs_are_kept(tmp_path):
 
 def test_operations(monkeypatch):
     """Those of a step, for all steps and the evaluation (a third of a step's, forwards only), over all trials."""
-    chosen = tiny.settings(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=())
+    chosen = tiny.study(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=())
     plan = trials(chosen)
-    step = flops.of_step(task_of(plan[0].settings), hyper_of(plan[0].settings), 64)
-    groups, estimator = grouped(plan, lambda program: 20), Estimator()
+    step = flops.of_step(plan[0].point.task, plan[0].hyper, 64)
+    groups, estimator = grouped(chosen, plan, lambda program: 20), Estimator()
     found = estimator.total(groups)
     assert found.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
     assert found.seconds is None
     assert estimator.seconds(groups[0]) / estimator.seconds(groups[1]) == pytest.approx(20 / 16)
-    monkeypatch.setattr(estimate, "TRAIN_EVALUATED", 1000)
+    monkeypatch.setattr(pipeline, "TRAIN_EVALUATED", 1000)
     assert estimator.total(groups).flops == pytest.approx(36 * step * (11 + 1360 / (3 * 64)))
 
 
 def test_minutes_are_those_of_measured_steps():
     """Between the cheapest and the dearest program in proportion to their operations."""
-    chosen = tiny.settings(
+    chosen = tiny.study(
         sweep__optimizers=("sgd",), sweep__depths=(2, 8, 32), sweep__widths=(), sweep__parameterizations=("sp",)
     )
-    groups = grouped(trials(chosen), lambda program: 12)
+    groups = grouped(chosen, trials(chosen), lambda program: 12)
     estimator = Estimator()
     estimator.measure(groups, Runner())
     times, found = [estimator.seconds(group) for group in groups], estimator.total(groups)
@@ -100,7 +99,7 @@ def test_minutes_are_those_of_measured_steps():
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_the_first_group_of_a_program_compiles_it(measured):
-    groups = grouped(trials(tiny.settings(sweep__optimizers=("sgd",))), lambda program: 20)
+    groups = tiny.groups(20, sweep__optimizers=("sgd",))
     estimator = Estimator()
     if measured:
         estimator.measure(groups[:1], Runner())
@@ -120,16 +119,16 @@ def test_duration(seconds, text):
 
 
 def test_as_many_at_once_as_fit(monkeypatch):
-    trial = trials(tiny.settings())[0]
-    task, hyper = task_of(trial.settings), hyper_of(trial.settings)
-    assert at_once(trial, devices=8) == AT_ONCE
-    assert at_once(trials(tiny.settings(sweep__at_once=7))[0], devices=8) == 7
-    halves = trials(tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=2))[0]
+    study, halves = tiny.study(), tiny.study(parallel__wrapper="jit", parallel__devices_per_trial=2)
+    trial = trials(study)[0]
+    task, hyper = trial.point.task, trial.hyper
+    assert at_once(study, trial, devices=8) == AT_ONCE
+    assert at_once(tiny.study(sweep__at_once=7), trial, devices=8) == 7
     monkeypatch.setattr(estimate, "AT_ONCE", 10**9)
     monkeypatch.setattr(estimate, "trial_layout", lambda: "vmap")
     monkeypatch.setattr(estimate, "free_memory", lambda device: 1e9 * len(jax.local_devices()))
-    for own, sets, part in ((trial, 8, 64), (halves, 4, 32)):
-        assert at_once(own, devices=8) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
+    for own, sets, part in ((study, 8, 64), (halves, 4, 32)):
+        assert at_once(own, trial, devices=8) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
     monkeypatch.undo()
     each = memory(task, hyper, 64, "map")
     state = jax.eval_shape(task.init, hyper.arrays())
@@ -138,11 +137,11 @@ def test_as_many_at_once_as_fit(monkeypatch):
         statistics = {"bytes_limit": 3 * free * 1.001 / estimate.SHARE, "bytes_in_use": 0}
         device = types.SimpleNamespace(memory_stats=lambda statistics=statistics: statistics)
         monkeypatch.setattr(jax, "local_devices", lambda device=device: [device] * 3)
-        assert at_once(trial, devices=3) == max(1, 3 * fit * bool(free))
+        assert at_once(study, trial, devices=3) == max(1, 3 * fit * bool(free))
 
 
 def test_out_of_memory_says_what_to_set(monkeypatch):
-    group = grouped(trials(tiny.settings()), lambda program: 6)[0]
+    group = tiny.groups(6)[0]
 
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
@@ -156,9 +155,9 @@ def test_what_a_mapped_step_works_with_is_measured():
     """It grows with the batch; the state does not."""
     bytes_of = {}
     for batch_size in (64, 256):
-        own = trials(tiny.settings(data__batch_size=batch_size))[0].settings
-        task, hyper = task_of(own), hyper_of(own)
-        bytes_of[batch_size] = memory(task, hyper, batch_size, "vmap") - memory(task, hyper, batch_size, "map")
+        trial = trials(tiny.study(data__batch_size=batch_size))[0]
+        of_layout = [memory(trial.point.task, trial.hyper, batch_size, layout) for layout in ("vmap", "map")]
+        bytes_of[batch_size] = of_layout[0] - of_layout[1]
     activations = np.dtype(np.float32).itemsize * 8 * (256 - 64)  # one layer's, at width 8
     assert bytes_of[256] - bytes_of[64] > activations
     assert bytes_of[64] > 0
@@ -168,15 +167,15 @@ def test_dear_trials_run_a_few_at_a_time(monkeypatch):
     """On a CPU: between two reports nobody can stop a sweep, so that a stretch has a bounded number of operations."""
     config = default.get_config("cnn")
     config.model.width, config.sweep.depths, config.sweep.widths = 8, (2,), ()
-    trial = trials(from_config(config))[0]
-    own = trial.settings
-    step = flops.of_step(task_of(own), hyper_of(own), own.data.batch_size)
+    study = ConfigStudy(from_config(config))
+    trial = trials(study)[0]
+    step = flops.of_step(trial.point.task, trial.hyper, trial.point.feed.batch_size)
     for count in (1, 3):
         monkeypatch.setattr(estimate, "STRETCH", (count + 0.5) * LOG_EVERY * step)
-        assert at_once(trial, devices=1) == count
-        assert at_once(trial, devices=2) == 2 * count
+        assert at_once(study, trial, devices=1) == count
+        assert at_once(study, trial, devices=2) == 2 * count
     monkeypatch.setattr(estimate, "STRETCH", 0.1 * step)
-    assert at_once(trial, devices=2) == 2
+    assert at_once(study, trial, devices=2) == 2
     assert STRETCH > 0.1 * step
 
 
@@ -361,7 +360,7 @@ def test_compile_clock():
 def small():
     """Three groups of one program."""
     only = {"sweep__optimizers": ("sgd",), "sweep__depths": (2,), "sweep__widths": (), "sweep__at_once": 4}
-    return tiny.settings(sweep__parameterizations=("sp",), **only)
+    return tiny.study(sweep__parameterizations=("sp",), **only)
 
 
 def test_a_sweep_ends_with_what_it_trained(tmp_path, capsys):
@@ -376,13 +375,13 @@ def test_a_sweep_ends_with_what_it_trained(tmp_path, capsys):
 
 def test_a_sweep_hears_of_what_others_trained(tmp_path, monkeypatch, capsys):
     """While it trains its first group another process trains the second. A silent one says nothing at its end."""
-    settings, left = small(), []
-    groups, train_group = grouped(trials(settings), lambda program: 4), Runner.train
+    study, left = small(), []
+    groups, train_group = grouped(study, trials(study), lambda program: 4), Runner.train
     only = Progress.only
 
     def trained(runner, group, *rest):
         if len(left) == 1:
-            other = Store(tmp_path, engine.identity(settings))
+            other = Store(tmp_path, study.identity)
             other.add(train_group(Runner(), groups[1]))
             other.close()
         return train_group(runner, group, *rest)
@@ -393,7 +392,7 @@ def test_a_sweep_hears_of_what_others_trained(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Runner, "train", trained)
     monkeypatch.setattr(Progress, "only", heard)
-    assert len(train(settings, tmp_path, progress=False)) == 12
+    assert len(train(study, tmp_path, progress=False)) == 12
     assert left == [3, 1, 0]
     assert capsys.readouterr().out == ""
 

@@ -6,13 +6,14 @@ import pytest
 
 from depthmup import sweep
 from depthmup.settings import SettingsError, flat, put
+from depthmup.trials.config_study import ConfigStudy
 from tests import tiny
 from tests.test_report import GRID, planted
 
 
 def finished(tmp_path, optimum=None, **changes):
     settings = tiny.settings(**GRID | changes)
-    planted(settings, optimum).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
+    planted(ConfigStudy(settings), optimum).to_json(tmp_path / "results.jsonl", orient="records", lines=True)
     return settings
 
 
@@ -40,7 +41,7 @@ def test_what_a_sweep_cannot_tell(tmp_path):
 
 def test_sp_goes_on_from_the_shape_where_it_was_tuned(tmp_path):
     settings = put(
-        finished(tmp_path, lambda s: -1.0, sweep__parameterizations=("sp",)), {"parameterization.name": "sp"}
+        finished(tmp_path, lambda point: -1.0, sweep__parameterizations=("sp",)), {"parameterization.name": "sp"}
     )
     changes = sweep.grow(settings, 64, 48, tmp_path).changes
     assert changes["parameterization.name"] == "depth_mup"

@@ -69,6 +69,7 @@ ALLOWED = {
     "trials": {
         "backend",
         "parameterization",
+        "specs",
         "optim",
         "models",
         "data",
@@ -208,13 +209,13 @@ from depthmup.settings import column
 from depthmup.trials.plan import trials
 from tests import tiny
 
-settings, lines = tiny.settings(), []
-for trial in trials(settings):
+study, lines = tiny.study(), []
+for trial in trials(study):
     row = {{column(key): value for key, value in trial.leaves.items()}}
     loss = 0.1 + abs(math.log2(row["learning_rate"]) + 2)
     lines.append(json.dumps({{**row, "key": trial.key, "loss": loss, "diverged": False}}))
 Path({str(tmp_path)!r}, "results.jsonl").write_text("\\n".join(lines) + "\\n")
-print(len(judge(sweep.load({str(tmp_path)!r}), settings)))
+print(len(judge(sweep.load({str(tmp_path)!r}), study)))
 heavy = ("orbax", "ray", "clu")
 print(*[name for name in heavy if name in sys.modules])
 """

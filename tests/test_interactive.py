@@ -17,8 +17,9 @@ from depthmup.report import interactive, page
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import flat, from_config
-from depthmup.trials.plan import SCHEMA, identity, trials
+from depthmup.trials.plan import trials
 from depthmup.trials.store import Finished, Store
+from depthmup.trials.study import SCHEMA
 from tests import browser, tiny
 from tests.test_report import GRID, planted
 
@@ -33,23 +34,23 @@ def losses_of(row):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """(settings, rows, curves, workdir with their learning curves); the last trial has none."""
-    settings, workdir = tiny.settings(**GRID), tmp_path_factory.mktemp("sweep")
-    rows = planted(settings)
-    store, step = Store(workdir, identity(settings)), np.arange(1, STEPS + 1, dtype=np.int32)
+    """(study, rows, curves, workdir with their learning curves); the last trial has none."""
+    study, workdir = tiny.study(**GRID), tmp_path_factory.mktemp("sweep")
+    rows = planted(study)
+    store, step = Store(workdir, study.identity), np.arange(1, STEPS + 1, dtype=np.int32)
     group = []
     for row in rows.to_dict("records"):
         values = losses_of(row).astype(np.float32)
         group.append(Finished(row, {"step": step, "loss": values, "grad_norm": values}))
     store.add([*group[:-1], Finished(group[-1].row)])
     store.close()
-    return settings, rows, judge(rows, settings), workdir
+    return study, rows, judge(rows, study), workdir
 
 
 @pytest.fixture(scope="module")
 def found(sweep):
-    settings, _, curves, workdir = sweep
-    trials = interactive.trials(curves, settings, LearningCurves(workdir), "python main.py")
+    study, _, curves, workdir = sweep
+    trials = interactive.trials(curves, study, LearningCurves(workdir), "python main.py")
     keys = trials.pop("keys")
     return keys, trials, interactive.plots(curves, keys)
 
@@ -135,10 +136,10 @@ def test_learning_curves_are_thinned(sweep, found):
 def test_the_command_of_a_trial_is_that_of_the_trial():
     """Read as main.py reads it, it has all settings that decide the trial's result: its key is the same."""
     axes = "parameterization.alpha = 0.5, 0.75; model.norm = none, layer; data.batch_size = 32, 64; clip = None, 2.5"
-    settings = tiny.settings(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes, model__use_bias=True,
-                             data__augment__scale=(0.5, 1.0), loss="mse", data__data_dir="/a b/$c'd")  # fmt: skip
-    rows, of_key = planted(settings), {trial.key: trial for trial in trials(settings)}
-    found = interactive.trials(judge(rows, settings), settings, LearningCurves(Path("nowhere")), "x")
+    study = tiny.study(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes, model__use_bias=True,
+                       data__augment__scale=(0.5, 1.0), loss="mse", data__data_dir="/a b/$c'd")  # fmt: skip
+    rows, of_key = planted(study), {trial.key: trial for trial in trials(study)}
+    found = interactive.trials(judge(rows, study), study, LearningCurves(Path("nowhere")), "x")
     assert len(found["keys"]) == len(of_key)
     for i in range(0, len(of_key), 97):
         program, verb, *words = command_of(found, i)
@@ -156,10 +157,10 @@ def test_commands_begin_as_the_sweep_did():
 
 
 def written(sweep, folder, variant=""):
-    settings, rows, curves, workdir = sweep
+    study, rows, curves, workdir = sweep
     (folder / "groups").symlink_to(workdir / "groups")
     curves = [dataclasses.replace(c, variant=variant) for c in curves]
-    return page.write(curves, rows, settings, folder, f"python main.py sweep --config='{variant}'")
+    return page.write(curves, rows, study, folder, f"python main.py sweep --config='{variant}'")
 
 
 def test_names_that_contain_html_are_data(sweep, tmp_path):

@@ -20,7 +20,7 @@ DEPTHS = (3, 4, 6, 8, 24)
 
 @pytest.fixture(scope="module")
 def rows():
-    return {row["key"]: row for row in planted(tiny.settings(**GRID)).to_dict("records")}
+    return {row["key"]: row for row in planted(tiny.study(**GRID)).to_dict("records")}
 
 
 @pytest.fixture
@@ -39,24 +39,24 @@ def part(rows, *depths, but=0):
 
 
 def test_sizes_are_judged_when_all_of_their_trials_are_there(rows):
-    settings = tiny.settings(**GRID)
-    table, own = finished({**part(rows, 3, 8), **part(rows, 4, but=1), "of another sweep": {}}, settings)
+    study = tiny.study(**GRID)
+    table, own = finished({**part(rows, 3, 8), **part(rows, 4, but=1), "of another sweep": {}}, study)
     assert (own.sweep.depths, own.sweep.widths) == ((3, 8), ())
     assert set(table["depth"]) == {3, 8}
     assert len(table) == len(part(rows, 3, 8))
-    assert finished(part(rows, 4, but=1), settings) is None
-    assert finished(rows, settings)[1] == settings
-    both = tiny.settings(**{**GRID, "sweep__depths": (2, 4), "sweep__widths": (16, 8), "model__depth": 2})
+    assert finished(part(rows, 4, but=1), study) is None
+    assert finished(rows, study)[1] == study
+    both = tiny.study(**{**GRID, "sweep__depths": (2, 4), "sweep__widths": (16, 8), "model__depth": 2})
     one = {row["key"]: row for row in planted(both).to_dict("records") if row["width"] == 16}
     assert (finished(one, both)[1].sweep.depths, finished(one, both)[1].sweep.widths) == ((2, 4), (16,))
 
 
 def test_an_adaptive_sweep_is_judged_as_a_whole(rows):
-    settings = tiny.settings(**GRID, sweep__adaptive=True)
-    assert finished({}, settings) is None
-    assert finished(part(rows, 3), settings) is None
-    table, own = finished(rows, settings)
-    assert own == settings
+    study = tiny.study(**GRID, sweep__adaptive=True)
+    assert finished({}, study) is None
+    assert finished(part(rows, 3), study) is None
+    table, own = finished(rows, study)
+    assert own == study
     assert len(table) < len(rows)
 
 
@@ -64,8 +64,8 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     """What is known so far; no more often than it may; the last one is that of a finished sweep."""
     now = [100.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
-    settings, path = tiny.settings(**GRID), tmp_path / "report.html"
-    report = live.LiveReport(settings, tmp_path, "main.py sweep")
+    study, path = tiny.study(**GRID), tmp_path / "report.html"
+    report = live.LiveReport(study, tmp_path, "main.py sweep")
     report({}, progress)
     text = path.read_text()
     assert "Verdicts come when two sizes are finished." in text
@@ -82,7 +82,7 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     assert [found.name for found in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()
-    table, own = finished(rows, settings)
+    table, own = finished(rows, study)
     page.write(judge(table, own), table, own, tmp_path, "")
     text = re.sub(r"<(script|style).*?</\1>", "", path.read_text(), flags=re.DOTALL)
     assert "progress" not in text
@@ -98,7 +98,7 @@ def test_writing_takes_a_small_share_of_the_time(rows, progress, tmp_path, monke
         now[0] += 2.0  # seconds
 
     monkeypatch.setattr(page, "write", write)
-    report = live.LiveReport(tiny.settings(**GRID), tmp_path, "")
+    report = live.LiveReport(tiny.study(**GRID), tmp_path, "")
     while now[0] < 1000:
         report({}, progress)
         now[0] += 1.0
@@ -108,7 +108,7 @@ def test_writing_takes_a_small_share_of_the_time(rows, progress, tmp_path, monke
 def test_a_page_that_cannot_be_written_stops_nothing(rows, progress, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(progress, "say", said.append)
-    report = live.LiveReport(tiny.settings(**GRID), tmp_path / "is not there", "")
+    report = live.LiveReport(tiny.study(**GRID), tmp_path / "is not there", "")
     for _ in range(2):
         report(rows, progress)
     report.stop()
@@ -119,25 +119,23 @@ def test_a_page_that_cannot_be_written_stops_nothing(rows, progress, tmp_path, m
 def test_a_run_writes_it(rows, progress, tmp_path, monkeypatch):
     """And says in it that the sweep was stopped."""
 
-    def train(settings, workdir, watch, **_):
+    def train(study, workdir, watch, **_):
         watch(part(rows, 3, 4), progress)
         assert "So far: depth 3, 4." in (tmp_path / "report.html").read_text()
         raise Stopped(None, "")
 
     monkeypatch.setattr(whole, "train", train)
     with pytest.raises(Stopped):
-        whole.run(tiny.settings(**GRID), tmp_path)
+        whole.run(tiny.study(**GRID), tmp_path)
     assert "stopped; the same command goes on" in (tmp_path / "report.html").read_text()
 
 
 def test_training_calls_it(tmp_path):
     """With the rows that are there, and at the latest when a group is finished."""
-    settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",),
-                             sweep__parameterizations=("mup",), sweep__at_once=6)  # fmt: skip
+    study = tiny.study(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",),
+                       sweep__parameterizations=("mup",), sweep__at_once=6)  # fmt: skip
     seen = []
-    rows = sweep.train(
-        settings, tmp_path, progress=False, watch=lambda rows, shown: seen.append((len(rows), shown.share))
-    )
+    rows = sweep.train(study, tmp_path, progress=False, watch=lambda rows, shown: seen.append((len(rows), shown.share)))
     assert len(rows) == 12
     assert seen[0] == (0, 0.0)
     assert (6, 0.5) in seen
@@ -150,7 +148,7 @@ def test_an_open_page_loads_itself_anew(rows, progress, tmp_path, open_page):  #
     path = tmp_path / "report.html"
 
     def write(depths, reload):
-        live.LiveReport(tiny.settings(**GRID), tmp_path, "")(part(rows, *depths), progress)
+        live.LiveReport(tiny.study(**GRID), tmp_path, "")(part(rows, *depths), progress)
         path.write_text(path.read_text().replace("RELOAD = 10_000;", f"RELOAD = {reload};"))
 
     write(DEPTHS[:3], 2_000)

@@ -14,7 +14,7 @@ from depthmup.fit import Cost, transfer
 from depthmup.fit.drift import Drift
 from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
-from depthmup.trials.axes import parse
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import trials
 from experiments import published
 from experiments.figures import command, figure, page
@@ -63,7 +63,7 @@ def test_demo_settings(name):
     assert settings.data.name == "folder"
     assert settings.sweep.seeds >= 3
     assert len(settings.sweep.depths) >= 4
-    assert len(trials(settings)) <= settings.sweep.max_trials
+    assert len(trials(ConfigStudy(settings))) <= settings.sweep.max_trials
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -269,22 +269,22 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
     """A figure's sweep with bowls whose optima and minima are known: log2 best rate, loss there, loss on the way."""
     settings = from_config(SWEEPS[name]("demo"))
     settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False))
-    rng, rows = np.random.default_rng(0), []
+    study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     names = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed"]
-    for trial in trials(settings):
+    followed = [axis.key for axis in study.axes if len(axis.values) > 4 and axis.key != LEARNING_RATE]
+    for trial in trials(study):
         row = {column(key): value for key, value in trial.leaves.items()}
-        followed = [key for key in parse(settings) if len(parse(settings)[key]) > 4 and key != LEARNING_RATE]
         x = row[column(followed[0])] if followed else row["learning_rate"]
         x = 1 - x if followed == ["optimizer.momentum"] else x
         loss = floor(row) * (1 + 0.1 * (np.log2(x) - best(row)) ** 2 + 1e-3 * rng.standard_normal())
         way = np.linspace(early(row), loss, published.STRETCHES)
-        kept = {key: row[key] for key in [*names, *map(column, parse(settings))]}
+        kept = {key: row[key] for key in [*names, *(column(axis.key) for axis in study.axes)]}
         losses = dict.fromkeys(("loss", "last_loss", "validation_loss"), loss)
         rows.append({**kept, **losses, "validation_accuracy": 0.5, "diverged": False,
                      "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
-    return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
+    return published.Sweep(table, settings, judge(table, study), None, about)
 
 
 def falling(*names):

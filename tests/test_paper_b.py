@@ -16,6 +16,7 @@ from depthmup.fit.curve import POINTS
 from depthmup.report.curves import judge
 from depthmup.settings import from_config
 from depthmup.train.build import steps_of
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import grid_points, shapes, trials
 from experiments import published, tiny_imagenet_folder
 from experiments.figures import command, page
@@ -59,9 +60,9 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
     """
     settings = from_config(SWEEPS[name]("demo"))
     settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, seeds=3))
-    rng, rows = np.random.default_rng(0), []
+    study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     for parameterization in settings.sweep.parameterizations:
-        for wide, depth in shapes(settings):
+        for wide, depth in shapes(study):
             row = {"optimizer": "sgd", "parameterization": parameterization, "width": wide, "depth": depth}
             power = exponent(row) if callable(exponent) else exponent
             across = width(row) if callable(width) else width
@@ -89,7 +90,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
                     )
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
-    return published.Sweep(table, settings, judge(table, settings, classes=10), None, about)
+    return published.Sweep(table, settings, judge(table, study), None, about)
 
 
 def all_planted(one, exponent, **others):
@@ -151,15 +152,15 @@ def test_headers():
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_demo_settings(name):
-    settings = from_config(SWEEPS[name]("demo"))
-    sweep = settings.sweep
+    study = ConfigStudy(from_config(SWEEPS[name]("demo")))
+    settings, sweep = study.settings, study.sweep
     assert settings.data.name == "folder"
     assert sweep.judge_by == "validation_accuracy"
     assert sweep.optimizers == ("sgd",)
     assert sweep.per_octave == (1 if name == "low_baseline" else 2)
     assert (settings.schedule, settings.optimizer.weight_decay) == ("constant", 0.0)
     assert sweep.seeds == (2 if name.startswith(("screen_", "hundred_")) or name in theorem2.SWEEPS else 3)
-    assert grid_points(settings, "sgd") >= POINTS
+    assert grid_points(study, "sgd") >= POINTS
     if name == "plain_width":
         assert len(sweep.widths) >= 4
     elif name == "low_baseline":  # for the deepest network alone, of which no exponent is made
@@ -169,7 +170,7 @@ def test_demo_settings(name):
         assert settings.data.batch_size == (32 if name == "plain_batch" else 128)
     if name != "full_depth_mup":
         assert (settings.parameterization.name, settings.parameterization.lr_depth) == ("am_mup", 0.0)
-    assert len(trials(settings)) <= sweep.max_trials
+    assert len(trials(study)) <= sweep.max_trials
 
 
 def test_lengths():

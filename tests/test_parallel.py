@@ -11,7 +11,6 @@ from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevice
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.run import loop_of
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import grouped, trials
 from tests import tiny
 from tests.test_model_training import settings
 from tests.test_train import compilations
@@ -131,8 +130,10 @@ def test_trials_that_devices_share_are_measured_on_whole_batches():
     """And their rows are those of lone trials."""
     rows = []
     for parallel in ({}, {"parallel__devices_per_trial": 4, "parallel__wrapper": "jit"}):
-        s = tiny.settings(**parallel, sweep__optimizers=("sgd",), sweep__measure=("updates", "sharpness", "kernels"))
-        rows.append(Runner().train(grouped(trials(s), lambda program: 3)[0]))
+        groups = tiny.groups(
+            3, **parallel, sweep__optimizers=("sgd",), sweep__measure=("updates", "sharpness", "kernels")
+        )
+        rows.append(Runner().train(groups[0]))
     for one, shared in zip(*rows, strict=True):
         assert one.row["key"] == shared.row["key"]
         for name in ("loss", "test_loss", "mean_loss"):

@@ -17,6 +17,10 @@ from depthmup.plan.program import DoesNotFit, Program, collectives, padding, par
 from depthmup.settings import SettingsError, from_config, put
 from depthmup.train.chips import SLICES, check_slice, chip_of
 from depthmup.train.run import loop_of
+from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.engine import checked
+from depthmup.trials.estimate import Estimator
+from depthmup.trials.plan import grouped
 from tests import tiny
 
 module = importlib.import_module("depthmup.plan.plan")
@@ -116,19 +120,22 @@ def test_a_plan_of_a_sweep(share):
     Devices that share trials have more of them, each a part, and sum the gradients of each."""
     s = tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=share)
     found = plan(s, of_sweep=True)
-    trials = module.checked(s)
-    dear = [t for t in trials if t.settings.model.depth == max(t.settings.model.depth for t in trials)]
+    study = ConfigStudy(s)
+    trials = checked(study)
+    dear = [t for t in trials if t.point.depth == max(t.point.depth for t in trials)]
     assert (found.unit, found.devices) == ("trials", len(jax.devices()))
-    assert found.asked == -(-len([t for t in dear if t.program == dear[0].program]) // (found.devices // share))
-    assert sum(found.operations.values()) == found.asked * module.flops.of_step(
-        module.task_of(dear[0].settings), module.hyper_of(dear[0].settings), 64 // share
+    assert found.asked == -(
+        -len([t for t in dear if t.point.program == dear[0].point.program]) // (found.devices // share)
     )
-    operations = module.Estimator().total(module.grouped(trials, lambda program: 128)).flops
+    assert sum(found.operations.values()) == found.asked * module.flops.of_step(
+        dear[0].point.task, dear[0].hyper, 64 // share
+    )
+    operations = Estimator().total(grouped(study, trials, lambda program: 128)).flops
     assert found.steps * sum(found.operations.values()) * found.devices == pytest.approx(operations)
     if share == 1:
         assert "exchanged    nothing" in str(found)
         return
-    params = jax.eval_shape(module.task_of(dear[0].settings).init, module.hyper_of(dear[0].settings).arrays()).params
+    params = jax.eval_shape(dear[0].point.task.init, dear[0].hyper.arrays()).params
     assert set(found.program.collectives) == {"all-reduce"}
     assert found.program.collectives["all-reduce"][1] >= found.asked * 4 * sum(p.size for p in jax.tree.leaves(params))
     assert f"{found.each} trials a device, each trial on 4; of each" in str(found)

@@ -1,6 +1,5 @@
 """What a sweep measures while it trains, and the calibration of its models."""
 
-import dataclasses
 import json
 import shutil
 import warnings
@@ -35,17 +34,18 @@ GRID = {
     "sweep__parameterizations": ("mup", "depth_mup"),
     "sweep__log2_learning_rates": {"sgd": (-4.0, 4.0)},
 }
+MEASURED = {"sweep__measure": ("updates", "sharpness", "kernels"), "sweep__measure_points": 3}
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """(settings, rows by key, measurements) of a sweep that measures everything; its largest rates diverge."""
+    """(study, rows by key, measurements) of a sweep that measures everything; its largest rates diverge."""
     workdir = tmp_path_factory.mktemp("sweep")
-    settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness", "kernels"), sweep__measure_points=3)
-    rows = {row["key"]: row for row in sweep.train(settings, workdir, progress=False)}
+    study = tiny.study(**GRID, **MEASURED)
+    rows = {row["key"]: row for row in sweep.train(study, workdir, progress=False)}
     table = sweep.measured(workdir)
     table.attrs["workdir"] = workdir
-    return settings, rows, table
+    return study, rows, table
 
 
 def test_what_is_measured(measured):
@@ -68,8 +68,8 @@ def test_what_is_measured(measured):
 
 def test_the_start_is_what_calibrate_says(measured):
     """In every trial, whatever its learning rate: s_l is per squared learning rate."""
-    settings, rows, table = measured
-    own = put(settings, {"model.depth": 4, "parameterization.name": "mup", "optimizer.name": "sgd"})
+    study, rows, table = measured
+    own = put(study.settings, {"model.depth": 4, "parameterization.name": "mup", "optimizer.name": "sgd"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         found = sweep.calibrate(own)
@@ -113,11 +113,8 @@ def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
 
 def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
     """What was measured before a stop in the middle of a group is kept with its checkpoint."""
-    settings, rows, table = measured
-    settings, stopped = (
-        dataclasses.replace(settings, checkpoint=tiny.settings(checkpoint__every="4 steps").checkpoint),
-        [],
-    )
+    _, rows, table = measured
+    study, stopped = tiny.study(**GRID, **MEASURED, checkpoint__every="4 steps"), []
     original = History.measure
 
     def stop_after_the_second(self, step, quantities):
@@ -128,14 +125,14 @@ def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
 
     monkeypatch.setattr(History, "measure", stop_after_the_second)
     with pytest.raises(Stopped):
-        sweep.train(settings, tmp_path, progress=False)
+        sweep.train(study, tmp_path, progress=False)
     assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
-    sweep.train(settings, tmp_path, progress=False)
+    sweep.train(study, tmp_path, progress=False)
     order = ["key", "quantity", "step", "layer"]
     again, whole = (t.sort_values(order, ignore_index=True) for t in (sweep.measured(tmp_path), table))
     assert again.equals(whole)
     for name in ("mean_loss", "last_loss"):
-        resumed = {row["key"]: row[name] for row in sweep.train(settings, tmp_path, progress=False)}
+        resumed = {row["key"]: row[name] for row in sweep.train(study, tmp_path, progress=False)}
         assert resumed == {key_: row[name] for key_, row in rows.items()}
 
 
@@ -154,9 +151,9 @@ def test_a_history_leaves_out_what_is_after_the_end_of_a_trial():
 def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
     """Whatever others train beside it."""
     grid = {**GRID, "sweep__parameterizations": ("mup",), "sweep__depths": (2,), "model__width": 8, "sweep__seeds": 1}
-    settings = tiny.settings(**grid, sweep__measure=("kernels",), sweep__measure_points=3,
+    study = tiny.study(**grid, sweep__measure=("kernels",), sweep__measure_points=3,
                              sweep__axes="epochs = 0.25, 0.5")  # fmt: skip
-    rows = {row["key"]: row for row in sweep.train(settings, tmp_path, progress=False)}
+    rows = {row["key"]: row for row in sweep.train(study, tmp_path, progress=False)}
     steps = sweep.measured(tmp_path).groupby("key")["step"].agg(lambda at: sorted(set(at)))
     for key_, at in steps.items():
         if not rows[key_]["diverged"]:
@@ -166,12 +163,11 @@ def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
 
 def test_in_every_layout():
     """Four trials on two devices: mapped, as one after another."""
-    settings = tiny.settings(**GRID, sweep__measure=("updates", "sharpness"))
-    group = grouped(trials(settings), lambda program: 4)[0]
+    group = tiny.groups(4, **GRID, sweep__measure=("updates", "sharpness"))[0]
     hypers = hypers_of(group)
     hypers[2] = hypers[2]._replace(learning_rate=1e9)  # diverges
-    task, batches, found = task_of(group.settings), batches_of(settings), {}
-    quantities = Measurement(measurement(task, settings.sweep.measure), examples(batches, 32))
+    task, batches, found = group.point.task, group.point.feed, {}
+    quantities = Measurement(measurement(task, group.study.sweep.measure), examples(batches, 32))
     for name in ("map", "vmap"):
         placement = TrialsOverDevices(4, jax.devices()[:2], layout=name)
         loop = TrialLoop(task, batches, placement, quantities)
@@ -186,21 +182,21 @@ def test_in_every_layout():
 
 
 def test_a_kept_program_knows_what_it_measures():
-    settings = tiny.settings(**GRID)
+    study = tiny.study(**GRID)
     runner = Runner()
-    first = runner.loop(grouped(trials(settings), lambda program: 2)[0])
-    again = runner.loop(grouped(trials(settings), lambda program: 2)[0])
-    other = runner.loop(grouped(trials(tiny.settings(**GRID, sweep__measure=("updates",))), lambda program: 2)[0])
+    first = runner.loop(grouped(study, trials(study), lambda program: 2)[0])
+    again = runner.loop(grouped(study, trials(study), lambda program: 2)[0])
+    other = runner.loop(tiny.groups(2, **GRID, sweep__measure=("updates",))[0])
     assert first is again is not other
 
 
 def test_pictures_over_training(measured, tmp_path):
-    settings, rows, table = measured
+    study, rows, table = measured
     workdir = tmp_path / "copy"
     shutil.copytree(table.attrs["workdir"], workdir)
     trials = pandas.DataFrame(rows.values())
-    curves = judge(trials, settings)
-    page.write(curves, trials, settings, workdir, "")
+    curves = judge(trials, study)
+    page.write(curves, trials, study, workdir, "")
     names = {f"{quantity}_over_depth" for quantity in ("updates", "sharpness", "kernels")}
     assert names <= {path.stem for path in workdir.glob("*.png")}
     carried = curves[0].carried(2)
@@ -211,7 +207,7 @@ def test_pictures_over_training(measured, tmp_path):
     np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
     with open(next((workdir / "groups").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
         file.truncate(100)
-    assert page.write(curves, trials, settings, workdir, "").exists()
+    assert page.write(curves, trials, study, workdir, "").exists()
 
 
 def test_losses_of_a_history():
@@ -223,19 +219,20 @@ def test_losses_of_a_history():
 
 def test_calibrations_are_kept(tmp_path):
     """What calibration.json says is not computed again: a planted change stays."""
-    curves = [put(tiny.settings(), {"model.depth": depth}) for depth in (2, 4)]
-    first = calibrations(curves, tmp_path)
-    assert [len(first[key(curve)].per_layer) for curve in curves] == [3, 5]
+    study = tiny.study()
+    points = [study.point({"model.depth": depth}) for depth in (2, 4)]
+    first = calibrations(study, points, tmp_path)
+    assert [len(first[key(study, point)].per_layer) for point in points] == [3, 5]
     assert (tmp_path / FILE).exists()
-    again = calibrations(curves, tmp_path)
+    again = calibrations(study, points, tmp_path)
     assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
     kept = json.loads((tmp_path / FILE).read_text())
     doubled = {name: (2 * np.array(profile)).tolist() for name, profile in kept.items()}
     (tmp_path / FILE).write_text(json.dumps(doubled))
-    again = calibrations(curves, tmp_path)
+    again = calibrations(study, points, tmp_path)
     assert all(np.array_equal(2 * first[name].per_seed, again[name].per_seed) for name in first)
-    other = put(curves[0], {"optimizer.learning_rate": 1.0})
-    assert key(other) == key(curves[0]) != key(put(curves[0], {"parameterization.gamma0": 2.0}))
+    names = [key(study, study.point({"model.depth": 2, **more})) for more in ({}, {"optimizer.learning_rate": 1.0})]
+    assert names[0] == names[1] != key(study, study.point({"model.depth": 2, "parameterization.gamma0": 2.0}))
 
 
 @pytest.mark.parametrize(

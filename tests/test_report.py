@@ -16,8 +16,9 @@ from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import SCHEMA, trials
+from depthmup.trials.plan import trials
 from depthmup.trials.store import Finished, Store
+from depthmup.trials.study import SCHEMA
 from tests import tiny
 
 GRID = {
@@ -31,15 +32,15 @@ GRID = {
 SLOPES = {"mup": -1.5, "depth_mup": 0.0}
 
 
-def planted(settings, optimum=None, noise=0.01):
+def planted(study, optimum=None, noise=0.01):
     """A table with a row of every trial: a bowl in log learning rate about an optimum that goes as depth^SLOPES."""
 
-    def at(s):
-        return -1.0 + SLOPES[s.parameterization.name] * math.log2(s.model.depth / 3)
+    def at(point):
+        return -1.0 + SLOPES[point.parameterization] * math.log2(point.depth / 3)
 
     rng, rows = np.random.default_rng(0), []
-    for trial in trials(settings):
-        x = math.log2(trial.learning_rate) - (optimum or at)(trial.settings)
+    for trial in trials(study):
+        x = math.log2(trial.learning_rate) - (optimum or at)(trial.point)
         loss = 0.1 * math.exp(0.1 * x * x + noise * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
         rows.append(
@@ -67,21 +68,20 @@ def add(store, rows, trial, step, loss):
     store.close()
 
 
-def updates(settings, slope):
+def updates(study, slope):
     """Calibrations whose learning rate goes as depth^slope; relative to the layers as depth^(slope / 2)."""
     found = {}
-    for curve in curves_along_depth(settings).values():
-        depth = curve.model.depth
-        s = np.full((3, depth + 1), float(depth) ** (-2 * slope))
-        found[calibration.key(curve)] = MaximalUpdate(s, np.sqrt(s))
+    for point in curves_along_depth(study).values():
+        s = np.full((3, point.depth + 1), float(point.depth) ** (-2 * slope))
+        found[calibration.key(study, point)] = MaximalUpdate(s, np.sqrt(s))
     return found
 
 
 @pytest.fixture(scope="module")
 def judged():
-    settings = tiny.settings(**GRID)
-    rows = planted(settings)
-    return settings, rows, judge(rows, settings, updates(settings, -1.0))
+    study = tiny.study(**GRID)
+    rows = planted(study)
+    return study, rows, judge(rows, study, updates(study, -1.0))
 
 
 def test_laws_and_rules(judged):
@@ -106,9 +106,9 @@ def test_laws_and_rules(judged):
 
 def test_an_edge_outside_the_grid():
     """Above it, or below it where nothing trains."""
-    settings = tiny.settings(**GRID)
+    study = tiny.study(**GRID)
     best = {3: -1, 4: -2, 6: -3, 8: 4, 24: -20}
-    curves = judge(planted(settings, lambda s: best[s.model.depth]), settings)
+    curves = judge(planted(study, lambda point: best[point.depth]), study)
     for row in page.edges(curves):
         assert [row[size] for size in ("3", "8", "24")] == ["1.50", "above", "none"]
     assert "at depth (above: beyond the grid; none: no value trains every seed)" in page.verdict_table(curves)
@@ -125,46 +125,46 @@ def test_rule_table(judged):
 
 
 def test_without_calibration_there_is_no_such_rule(judged):
-    settings, rows, _ = judged
-    names = [rule.name for rule in judge(rows, settings)[0].laws.rules]
+    study, rows, _ = judged
+    names = [rule.name for rule in judge(rows, study)[0].laws.rules]
     assert names == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted"]
 
 
 def test_by_accuracy(judged):
     """The same optimum by another measure; the cap is that of guessing."""
     _, rows, curves = judged
-    settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
-    found = judge(rows, settings)
+    study = tiny.study(**GRID, sweep__judge_by="validation_accuracy")
+    found = judge(rows, study)
     for one, other in zip(found, curves, strict=True):
         assert one.chance == 0.9
         assert np.log2(one.result.optimal_lr) == pytest.approx(np.log2(other.result.optimal_lr), abs=0.2)
         assert one.result.optimal_lr != other.result.optimal_lr
-    settings = tiny.settings(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
+    study = tiny.study(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
     own = rows[rows["depth"] == 3]
     best = own[(own["parameterization"] == "mup") & ~own["diverged"]]["validation_accuracy"].max()
-    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(own, settings), re.M)[1])
+    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(own, study), re.M)[1])
     assert shown == pytest.approx(best, abs=0.01)
     lucky = own.assign(validation_accuracy=own["validation_accuracy"].where(~own["diverged"].astype(bool), 1.0))
-    assert page.best_table(lucky, settings) == page.best_table(own, settings)
+    assert page.best_table(lucky, study) == page.best_table(own, study)
 
 
 def test_another_hyperparameter_has_a_verdict_of_its_own():
     """At the learning rate that is best at the smallest size; momentum as the inverse of its number of steps."""
     axes = "parameterization.gamma0 = log(0.125, 8, 7); optimizer.momentum = 0.5, 0.75, 0.875, 0.9375, 0.96875, 0.98438"
-    settings = tiny.settings(**{**GRID, "sweep__optimizers": ("momentum",), "sweep__depths": (2, 4, 8),
-                                "sweep__log2_learning_rates": {"momentum": (-4.0, 1.0)}, "sweep__per_octave": 1},
-                             sweep__axes=axes)  # fmt: skip
+    study = tiny.study(**{**GRID, "sweep__optimizers": ("momentum",), "sweep__depths": (2, 4, 8),
+                          "sweep__log2_learning_rates": {"momentum": (-4.0, 1.0)}, "sweep__per_octave": 1},
+                       sweep__axes=axes)  # fmt: skip
     rng, rows = np.random.default_rng(0), []
-    for trial in trials(settings):
-        s, depth = trial.settings, math.log2(trial.settings.model.depth / 2)
+    for trial in trials(study):
+        leaves, depth = trial.leaves, math.log2(trial.point.depth / 2)
         x = math.log2(trial.learning_rate) + 1 + depth  # best at 1/2 at the smallest size
         # Its optimum doubles with depth, and is 1 at that learning rate and size.
-        gamma = math.log2(s.parameterization.gamma0) - depth - (math.log2(trial.learning_rate) + 1)
-        time = math.log2(1 - s.optimizer.momentum) + 3  # stays at 7/8
+        gamma = math.log2(leaves["parameterization.gamma0"]) - depth - (math.log2(trial.learning_rate) + 1)
+        time = math.log2(1 - leaves["optimizer.momentum"]) + 3  # stays at 7/8
         loss = 0.1 * math.exp(0.1 * (x * x + gamma * gamma + time * time) + 0.01 * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
         rows.append({**columns, "key": trial.key, "loss": loss, "diverged": False})
-    found = judge(pandas.DataFrame(rows), settings)
+    found = judge(pandas.DataFrame(rows), study)
     of_gamma = [c for c in found if c.hyperparameter == "gamma0"]
     of_momentum = [c for c in found if c.hyperparameter == "1 - momentum"]
     assert {len(c.result.losses[0]) for c in of_gamma} == {7}
@@ -179,10 +179,10 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
 
 def test_the_line_of_chance():
     """It is drawn where a curve comes near it; far above all curves it would leave them a strip."""
-    settings = tiny.settings(**GRID)
-    rows = planted(settings)
+    study = tiny.study(**GRID)
+    rows = planted(study)
     rows = rows.assign(loss=1 + 0.1 * np.abs(np.log2(rows["learning_rate"])), diverged=False)  # at most 2.2
-    curves = judge(rows, settings)
+    curves = judge(rows, study)
 
     def lines(chance):
         panel = figures.loss_curves([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
@@ -194,7 +194,7 @@ def test_the_line_of_chance():
 
 def test_the_page(judged, tmp_path):
     """Every picture once, every verdict and rule; strange names are text; learning curves, where there are some."""
-    settings, rows, curves = judged
+    study, rows, curves = judged
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
@@ -202,7 +202,7 @@ def test_the_page(judged, tmp_path):
     loss = (ends[trial] + np.exp(-step / 8)).astype(np.float32)
     add(store, rows, trial, step, loss)
     curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
-    text = page.write(curves, rows, settings, tmp_path, "main.py sweep --config='<b>'").read_text()
+    text = page.write(curves, rows, study, tmp_path, "main.py sweep --config='<b>'").read_text()
     text, _, _ = text.rpartition("<script>")  # what follows is Plotly
     names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
     assert {path.stem for path in tmp_path.glob("*.png")} == names
@@ -221,7 +221,7 @@ def test_the_page(judged, tmp_path):
     assert summary["sweeps"][0]["power_law"]["exponent"] == curves[0].laws.power_law.exponent
     assert summary["sweeps"][0]["rules"]["L^-1"]["octaves_off"] == curves[0].laws.rules[1].octaves_off
     odd = dataclasses.replace(curves[0], result=curves[0].result._replace(regret=[math.inf, math.nan]))
-    assert json.dumps(page.summary([odd], settings), allow_nan=False)  # null, since JSON has no infinity
+    assert json.dumps(page.summary([odd], study), allow_nan=False)  # null, since JSON has no infinity
 
 
 def test_when_the_optimum_settles(judged, tmp_path):
@@ -245,26 +245,26 @@ def test_when_the_optimum_settles(judged, tmp_path):
 
 
 def test_rows_alone_make_a_report(judged, tmp_path):
-    settings, rows, curves = judged
-    assert page.write(curves, rows, settings, tmp_path, "").exists()
+    study, rows, curves = judged
+    assert page.write(curves, rows, study, tmp_path, "").exists()
     assert not (tmp_path / "curves_over_depth.png").exists()
 
 
 def test_when_it_settles_by_accuracy(judged, tmp_path):
     """Training losses are capped as losses, whatever is minimized."""
     _, rows, _ = judged
-    settings = tiny.settings(**GRID, sweep__judge_by="validation_accuracy")
+    study = tiny.study(**GRID, sweep__judge_by="validation_accuracy")
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
     ends = (1.2 + rows["loss"]).to_numpy(np.float32)
     add(store, rows, trial, step, ends)
-    assert None not in LearningCurves(tmp_path).settles(judge(rows, settings)[1])
+    assert None not in LearningCurves(tmp_path).settles(judge(rows, study)[1])
 
 
 def test_an_axis_that_some_parameterizations_do_not_have():
     axes = "parameterization.alpha = 0.5, 0.6, 0.7, 0.8, 0.9"
-    settings = tiny.settings(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes)
-    found = judge(planted(settings), settings)
+    study = tiny.study(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes)
+    found = judge(planted(study), study)
     assert {c.parameterization for c in found if c.hyperparameter == "alpha"} == {"depth_mup"}
     assert len([c for c in found if c.parameterization == "mup"]) == 1
 
@@ -273,17 +273,20 @@ def test_an_adaptive_sweep_with_another_axis():
     """The best rate of the smallest size need not be there at all values of it: then it has no verdict of its own."""
     axes = "parameterization.gamma0 = 0.25, 0.5, 1.0, 2.0, 4.0"
     grid = {**GRID, "sweep__depths": (2, 4, 8), "sweep__parameterizations": ("mup",), "sweep__adaptive": True}
-    settings = tiny.settings(**grid, sweep__axes=axes)
-    table = planted(settings, lambda s: -2 - 1.5 * math.log2(
-        s.model.depth / 2) + 2 * math.log2(s.parameterization.gamma0))  # fmt: skip
+    study = tiny.study(**grid, sweep__axes=axes)
+
+    def optimum(point):
+        return -2 - 1.5 * math.log2(point.depth / 2) + 2 * math.log2(point.leaves["parameterization.gamma0"])
+
+    table = planted(study, optimum)
     full = {row["key"]: row for row in table.to_dict("records")}
-    rows, search = {}, Search(settings)
+    rows, search = {}, Search(study)
     while more := search.next_trials(rows):
         rows |= {
             t.key: full.get(t.key)
             or {**{column(k): v for k, v in t.leaves.items()}, "key": t.key, "loss": None, "diverged": True}
             for t in more
         }
-    found = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), settings)
+    found = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), study)
     assert len([c for c in found if c.hyperparameter == "learning_rate"]) == 5
     assert not [c for c in found if c.hyperparameter == "gamma0"]

@@ -1,6 +1,5 @@
 """Rows survive kills, are the same after any interruption, and become the documented files."""
 
-import dataclasses
 import html
 import itertools
 import json
@@ -22,20 +21,21 @@ from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
 from depthmup.trials.group import GroupCheckpoints, Runner
 from depthmup.trials.history import History
-from depthmup.trials.plan import SCHEMA, Group, axes, count, grouped, identity, learning_rates, shapes, trials
+from depthmup.trials.plan import Group, count, grouped, learning_rates, shapes, sizes, trials
 from depthmup.trials.store import Finished, Store
+from depthmup.trials.study import SCHEMA
 from tests import tiny
 
 
-def run(settings, workdir, **options):
-    return train(settings, workdir, progress=False, **options)
+def run(study, workdir, **options):
+    return train(study, workdir, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """(workdir, rows) of the tiny sweep, uninterrupted."""
     workdir = tmp_path_factory.mktemp("sweep")
-    return workdir, run(tiny.settings(), workdir)
+    return workdir, run(tiny.study(), workdir)
 
 
 def lines(workdir):
@@ -69,33 +69,33 @@ def assert_same_curves(workdir, other, keys):
 
 
 def test_plan():
-    settings = tiny.settings()
-    assert shapes(settings) == [(8, 2), (16, 2), (16, 4)]
-    assert learning_rates(settings, "sgd") == (2**-4, 2**-3, 2**-2, 2**-1, 1, 2)
-    plan = trials(settings)
+    study = tiny.study()
+    assert shapes(study) == [(8, 2), (16, 2), (16, 4)]
+    assert learning_rates(study, "sgd") == (2**-4, 2**-3, 2**-2, 2**-1, 1, 2)
+    plan = trials(study)
     assert (
         len({t.key for t in plan}) == len(plan) == 3 * 2 * 3 * 6 * 2
     )  # shapes, optimizers, parameterizations, LRs, seeds
-    groups = grouped(plan, lambda program: 20)
+    groups = grouped(study, plan, lambda program: 20)
     assert [len(group.trials) for group in groups] == [20, 16] * 6  # one program per shape and optimizer
     assert [trial for group in groups for trial in group.trials] == plan
-    assert {trial.settings.seed for trial in trials(tiny.settings(seed=3))} == {3, 4}
-    assert [axis for axis, _ in axes(settings)] == ["depth", "width"]
-    assert [axis for axis, _ in axes(tiny.settings(sweep__depths=(2,)))] == ["width"]
+    assert {trial.seed for trial in trials(tiny.study(seed=3))} == {3, 4}
+    assert [axis for axis, _ in sizes(study)] == ["depth", "width"]
+    assert [axis for axis, _ in sizes(tiny.study(sweep__depths=(2,)))] == ["width"]
 
 
 def test_the_wrapper_is_the_configs():
     for wrapper in ("pmap", "jit"):
-        group = grouped(trials(tiny.settings(parallel__wrapper=wrapper)), lambda program: 2)[0]
+        group = tiny.groups(2, parallel__wrapper=wrapper)[0]
         assert Runner().loop(group).placement.wrapper == wrapper
 
 
 def test_every_row_has_every_setting(finished):
     _, rows = finished
-    settings = tiny.settings()
-    assert [row["key"] for row in rows] == [trial.key for trial in trials(settings)]
-    expected = {"key", "schema", "steps", *(column(key) for key in flat(settings))}
-    assert len(expected) == 3 + len(flat(settings))  # no two settings have one name
+    study = tiny.study()
+    assert [row["key"] for row in rows] == [trial.key for trial in trials(study)]
+    expected = {"key", "schema", "steps", *(column(key) for key in flat(study.settings))}
+    assert len(expected) == 3 + len(flat(study.settings))  # no two settings have one name
     expected |= {"last_loss", "mean_loss"}
     expected |= {f"{split}{name}" for split in ("", "validation_", "test_") for name in ("loss", "accuracy")}
     assert set(rows[0]) == {*expected, "diverged"}
@@ -106,11 +106,11 @@ def test_every_row_has_every_setting(finished):
 
 def test_a_key_is_all_of_the_settings():
     """Another value of anything that decides a training is another key, of anything else the same."""
-    first = trials(tiny.settings())[0].key
+    first = trials(tiny.study())[0].key
     others = {"label_noise": 0.1, "data__seed": 1, "model__norm": "layer", "optimizer__momentum": 0.5, "epochs": 1.0}
-    assert len({first, *(trials(tiny.settings(**{k: v}))[0].key for k, v in others.items())}) == 1 + len(others)
+    assert len({first, *(trials(tiny.study(**{k: v}))[0].key for k, v in others.items())}) == 1 + len(others)
     same = {"log_every": 3, "data__workers": 4, "data__data_dir": "/x", "sweep__seeds": 3, "checkpoint__every": "never"}
-    assert {first} == {trials(tiny.settings(**{k: v}))[0].key for k, v in same.items()}
+    assert {first} == {trials(tiny.study(**{k: v}))[0].key for k, v in same.items()}
 
 
 def test_load(finished):
@@ -155,7 +155,7 @@ def test_parameterizations_are_one_network_at_the_base(finished):
 def test_a_finished_sweep_does_nothing_again(finished, trained):
     workdir, rows = finished
     before = {path: path.read_bytes() for path in (workdir / "groups").iterdir()}
-    assert run(tiny.settings(), workdir) == rows
+    assert run(tiny.study(), workdir) == rows
     assert trained == []
     assert {path: path.read_bytes() for path in (workdir / "groups").iterdir()} == before
 
@@ -169,10 +169,10 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path, trained):
     cut.write_bytes(cut.read_bytes()[:-100])
     own = pandas.read_parquet(partial).key.tolist()
     partial.unlink()
-    store = Store(tmp_path, identity(tiny.settings()))
+    store = Store(tmp_path, tiny.study().identity)
     store.add([Finished(row) for row in rows if row["key"] in own[:3] + own[5:]])
     store.close()
-    assert run(tiny.settings(), tmp_path) == rows
+    assert run(tiny.study(), tmp_path) == rows
     assert sorted(len(group.trials) for group in trained) == [2, 36, 36]
     assert sorted(lines(tmp_path)) == sorted(lines(workdir))
 
@@ -180,7 +180,7 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path, trained):
 def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch, capsys):
     """From the checkpoint of the trials that it was at; nothing of it is left at the end."""
     workdir, rows = finished
-    settings = tiny.settings(checkpoint__every="4 steps", sweep__optimizers=("adam",), sweep__widths=())
+    study = tiny.study(checkpoint__every="4 steps", sweep__optimizers=("adam",), sweep__widths=())
     expected = [row for row in rows if (row["optimizer"], row["width"]) == ("adam", 16)]
     save, number = GroupCheckpoints.save, itertools.count(1)
 
@@ -192,10 +192,10 @@ def test_a_stopped_sweep_goes_on_within_a_group(finished, tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr(GroupCheckpoints, "save", save_and_stop)
         with pytest.raises(Stopped, match="by SIGTERM at step 8: saved, the same command goes on from there"):
-            run(settings, tmp_path)
+            run(study, tmp_path)
     assert len(lines(tmp_path)) == len(expected) / 2
     assert list((tmp_path / "unfinished").glob("*/checkpoints/8"))
-    assert train(settings, tmp_path) == expected
+    assert train(study, tmp_path) == expected
     assert "going on from step 8" in capsys.readouterr().out
     assert not (tmp_path / "unfinished").exists()
     assert_same_curves(tmp_path, workdir, [row["key"] for row in expected])
@@ -211,7 +211,7 @@ def test_a_stopped_sweep_finishes_its_group(finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Runner, "train", stop_and_train)
     with pytest.raises(Stopped, match="by SIGINT after sgd sp mup depth_mup width 8 depth 2: the same command goes on"):
-        run(tiny.settings(), tmp_path)
+        run(tiny.study(), tmp_path)
     assert [json.loads(line) for line in lines(tmp_path)] == finished[1][:36]
 
 
@@ -221,12 +221,12 @@ def test_another_config_is_refused(finished):
     with pytest.raises(
         WorkdirError, match=r"another config: optimizer.weight_decay was 0.0, now it is 0.1. Give another"
     ):
-        run(tiny.settings(optimizer__weight_decay=0.1), workdir)
+        run(tiny.study(optimizer__weight_decay=0.1), workdir)
     assert (workdir / "settings.json").read_text() == before
     swept, where = {"optimizer__learning_rate": 9.0, "parameterization__name": "sp"}, {"data__data_dir": "/elsewhere"}
     for decides_no_row in ({"log_every": 3}, swept, where, {"data__workers": 4}, {"parallel__wrapper": "jit"}):
-        assert identity(tiny.settings(**decides_no_row)) == identity(tiny.settings())
-    assert identity(tiny.settings(data__seed=1)) != identity(tiny.settings())
+        assert tiny.study(**decides_no_row).identity == tiny.study().identity
+    assert tiny.study(data__seed=1).identity != tiny.study().identity
 
 
 def test_a_sweep_can_be_extended(finished, tmp_path, trained):
@@ -234,10 +234,10 @@ def test_a_sweep_can_be_extended(finished, tmp_path, trained):
     workdir, rows = finished
     copy(workdir, tmp_path)
     own = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))
-    more = run(tiny.settings(sweep__seeds=3, **own), tmp_path)
+    more = run(tiny.study(sweep__seeds=3, **own), tmp_path)
     assert len(more) == 3 * 6 * 3
     assert [(len(group.trials), group.size) for group in trained] == [(18, 54)]
-    assert {t.settings.seed for t in trained[0].trials} == {2}
+    assert {t.seed for t in trained[0].trials} == {2}
     assert set(lines(workdir)) < set(lines(tmp_path))
     old = {row["key"]: row for row in rows}
     assert sum(row["key"] in old and old[row["key"]] == row for row in more) == 36
@@ -246,20 +246,20 @@ def test_a_sweep_can_be_extended(finished, tmp_path, trained):
 def test_another_hyperparameter_at_one_learning_rate(tmp_path):
     """Its optimum is judged, the learning rate's is not; the report has its pictures."""
     axes = "optimizer.learning_rate = 0.25; parameterization.gamma0 = log(0.125, 8, 7)"
-    settings = tiny.settings(
+    study = tiny.study(
         sweep__axes=axes,
         sweep__parameterizations=("depth_mup",),
         sweep__optimizers=("sgd",),
         sweep__widths=(),
         epochs=1.0,
     )
-    assert len(trials(settings)) == 7 * 2 * 2
-    sweep.run(settings, tmp_path, progress=False)
-    (found,) = judge(sweep.load(tmp_path), settings)
+    assert len(trials(study)) == 7 * 2 * 2
+    sweep.run(study, tmp_path, progress=False)
+    (found,) = judge(sweep.load(tmp_path), study)
     assert (found.hyperparameter, len(found.result.learning_rates[0])) == ("gamma0", 7)
     assert (tmp_path / "loss_over_depth_gamma0.png").exists()
     assert not (tmp_path / "loss_over_depth.png").exists()
-    few = tiny.settings(sweep__axes="optimizer.learning_rate = 0.25; parameterization.gamma0 = 1, 2")
+    few = tiny.study(sweep__axes="optimizer.learning_rate = 0.25; parameterization.gamma0 = 1, 2")
     with pytest.raises(SettingsError, match=r"needs 5 values or more for an optimum, unless another traced number"):
         trials(few)
 
@@ -267,21 +267,13 @@ def test_another_hyperparameter_at_one_learning_rate(tmp_path):
 def test_axes_of_the_config(tmp_path):
     """Traced axes share a program, shape axes do not; each value is a curve of its own with its own verdict."""
     axes = "parameterization.gamma0 = 0.5, 1; epochs = 0.25, 0.5; label_noise = 0, 0.5"
-    settings = tiny.settings(
-        sweep__axes=axes,
-        sweep__parameterizations=("mup",),
-        sweep__optimizers=("sgd",),
-        sweep__widths=(),
-        sweep__seeds=1,
-    )
-    plan = trials(settings)
+    own = dict(sweep__parameterizations=("mup",), sweep__optimizers=("sgd",), sweep__widths=(), sweep__seeds=1)
+    study, more = tiny.study(sweep__axes=axes, **own), tiny.study(sweep__axes=f"{axes}; model.norm=none,layer", **own)
+    plan = trials(study)
     assert len(plan) == 2 * 6 * 2**3
-    assert len(grouped(plan, lambda program: 100)) == 2 * 2  # depths, and noise or none
-    more = dataclasses.replace(
-        settings, sweep=dataclasses.replace(settings.sweep, axes=f"{axes}; model.norm=none,layer")
-    )
-    assert len(grouped(trials(more), lambda program: 100)) == 2 * 2 * 2
-    rows = run(settings, tmp_path)
+    assert len(grouped(study, plan, lambda program: 100)) == 2 * 2  # depths, and noise or none
+    assert len(grouped(more, trials(more), lambda program: 100)) == 2 * 2 * 2
+    rows = run(study, tmp_path)
     table = sweep.load(tmp_path)
     assert table.groupby(["gamma0", "epochs", "label_noise", "depth"]).size().tolist() == [6] * 2**4
     assert sorted(set(zip(table.epochs, table.steps, strict=True))) == [(0.25, 6), (0.5, 11)]
@@ -289,24 +281,24 @@ def test_axes_of_the_config(tmp_path):
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
-    found = judge(pandas.DataFrame(rows), settings)
+    found = judge(pandas.DataFrame(rows), study)
     assert len(found) == 2**3
     assert found[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
     assert found[0].name in page.verdict_table(found)
-    alone = next(t for t in plan if t.settings.epochs == 0.25 and t.settings.label_noise == 0)
-    first = tiny.settings(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
+    alone = next(t for t in plan if t.point.leaves["epochs"] == 0.25 and t.point.leaves["label_noise"] == 0)
+    first = tiny.study(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
     assert alone.key in {trial.key for trial in trials(first)}
 
 
 def test_the_best_of_one_shape(finished, tmp_path):
     """Without an axis of sizes there is no transfer to judge: the best rates are what is said."""
     _, rows = finished
-    settings = tiny.settings(sweep__depths=(2,), sweep__widths=(), model__width=8)
+    study = tiny.study(sweep__depths=(2,), sweep__widths=(), model__width=8)
     table = pandas.DataFrame(rows)
     own = table[(table.width == 8) & (table.depth == 2)]
-    assert judge(own, settings) == []
-    text = page.best_table(own, settings)
-    assert text in html.unescape(page.write([], own, settings, tmp_path, "").read_text())
+    assert judge(own, study) == []
+    text = page.best_table(own, study)
+    assert text in html.unescape(page.write([], own, study, tmp_path, "").read_text())
     of_sgd = own[(own.optimizer == "sgd") & (own.parameterization == "mup")]
     mean = of_sgd.groupby("learning_rate").loss.mean()
     line = next(line for line in text.splitlines() if line.startswith("sgd mup"))
@@ -314,9 +306,9 @@ def test_the_best_of_one_shape(finished, tmp_path):
 
 
 def test_report(finished, tmp_path):
-    table, settings = pandas.DataFrame(finished[1]), tiny.settings()
-    curves = judge(table, settings)
-    path = page.write(curves, table, settings, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
+    table, study = pandas.DataFrame(finished[1]), tiny.study()
+    curves = judge(table, study)
+    path = page.write(curves, table, study, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
     names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -341,7 +333,7 @@ def test_report(finished, tmp_path):
 def test_report_judges_by_the_rows(finished):
     """The verdict of a curve is that of `fit.transfer` on its rows."""
     _, rows = finished
-    curves = judge(pandas.DataFrame(rows), tiny.settings())
+    curves = judge(pandas.DataFrame(rows), tiny.study())
     curve = next(c for c in curves if (c.axis, c.optimizer) == ("depth", "adam"))
     own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
     result = fit.transfer(own, "depth", cap=2.302585092994046)
@@ -355,7 +347,7 @@ def test_report_judges_by_the_rows(finished):
 
 def test_report_without_any_optimum(tmp_path):
     """Learning rates that are all too small: verdicts, pictures and files come out all the same."""
-    settings = tiny.settings(sweep__optimizers=("sgd",))
+    study = tiny.study(sweep__optimizers=("sgd",))
     rows = [
         {
             **{column(k): v for k, v in t.leaves.items()},
@@ -363,21 +355,21 @@ def test_report_without_any_optimum(tmp_path):
             "loss": 2.0 - t.learning_rate / 10,
             "diverged": False,
         }
-        for t in trials(settings)
+        for t in trials(study)
     ]
     table = pandas.DataFrame(rows)
-    curves = judge(table, settings)
+    curves = judge(table, study)
     assert {c.result.verdict for c in curves} == {"undecided"}
     assert page.answers(curves).startswith(
         "sgd, sp, depth 2 to 4: undecided: depth 2 has no best learning rate: at the upper edge of the grid"
     )
-    assert page.write(curves, table, settings, tmp_path, "").exists()
+    assert page.write(curves, table, study, tmp_path, "").exists()
 
 
 def test_settings_of_one_parameterization_are_not_given_to_others():
-    plan = trials(tiny.settings(parameterization__name="am_mup", parameterization__lr_depth=-1.0,
+    plan = trials(tiny.study(parameterization__name="am_mup", parameterization__lr_depth=-1.0,
                                 sweep__parameterizations=("am_mup", "sp"), sweep__optimizers=("sgd",)))  # fmt: skip
-    assert {t.settings.parameterization.name: t.settings.parameterization.lr_depth for t in plan} == {
+    assert {t.point.parameterization: t.point.leaves["parameterization.lr_depth"] for t in plan} == {
         "am_mup": -1.0,
         "sp": None,
     }
@@ -386,7 +378,7 @@ def test_settings_of_one_parameterization_are_not_given_to_others():
 def test_a_checkpoint_of_a_group(tmp_path):
     """It brings back the learning curves so far. Groups of another size do not see it, those of another program start
     anew."""
-    group, said = grouped(trials(tiny.settings()), lambda program: 6)[0], []
+    group, said = tiny.groups(6)[0], []
     history = History(6, 11)
     history.add(4, {name: np.random.default_rng(0).random((6, 4)) for name in ("loss", "grad_norm")})
     history.measure(2, {"kernels": np.ones((6, 3))})
@@ -402,7 +394,7 @@ def test_a_checkpoint_of_a_group(tmp_path):
     assert kept.resume({"w": np.zeros(6)}, History(6, 11)) is None
     kept.save(4, {"w": np.ones(6)}, more=history.arrays(4))
     kept.close()
-    assert resume(Group(group.trials, 4), {"w": np.zeros(4)})[0] is None
+    assert resume(Group(group.trials, 4, group.study), {"w": np.zeros(4)})[0] is None
     assert said == []
     (step, state), own = resume(group, {"w": np.zeros(6)})
     assert (step, state["w"].tolist()) == (4, [1.0] * 6)
@@ -430,7 +422,7 @@ def test_a_learning_curve_is_its_trials_own():
 
 
 def test_losses_that_are_swept_have_their_own_chance():
-    settings = tiny.settings(sweep__axes="loss = cross_entropy, mse", sweep__optimizers=("sgd",), sweep__widths=())
+    study = tiny.study(sweep__axes="loss = cross_entropy, mse", sweep__optimizers=("sgd",), sweep__widths=())
     rows = [
         {
             **{column(k): v for k, v in t.leaves.items()},
@@ -438,16 +430,16 @@ def test_losses_that_are_swept_have_their_own_chance():
             "loss": 0.3 + abs(math.log2(t.learning_rate) + 2),
             "diverged": False,
         }
-        for t in trials(settings)
+        for t in trials(study)
     ]
-    chances = {c.variant: c.chance for c in judge(pandas.DataFrame(rows), settings)}
+    chances = {c.variant: c.chance for c in judge(pandas.DataFrame(rows), study)}
     assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
 
 
 def test_alpha_is_not_given_to_those_without_one():
     """Else sp and mup would be depth-scaled under their own names."""
-    plan = [t.settings.parameterization for t in trials(tiny.settings(parameterization__alpha=1.0))]
-    assert {parameterization.name: parameterization.alpha for parameterization in plan} == {
+    plan = trials(tiny.study(parameterization__alpha=1.0))
+    assert {t.point.parameterization: t.point.leaves["parameterization.alpha"] for t in plan} == {
         "sp": None,
         "mup": None,
         "depth_mup": 1.0,
@@ -495,7 +487,7 @@ def shared(devices, **overrides):
 def test_what_cannot_be_run(overrides, options, says, tmp_path):
     """Before anything is compiled or written."""
     with pytest.raises(SettingsError, match=says):
-        run(tiny.settings(**overrides), tmp_path / "x", **options)
+        run(tiny.study(**overrides), tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 
 
@@ -524,24 +516,24 @@ def test_what_cannot_be_run(overrides, options, says, tmp_path):
 )
 def test_count(overrides):
     """Of the plan's trials, each once, without making them."""
-    settings = tiny.settings(**overrides)
-    assert count(settings) == len(trials(settings))
+    study = tiny.study(**overrides)
+    assert count(study) == len(trials(study))
 
 
 def test_a_large_plan_is_refused_before_its_trials_are_made(monkeypatch, tmp_path):
-    monkeypatch.setattr("depthmup.trials.engine.trials", lambda settings: pytest.fail("trials are made"))
-    settings = tiny.settings(sweep__seeds=1_000_000)
-    for refused in (lambda: run(settings, tmp_path), lambda: sweep.cost(settings)):
+    monkeypatch.setattr("depthmup.trials.engine.trials", lambda study: pytest.fail("trials are made"))
+    study = tiny.study(sweep__seeds=1_000_000)
+    for refused in (lambda: run(study, tmp_path), lambda: sweep.cost(study)):
         with pytest.raises(SettingsError, match=r"would have 108,000,000 trials, more than sweep.max_trials = 20,000"):
             refused()
 
 
 def test_yes_runs_a_large_plan(finished):
     workdir, rows = finished
-    assert run(tiny.settings(sweep__max_trials=100), workdir, yes=True) == rows
+    assert run(tiny.study(sweep__max_trials=100), workdir, yes=True) == rows
 
 
 def test_parameterization_without_a_rule_for_the_optimizer(tmp_path):
     with pytest.raises(SettingsError, match="sweep: am_mup is defined for the sgd family only"):
-        run(tiny.settings(sweep__parameterizations=("am_mup",)), tmp_path / "x")
+        run(tiny.study(sweep__parameterizations=("am_mup",)), tmp_path / "x")
     assert not (tmp_path / "x").exists()

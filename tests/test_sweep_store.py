@@ -11,8 +11,9 @@ from depthmup import sweep
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import SCHEMA, grouped, identity, part, trials
+from depthmup.trials.plan import grouped, part, trials
 from depthmup.trials.store import Claims, Finished, Store
+from depthmup.trials.study import SCHEMA
 from tests import tiny
 
 ONE = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))  # one program, 36 trials
@@ -34,7 +35,7 @@ def files(workdir):
 def opened():
     """A function that opens the store of a workdir; all are closed."""
     with contextlib.ExitStack() as stack:
-        yield lambda workdir: stack.enter_context(contextlib.closing(Store(workdir, identity(tiny.settings(**ONE)))))
+        yield lambda workdir: stack.enter_context(contextlib.closing(Store(workdir, tiny.study(**ONE).identity)))
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:100], lambda content: b"", lambda content: b"nonsense"])
@@ -148,7 +149,7 @@ def test_rows_that_were_copied_alone(tmp_path):
         with pytest.raises(WorkdirError, match="holds no"):
             about(tmp_path)
     with pytest.raises(WorkdirError, match=r"results.jsonl but no settings.json"):
-        Store(tmp_path, identity(tiny.settings()))
+        Store(tmp_path, tiny.study().identity)
     exported.write_text('{"key": "a"}\nnonsense\n')
     with pytest.raises(WorkdirError, match="line 2 is not a JSON object: delete that line"):
         sweep.load(tmp_path)
@@ -166,16 +167,17 @@ def test_another_schema_is_refused(opened, tmp_path):
 def test_groups_without_settings_are_refused(tmp_path):
     (tmp_path / "groups").mkdir()
     with pytest.raises(WorkdirError, match=r"groups but no settings.json"):
-        Store(tmp_path, identity(tiny.settings()))
+        Store(tmp_path, tiny.study().identity)
     (tmp_path / "settings.json").write_text('{"a": ')
     with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
-        Store(tmp_path, identity(tiny.settings()))
+        Store(tmp_path, tiny.study().identity)
 
 
 def test_claims(opened, tmp_path):
     """What one process is at no other takes, whatever its groups are, until it is done or gone."""
-    plan = trials(tiny.settings(**ONE))
-    groups, others = (grouped(plan, lambda program, size=size: size) for size in (10, 16))
+    study = tiny.study(**ONE)
+    plan = trials(study)
+    groups, others = (grouped(study, plan, lambda program, size=size: size) for size in (10, 16))
     first_store, second_store = opened(tmp_path), opened(tmp_path)
     first, second = Claims(first_store, tmp_path), Claims(second_store, tmp_path)
     _, mine = first.take(groups)
@@ -200,29 +202,30 @@ def test_claims(opened, tmp_path):
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_parts_are_the_plan(count):
     """All of it, once, in parts as equal as can be, of every program and so of every shape."""
-    plan = trials(tiny.settings())
-    parts = [part(plan, i, count) for i in range(count)]
+    study = tiny.study()
+    plan = trials(study)
+    parts = [part(study, plan, i, count) for i in range(count)]
     assert sorted(t.key for own in parts for t in own) == sorted(t.key for t in plan)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    for program in {trial.program for trial in plan}:
-        sizes = [sum(trial.program == program for trial in own) for own in parts]
+    for program in {trial.point.program for trial in plan}:
+        sizes = [sum(trial.point.program == program for trial in own) for own in parts]
         assert max(sizes) - min(sizes) <= 1
-    assert part(plan, 0, 1) == plan
+    assert part(study, plan, 0, 1) == plan
 
 
 def test_parts_and_their_merge(tmp_path, monkeypatch):
     """Each part in a workdir of its own. Without a shard all files that were copied together are taken in, and nothing
     is trained again."""
-    settings = tiny.settings(**ONE, sweep__seeds=1)
-    whole = train(settings, tmp_path / "whole", progress=False)
-    parts = [train(settings, tmp_path / str(i), shard=(i, 2), progress=False) for i in range(2)]
+    study = tiny.study(**ONE, sweep__seeds=1)
+    whole = train(study, tmp_path / "whole", progress=False)
+    parts = [train(study, tmp_path / str(i), shard=(i, 2), progress=False) for i in range(2)]
     assert [len(rows) for rows in parts] == [9, 9]
     for path in files(tmp_path / "1"):
         shutil.copy(path, tmp_path / "0" / "groups")
     monkeypatch.setattr(Runner, "train", lambda *_: pytest.fail("trained again"))
-    result = sweep.run(settings, tmp_path / "0", shard=(1, 2), progress=False)  # a part sees the others' rows
+    result = sweep.run(study, tmp_path / "0", shard=(1, 2), progress=False)  # a part sees the others' rows
     assert (len(result.rows), result.page) == (18, None)
-    assert train(settings, tmp_path / "0", progress=False) == whole
+    assert train(study, tmp_path / "0", progress=False) == whole
     assert len(sweep.load(tmp_path / "0")) == 18
     exported = (tmp_path / "0" / "results.jsonl").read_text().splitlines()
     assert sorted(exported) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())

@@ -9,7 +9,7 @@ import pytest
 
 from depthmup.data import NONE
 from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
-from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.build import examples
 from depthmup.train.trainable import diverged
 from depthmup.trials.plan import trials
 from tests import tiny
@@ -21,27 +21,27 @@ STEPS = 11
 @pytest.fixture(scope="module")
 def groups():
     """{parameterization: its trials of one shape}: 22 each, two seeds of eleven learning rates."""
-    settings = tiny.settings(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
+    study = tiny.study(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
     result = {}
-    for trial in trials(settings):
-        if trial.settings.model.depth == 4 and trial.settings.optimizer.name == "sgd":
-            result.setdefault(trial.settings.parameterization.name, []).append(trial.settings)
+    for trial in trials(study):
+        if trial.point.depth == 4 and trial.point.optimizer == "sgd":
+            result.setdefault(trial.point.parameterization, []).append(trial)
     return result
 
 
 @pytest.fixture(scope="module")
 def hypers(groups):
-    return {name: [hyper_of(settings) for settings in group] for name, group in groups.items()}
+    return {name: [trial.hyper for trial in group] for name, group in groups.items()}
 
 
 @pytest.fixture(scope="module")
 def task(groups):
-    return task_of(groups["depth_mup"][0])
+    return groups["depth_mup"][0].point.task
 
 
 @pytest.fixture(scope="module")
 def batches(groups):
-    return batches_of(groups["depth_mup"][0])
+    return groups["depth_mup"][0].point.feed
 
 
 @pytest.fixture(scope="module")

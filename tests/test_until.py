@@ -15,9 +15,10 @@ from depthmup.report.curves import finished, judge
 from depthmup.settings import SettingsError, column
 from depthmup.train.stop import Stopped
 from depthmup.trials.adaptive import Search
+from depthmup.trials.config_study import from_identity
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import from_identity, identity, trials
+from depthmup.trials.plan import trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.until import PARTS, Lattice, decide, most, needed
 from depthmup.trials.verdicts import looks, seed_stages, variants
@@ -26,25 +27,25 @@ from tests import tiny
 STAGES = [3, 6, 12]
 
 
-def settings(**overrides):
+def study(**overrides):
     grid = {"sweep__log2_learning_rates": {"sgd": (-8.0, 2.0)}, "sweep__per_octave": 2, "sweep__optimizers": ("sgd",)}
     shape = {"sweep__depths": (2, 4, 8), "sweep__widths": (), "sweep__seeds": 3}
     until = {"sweep__until": "decided", "sweep__max_seeds": 12, "sweep__parameterizations": ("sp", "depth_mup")}
-    return tiny.settings(**{**grid, **shape, **until, **overrides})
+    return tiny.study(**{**grid, **shape, **until, **overrides})
 
 
-def planted(trial, optimum=lambda s: -3.0, noise=0.1, cliff=math.inf):
+def planted(trial, optimum=lambda point: -3.0, noise=0.1, cliff=math.inf):
     """A row: a bowl in log learning rate, with noise that is the trial's own; it diverges above the cliff."""
-    s, rng = trial.settings, np.random.default_rng(int(trial.key, 16))
-    x = math.log2(s.optimizer.learning_rate) - optimum(s)
+    rng = np.random.default_rng(int(trial.key, 16))
+    x = math.log2(trial.learning_rate) - optimum(trial.point)
     loss = 0.05 * math.exp(0.1 * x * x + noise * rng.normal()) if x < cliff else None
     return {**{column(key): v for key, v in trial.leaves.items()}, "key": trial.key, "loss": loss,
             "diverged": loss is None}  # fmt: skip
 
 
-def drifts(s):
+def drifts(point):
     """sp moves about as far as the margin, so that no number of seeds decides; depth_mup stays."""
-    return -3.0 - 0.5 * math.log2(s.model.depth / 2) * (s.parameterization.name == "sp")
+    return -3.0 - 0.5 * math.log2(point.depth / 2) * (point.parameterization == "sp")
 
 
 def rounds(chosen, row_of, plan=()):
@@ -66,15 +67,14 @@ def seeds_of(plan):
     """{(parameterization, depth): {log2 learning rate: number of seeds}}."""
     found = {}
     for trial in plan:
-        s = trial.settings
-        of_rate = found.setdefault((s.parameterization.name, s.model.depth), {})
+        of_rate = found.setdefault((trial.point.parameterization, trial.point.depth), {})
         rate = round(math.log2(trial.learning_rate), 4)
         of_rate[rate] = of_rate.get(rate, 0) + 1
     return found
 
 
 def test_a_decided_sweep_adds_nothing():
-    chosen = settings()
+    chosen = study()
     found, _, added = rounds(chosen, lambda trial: planted(trial, noise=0.01))
     assert (keys(found.asked), found.undecided, added) == (keys(trials(chosen)), [], [])
     assert decide(trials(chosen), {t.key: planted(t, drifts) for t in trials(chosen)}, chosen).undecided
@@ -82,7 +82,7 @@ def test_a_decided_sweep_adds_nothing():
 
 def test_seeds_follow_where_a_verdict_needs_them():
     """By stages, around the rates in question, at the size in question and the smallest; not where all is decided."""
-    chosen = settings()
+    chosen = study()
     found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert [str(verdict) for verdict in found.undecided] == ["sgd sp depth"]
     assert len(added) == 2
@@ -92,14 +92,15 @@ def test_seeds_follow_where_a_verdict_needs_them():
     assert {counts["sp", 2][rate] for rate in (-4.5, -3.0, -1.0)} == {12}
     assert {counts["sp", 8][rate] for rate in (-6.5, -5.0, -3.0, -1.0)} == {12}
     assert {counts["sp", size][rate] for size in (2, 4, 8) for rate in (-8.0, 2.0)} == {3}
-    assert {t.settings.seed for t in found.asked} == set(range(12))
+    assert {t.seed for t in found.asked} == set(range(12))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
     """Also where rows come in another order, and where rows are there that it did not ask for."""
-    chosen = settings(sweep__adaptive=adaptive, sweep__parameterizations=("sp",))
+    own = dict(sweep__adaptive=adaptive, sweep__parameterizations=("sp",))
+    chosen = study(**own)
     order = np.random.default_rng(seed)
 
     def row_of(trial):
@@ -113,7 +114,7 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
 
     whole, _, added = rounds(chosen, row_of, plan({}))
     assert len(added) > 1
-    others = trials(dataclasses.replace(chosen, sweep=dataclasses.replace(chosen.sweep, seeds=12)))
+    others = trials(study(**own, sweep__seeds=12))
     rows = {others[i].key: row_of(others[i]) for i in order.permutation(len(others))[: 100 * seed]}
     first = plan(rows)
     rows |= {trial.key: row_of(trial) for trial in first}
@@ -127,19 +128,21 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
 
 def test_a_grid_becomes_finer_and_wider():
     """Where a cliff or the end of the grid decides; twice as fine twice, and WIDER octaves beyond it at most."""
-    chosen = settings(sweep__parameterizations=("sp",))
-    found, _, _ = rounds(chosen, lambda t: planted(t, lambda s: -3.0 - 0.3 * math.log2(s.model.depth / 2), cliff=0.5))
+    chosen = study(sweep__parameterizations=("sp",))
+    found, _, _ = rounds(chosen, lambda t: planted(t, lambda point: -3.0 - 0.3 * math.log2(point.depth / 2), cliff=0.5))
     rates = {rate for of_rate in seeds_of(found.asked).values() for rate in of_rate}
     assert any(4 * rate % 2 for rate in rates)
     assert not any(8 * rate % 1 for rate in rates)
-    found, _, _ = rounds(chosen, lambda t: planted(t, lambda s: -7.0 - 0.3 * math.log2(s.model.depth / 2), noise=0.01))
+    found, _, _ = rounds(
+        chosen, lambda t: planted(t, lambda point: -7.0 - 0.3 * math.log2(point.depth / 2), noise=0.01)
+    )
     lowest = {size: min(of_rate) for (_, size), of_rate in seeds_of(found.asked).items()}
     assert lowest == {2: -8.0, 4: -8.0, 8: -10.0}
 
 
 @pytest.fixture(scope="module")
 def result():
-    chosen = settings(sweep__parameterizations=("sp",))
+    chosen = study(sweep__parameterizations=("sp",))
     return fit.transfer([planted(trial) for trial in trials(chosen)])
 
 
@@ -183,20 +186,20 @@ def test_new_rates_are_those_of_the_plan_where_it_has_them():
 
 def test_a_bound_on_what_is_added():
     """By sweep.max_trials and by the number of looks; and `most` is one."""
-    chosen = settings(sweep__max_trials=100)
+    chosen = study(sweep__max_trials=100)
     found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert sum(added) <= 100
     assert found.spent == "sweep.max_trials = 100 would be passed"
     assert most(chosen) == 100
-    chosen = settings()
+    chosen = study()
     assert sum(rounds(chosen, lambda trial: planted(trial, drifts))[2]) <= most(chosen)
     assert 3 * len(trials(chosen)) < most(chosen) < 10 * len(trials(chosen))
-    assert most(settings(sweep__until="planned")) == 0
+    assert most(study(sweep__until="planned")) == 0
 
 
 def test_no_more_looks_than_the_level_is_corrected_for(monkeypatch):
-    chosen = settings()
-    monkeypatch.setattr("depthmup.trials.until.looks", lambda settings: 2)
+    chosen = study()
+    monkeypatch.setattr("depthmup.trials.until.looks", lambda study: 2)
     found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert len(added) == 1
     assert found.spent == "it has looked 2 times, as often as it may"
@@ -204,12 +207,12 @@ def test_no_more_looks_than_the_level_is_corrected_for(monkeypatch):
 
 def test_verdicts_are_corrected_for_all_looks():
     """Also those of the report, whatever was asked for."""
-    chosen = settings()
+    chosen = study()
     assert (seed_stages(chosen), looks(chosen)) == (STAGES, 5)
-    assert looks(settings(sweep__until="planned")) == 1
+    assert looks(study(sweep__until="planned")) == 1
     rows = [planted(trial, drifts) for trial in trials(chosen)]
     own = [row for row in rows if row["parameterization"] == "sp"]
-    found = [judge(pandas.DataFrame(rows), s)[0].result for s in (chosen, settings(sweep__until="planned"))]
+    found = [judge(pandas.DataFrame(rows), s)[0].result for s in (chosen, study(sweep__until="planned"))]
     expected = [fit.transfer(own, cap=math.log(10), looks=looks) for looks in (5, 1)]
     assert [str(f) for f in found] == [str(f) for f in expected]
     assert found[0].cost.high > found[1].cost.high
@@ -218,23 +221,20 @@ def test_verdicts_are_corrected_for_all_looks():
 def test_another_hyperparameter_gets_seeds():
     """And keeps its values, as a sweep does whose learning rates are an axis of their own."""
     axes = "optimizer.learning_rate = 0.125; parameterization.gamma0 = log(0.125, 8, 13)"
-    chosen = settings(sweep__axes=axes, sweep__parameterizations=("depth_mup",))
+    chosen = study(sweep__axes=axes, sweep__parameterizations=("depth_mup",))
 
-    def row_of(trial):
-        gamma0 = trial.settings.parameterization.gamma0
-        at = dataclasses.replace(trial.settings.optimizer, learning_rate=gamma0)
-        other = trial._replace(settings=dataclasses.replace(trial.settings, optimizer=at))
-        return planted(other, lambda s: -0.5 * math.log2(s.model.depth / 2))
+    def optimum(point):  # the only learning rate is the best one at gamma0 = (depth / 2)^-1/2
+        return -3.0 - math.log2(point.leaves["parameterization.gamma0"]) - 0.5 * math.log2(point.depth / 2)
 
-    found, _, added = rounds(chosen, row_of)
-    gamma0 = {t.settings.parameterization.gamma0 for t in trials(chosen)}
+    found, _, added = rounds(chosen, lambda trial: planted(trial, optimum))
+    gamma0 = {t.point.leaves["parameterization.gamma0"] for t in trials(chosen)}
     assert added
-    assert {t.settings.parameterization.gamma0 for t in found.asked} == gamma0
+    assert {t.point.leaves["parameterization.gamma0"] for t in found.asked} == gamma0
     assert str(found.undecided[0]) == "sgd depth_mup gamma0 depth"
 
 
 def test_a_running_report_has_the_last_verdicts():
-    chosen, plan = settings(), trials(settings())
+    chosen, plan = study(), trials(study())
     _, rows, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert [len(finished(dict(list(rows.items())[:n]), chosen)[0]) for n in (len(plan), len(plan) + 1)] == [
         len(plan),
@@ -248,11 +248,11 @@ def test_a_running_report_has_the_last_verdicts():
 
 def test_what_a_workdir_keeps():
     """A sweep of before these settings is one that ends as planned."""
-    planned, chosen = settings(sweep__until="planned"), settings()
-    saved = json.loads(json.dumps(identity(planned)))
+    planned, chosen = study(sweep__until="planned"), study()
+    saved = json.loads(json.dumps(planned.identity))
     assert not {"until", "max_seeds"} & saved["sweep"].keys()
     assert from_identity(saved).sweep == dataclasses.replace(planned.sweep, max_seeds=24)
-    assert from_identity(json.loads(json.dumps(identity(chosen)))).sweep == chosen.sweep
+    assert from_identity(json.loads(json.dumps(chosen.identity))).sweep == chosen.sweep
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_what_a_workdir_keeps():
 )
 def test_settings(overrides, says):
     with pytest.raises(SettingsError, match=says):
-        settings(**overrides)
+        study(**overrides)
 
 
 def trained(**overrides):
@@ -279,7 +279,7 @@ def trained(**overrides):
         "sweep__calibrate": False,
         "sweep__at_once": 5,
     }
-    return settings(**{**grid, **few, **overrides})
+    return study(**{**grid, **few, **overrides})
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from configs import digits
 from depthmup.settings import from_config
+from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.plan import grouped, trials
 
 OVERRIDES = {
     "model.width": 16,
@@ -29,3 +31,13 @@ def config(**overrides):
 
 def settings(**overrides):
     return from_config(config(**overrides))
+
+
+def study(**overrides):
+    return ConfigStudy(settings(**overrides))
+
+
+def groups(size, **overrides):
+    """All trials of the study in groups of `size`."""
+    of = study(**overrides)
+    return grouped(of, trials(of), lambda program: size)

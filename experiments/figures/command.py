@@ -28,6 +28,7 @@ from depthmup.settings import Settings, from_config
 from depthmup.sweep import run, train
 from depthmup.train.build import batches_of
 from depthmup.train.stop import Stopped
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import checked
 from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
@@ -73,9 +74,10 @@ def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
 
 def cost(settings: Settings) -> str:
     """The trials of a whole sweep and their operations, by arithmetic."""
-    plan = checked(settings)
+    study = ConfigStudy(settings)
+    plan = checked(study)
     half = " (about half of that by the adaptive search)" if settings.sweep.adaptive else ""
-    return f"{Estimator().total(grouped(plan, lambda program: len(plan)))}{half}"
+    return f"{Estimator().total(grouped(study, plan, lambda program: len(plan)))}{half}"
 
 
 def draw(*papers: Paper) -> None:

@@ -1,0 +1,72 @@
+"""The study of a config: what every part of a sweep knows of it."""
+
+import math
+import pickle
+
+import pytest
+
+from depthmup.settings import SettingsError, from_config
+from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.group import Runner
+from depthmup.trials.plan import shapes, trials
+from tests import tiny
+
+
+def test_a_group_survives_pickling():
+    """As Ray sends it: trials, study and all; what it trains are the same rows."""
+    group = tiny.groups(3, sweep__axes="epochs = 0.25, 0.5", sweep__measure=("updates",))[0]
+    again = pickle.loads(pickle.dumps(group))
+    assert [trial.leaves for trial in again.trials] == [trial.leaves for trial in group.trials]
+    assert (again.name, again.program, again.study.identity) == (group.name, group.program, group.study.identity)
+    assert again.study.axes == group.study.axes
+    rows = [[finished.row for finished in Runner().train(one)] for one in (group, again)]
+    assert rows[0] == rows[1]
+
+
+def test_a_trial_is_its_point_at_a_learning_rate_and_a_seed():
+    """Its key is that of all of them; its hyperparameters are those of its settings."""
+    every = trials(tiny.study())
+    for trial in (every[0], every[-1]):
+        settings = trial.point.at(trial.learning_rate, trial.seed)
+        leaves = {"optimizer.learning_rate": settings.optimizer.learning_rate, "seed": settings.seed}
+        assert trial.leaves == {**trial.point.leaves, **leaves}
+        assert (trial.hyper.learning_rate, trial.hyper.seed) == (trial.learning_rate, trial.seed)
+        assert (trial.point.width, trial.point.depth) == (settings.model.width, settings.model.depth)
+        assert (trial.point.optimizer, trial.point.parameterization) == (
+            settings.optimizer.name,
+            settings.parameterization.name,
+        )
+    shape = {"model.width", "model.depth"}
+    assert every[0].point.without(*every[0].leaves.keys() - shape) == (8, 2)
+
+
+def test_of():
+    """A config, settings and a study are one sweep."""
+    study = ConfigStudy.of(tiny.config())
+    assert ConfigStudy.of(study) is study
+    assert study.settings == ConfigStudy.of(tiny.settings()).settings == from_config(tiny.config())
+
+
+def test_a_study_of_some_sizes():
+    study = tiny.study(sweep__depths=(2, 4, 8), sweep__widths=(8, 16, 32))
+    part = study.sized([16, 32], [2, 8])
+    assert sorted(shapes(part)) == [(16, 2), (16, 8), (32, 2)]
+    keys = {trial.key for trial in trials(study)}
+    assert {trial.key for trial in trials(part)} < keys
+
+
+def test_rows_are_judged_without_the_data(monkeypatch):
+    """Where the number of classes is known. Each loss that is swept has its own chance."""
+    study = ConfigStudy(tiny.settings(sweep__axes="loss = cross_entropy, mse"), classes=7)
+    assert (tiny.study().trainable, study.trainable) == (True, False)
+    monkeypatch.setattr("depthmup.trials.config_study.batches_of", lambda settings: pytest.fail("data are loaded"))
+    rows = [{"loss_function": "mse"}]
+    assert study.chance("validation_accuracy", rows) == pytest.approx(6 / 7)
+    assert study.chance("loss", rows) == 0.5
+    assert study.chance("loss", [{"loss_function": "cross_entropy"}]) == pytest.approx(math.log(7))
+
+
+def test_values_that_do_not_go_together():
+    values = {"parameterization.name": "am_mup", "optimizer.name": "adam"}
+    with pytest.raises(SettingsError, match="sweep: am_mup is defined for the sgd family only"):
+        tiny.study().point(values)
