@@ -54,20 +54,20 @@ def _along(
     onwards: Callable[[Sequence[tuple[Value, int]]], Value],
 ) -> Value:
     """The value at the sink. start: at the source; onwards: (value, layers) of each edge into a node -> its value."""
-    into: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
+    incoming: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
     for node, end, layers in edges:
         layers = operator.index(layers)  # a Python integer, since NumPy's integers would overflow
         if layers < 0:
             raise ValueError(f"layers must not be negative, got {layers} from {node!r} to {end!r}")
-        into.setdefault(end, []).append((node, layers))
-    before = {node: [other for other, _ in ways] for node, ways in into.items()}
+        incoming.setdefault(end, []).append((node, layers))
+    before = {node: [origin for origin, _ in ways] for node, ways in incoming.items()}
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         raise ValueError(f"the graph has a cycle through {error.args[1][0]!r}") from error
     values = {source: start}
     for node in order:
-        ways = [(values[other], layers) for other, layers in into.get(node, ()) if other in values]
+        ways = [(values[origin], layers) for origin, layers in incoming.get(node, ()) if origin in values]
         if ways:
             values[node] = onwards(ways)
     if sink not in values:
