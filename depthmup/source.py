@@ -1,4 +1,4 @@
-"""What `setup` is given, as one object: a user's model at any width and depth, its specs and where factors go.
+"""The arguments of `setup` as one object: a user's model at any width and depth, its specs and where factors go.
 
 The forward pass is computed at the base width and a small depth. The specs of all other shapes come from shapes alone:
 nothing grows with the size of the model but a trace of its init.
@@ -66,7 +66,7 @@ class Source:
         return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
 
     def small(self, width: int, depth: int) -> tuple[int, int]:
-        """The shape at which the forward pass is looked at."""
+        """The shape at which the forward pass is traced and computed."""
         return self.p.base_width if self.p.base_width > 1 else width, self.shallow(depth)
 
     @property
@@ -80,7 +80,7 @@ class Source:
         return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
 
     def plain(self, width: int, depth: int) -> bool:
-        """Whether it is a network whose forward pass adds no activations: one without residual branches."""
+        """Whether the forward pass adds no activations, as in a network without residual branches."""
         shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
         return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
 
@@ -105,7 +105,7 @@ class Source:
         )
 
     def audit(self, width: int, depth: int) -> InitAudit:
-        """Of the init at this shape, against that of the base."""
+        """The audit of the init at this shape, against the init at the base shape."""
         return self.initializers.audit(self.p, self.roles(width, depth))
 
     def _inferred(self, width: int, depth: int) -> PyTree:
@@ -154,14 +154,14 @@ class Source:
             kinds.setdefault(starred(spec.path), []).append(spec)
         leaves: list[ParamSpec] = []
         for path, shape in shapes.items():
-            alike = {
+            candidates = {
                 dataclasses.replace(spec, path=path, shape=shape, depth=depth)
                 for spec in kinds.get(starred(path), ())
                 if _same(spec, shape, depth)
             }
-            if len(alike) != 1:
+            if len(candidates) != 1:
                 return None
-            leaves += alike
+            leaves += candidates
         return jax.tree.unflatten(treedef, leaves)
 
 
