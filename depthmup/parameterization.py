@@ -184,9 +184,9 @@ class Parameterization:
             )
         if self.branch_init != "*" and not self.arithmetic_mean:
             raise ValueError(f"branch_init is a setting of am_mup only, not of {self.name!r}")
-        for own in ("alpha", "lr_depth"):
-            if getattr(self, own) is None:
-                object.__setattr__(self, own, getattr(self.table, own))
+        for name in ("alpha", "lr_depth"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.table, name))
         if self.lr_depth is not None and self.alpha is None:
             raise ValueError(f"lr_depth is the exponent of a depth rule, which {self.name!r} lacks: give alpha too")
 
@@ -204,8 +204,8 @@ class Parameterization:
         """The factors of the forward pass that can differ from 1, or for "attention" from 1/sqrt(head_dim)."""
         branch = self.beta0 != 1 or (self.alpha is not None and not self.arithmetic_mean)
         output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.width
-        there = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
-        return tuple(kind for kind, applies in there.items() if applies)
+        applied = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
+        return tuple(kind for kind, applies in applied.items() if applies)
 
     def count_blocks(self, depth: int) -> int:
         """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""
