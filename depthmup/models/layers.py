@@ -228,15 +228,15 @@ class Model(nn.Module):
         raise NotImplementedError
 
     @nn.nowrap
-    def forward(self, factors: ForwardFactors, **held: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
+    def forward(self, factors: ForwardFactors, **state: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
         """The forward function (params, inputs, shifts) -> (logits, states) that `measure.network_kernels` takes.
 
         states: the sown h^0 .. h^L, {"h": tuple}. shifts: None, or a tree like states; each of its arrays is added to
-        its state before anything is computed from the state. held: other collections, such as batch_stats.
+        its state before anything is computed from the state. state: other collections, such as batch_stats.
         """
 
         def run(params: Any, inputs: jax.Array, shifts: Any) -> tuple[jax.Array, Any]:
-            variables = {**held, "params": params, "shift": shifts or {}}
+            variables = {**state, "params": params, "shift": shifts or {}}
             logits, sown = self.apply(variables, inputs, factors, mutable=["stream"])
             return logits, sown["stream"]
 
