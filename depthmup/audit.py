@@ -103,7 +103,7 @@ def audit_init(
       anchor: (width, depth) at which the init is right as it is; by default the base shape where hyperparameters were
         tuned, or the specs' shape if the base width is 1 (the absolute form).
 
-    The factor of a parameter that is off is what it needs at the specs' shape, relative to the init at the anchor. An
+    The factor of a parameter that is off corrects its init at the specs' shape, relative to the init at the anchor. An
     initializer that was run has slopes with the error 1 / (sqrt(n) ln 2) of its n numbers, so that small ones pass with
     large errors. Raises SpecError if init_fn(w, d) is not what the specs describe.
     """

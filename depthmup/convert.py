@@ -32,8 +32,8 @@ def convert(
     (`p.in_form(...)`), or with explicit factors and with absorbed ones (the specs that `absorb` or `setup` returns).
 
     Args:
-      params: stored under p and specs; or what a model's init returns, Linen's variables, an NNX or Equinox module, or
-        (parameters, state), of which the parameters are converted.
+      params: the parameters as p and specs store them; or a model as its init returns it, whose parameters are
+        converted: Linen's variables, an NNX or Equinox module, or (parameters, state).
       state: the state of `dm.optimizer(p, specs, optimizer, ...)`, alone or inside another transformation such as
         MultiSteps; or None.
       optimizer: its name; None for the state of `dm.wrap`, which is the same in all forms.

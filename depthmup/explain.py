@@ -1,4 +1,4 @@
-"""A table of what is really applied to each parameter."""
+"""A table of the factors, learning rates and decays that apply to each parameter."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COMPARED = ("forward", "LR", "decay", "LR x decay", "eps")  # columns that a dif
 
 
 class Row(NamedTuple):
-    """What is applied to a parameter, or to `number` parameters of equal blocks; None where nothing is.
+    """The numbers of one parameter, or of `number` parameters of equal blocks; None for a number that they lack.
 
-    A number that differs within the parameter, of which a part is stored times a factor, is a list of numbers.
-    init_scale: what init_std is proportional to at any width and depth. lr_width: the part of the LR factor that is a
-    power of width.
+    A field is a list of numbers where its number differs within the parameter, since a part of it is stored times a
+    factor. init_scale: a number that init_std is proportional to at any width and depth. lr_width: the part of the LR
+    factor that is a power of width.
     """
 
     parameter: str

@@ -63,7 +63,7 @@ SIZES: tuple[Callable[[float, float], float], ...] = (
     lambda fan_in, fan_out: max(1, fan_out / fan_in) ** 0.5,
     lambda fan_in, fan_out: max(1, fan_in / fan_out) ** 0.5,
     lambda fan_in, fan_out: max(fan_in, fan_out) ** 0.5,
-    *(_powers(of_in, of_out) for of_in in HALVES for of_out in HALVES),
+    *(_powers(in_power, out_power) for in_power in HALVES for out_power in HALVES),
 )
 FANS = ((8, 8), (8, 16), (16, 8), (16, 16))  # SIZES differ from each other at these fans
 
@@ -86,9 +86,9 @@ def wrap(
     Args:
       tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
         rate, to be chained with it; with schedules, multi_transform, masked, MultiSteps, inject_hyperparams.
-      family: what is known better: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
+      family: overrides the probed family: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
         "adafactor", "shampoo2") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of
-        a path: name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not
+        a path: name}. Where it differs from the probed one, a warning names the leaf, and eps and decay are not
         corrected.
 
     `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
@@ -99,8 +99,8 @@ def wrap(
       then a warning says to put clipping in front;
     - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
 
-    What an update is multiplied by for the shape of a matrix is taken into account: Muon's sqrt(max(1, fan_out /
-    fan_in)) and .2 sqrt(max(fan_in, fan_out)), the norms of Scion. Where an update is normalised along one axis only
+    The LR factors allow for an update's own factor of a matrix' shape: Muon's sqrt(max(1, fan_out / fan_in)) and
+    .2 sqrt(max(fan_in, fan_out)), the norms of Scion. Where an update is normalised along one axis only
     (a column's norm, SOAP with one basis), eps has no factor. Call `wrap` outside of jit if `tx` holds traced numbers.
 
     Raises ValueError for a leaf whose family cannot be told (Adagrad, an elementwise clip, a frozen leaf, Muon times

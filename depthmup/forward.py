@@ -1,4 +1,4 @@
-"""What a model's forward pass says of its parameters: which are in a residual branch, and where a factor can go.
+"""A model's forward pass shows which parameters are in a residual branch, and where a factor can go.
 
 A factor multiplies a value of the forward pass: the branch factor a residual branch, the output factor the logits, the
 attention factor the queries. A model that does not take factors as arguments can have them all the same, where the
@@ -31,7 +31,7 @@ class Site:
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
 
-    Of a branch
+    Fields of a branch
       inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
         only one summand depends on and that are in no branch.)
       skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
@@ -40,9 +40,9 @@ class Site:
       layers: `Graph.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one.
-    Of an output
+    Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
-    Of an attention
+    Fields of an attention
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
@@ -93,7 +93,7 @@ def place(
     """`absorb` by the sites of the same model, which may be those of another width.
 
     products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
-    placed: the parameters whose place, in a branch or outside, the user has said.
+    placed: the parameters whose place, in a branch or outside, an override gives.
     """
     leaves, absorbs = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
     if not kinds:
@@ -175,7 +175,7 @@ def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], pl
 def residual_alone(specs: PyTree, sites: Sequence[Site], placed: Collection[str]) -> PyTree:
     """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
 
-    placed: the parameters whose place the user has said. Raises ForwardError for weights that are added to another
+    placed: the parameters whose place an override gives. Raises ForwardError for weights that are added to another
     activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
     (recurrent ones).
     """
@@ -234,7 +234,8 @@ def _no_place(site: Site) -> str:
 
 
 def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """A mask as half-open ranges along one axis, of a parameter of this shape, which may be that of another width."""
+    """(axis, half-open ranges along it) of the entries of a mask, for a parameter of this shape, whose width may differ
+    from the mask's. Raises ForwardError if the entries are no such ranges."""
     if mask is None:
         return 0, ()
     for axis in range(mask.ndim):
@@ -300,7 +301,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
 
 
 def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
-    """{"hidden": what the readout is applied to, "logits": `apply(params, *inputs)`}; it can be jitted.
+    """{"hidden": the input of the readout, "logits": `apply(params, *inputs)`}; it can be jitted.
 
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """

@@ -93,7 +93,7 @@ class Model:
         return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
 
     def init_eagerly(self, key: Any) -> tuple[PyTree, PyTree]:
-        """`init`, its operations one by one: equal blocks share what is compiled. A forward pass in it is left out."""
+        """`init`, operation by operation, so that equal blocks share compiled code, and without a forward pass."""
         if not self.init_calls:
             return self.init(key)
         closed, shapes = self._traced_init

@@ -88,7 +88,7 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
 
 
 def _mean_square(graph: Graph, activation: Node) -> float | None:
-    """<phi(z)^2>, z ~ N(0, 1), where phi is what is between the last layers, norms or sums and this value; None if phi
+    """<phi(z)^2>, z ~ N(0, 1), where phi is the function from the last layers, norms or sums to this value; None if phi
     mixes units."""
     inputs, between, todo = dict[Node, None](), set[Node](), [activation]
     while todo:

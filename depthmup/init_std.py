@@ -186,7 +186,7 @@ class _Program:
         return Value("array", bind(equation, filled)[0])
 
     def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
-        """A result of a function that is called, or of a scan: that of its first step."""
+        """A result of a called function, or of the first step of a scan."""
         arguments = [lambda atom=atom: self.read(atom) for atom in equation.invars]
         position = equation.outvars.index(out)
         if equation.primitive.name != "scan":

@@ -49,12 +49,12 @@ EPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What the update of an optimizer does with gradient and weight, and the powers that follow from it.
+    """How the update of an optimizer depends on gradient and weight, and the powers that follow.
 
     lr: width exponents of the learning rate (docs/theory.md section 1.3).
     gradient, weight: the degrees of the update in the gradient and in the weight: with a gradient c times as large the
       update is c^gradient times as large.
-    eps: what the optimizer adds its eps to, an entry of the gradient or the gradient's Frobenius norm.
+    eps: the optimizer adds its eps to an entry of the gradient, or to the gradient's Frobenius norm.
     """
 
     lr: WidthRule

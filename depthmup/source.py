@@ -62,7 +62,7 @@ class Source:
         )
 
     def shallow(self, depth: int) -> int:
-        """The depth that stands for this one: that of the base, or a small one."""
+        """The depth at which a model of this depth is traced: the base depth, or a small one."""
         return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
 
     def small(self, width: int, depth: int) -> tuple[int, int]:
@@ -71,7 +71,8 @@ class Source:
 
     @property
     def initial(self) -> bool:
-        """Whether the power of depth is in the init of branches, as in AM-muP: what is in a branch must be known."""
+        """Whether the power of depth is in the init of branches, as in AM-muP: then the specs must tell which parameters
+        are inside branches."""
         return self.residual and self.p.arithmetic_mean
 
     def sites(self, width: int, depth: int) -> list[Site]:
@@ -132,7 +133,7 @@ class Source:
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.initial else specs
 
     def _settled(self, specs: PyTree) -> set[str]:
-        """The parameters whose place the user has said."""
+        """The parameters whose place the user's overrides give."""
         return placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
 
     def _placed(self, width: int, depth: int) -> PyTree:

@@ -1,4 +1,4 @@
-"""What one learning rate costs against another at one size, with its error: differences on the seeds' smooth curves."""
+"""The cost of one learning rate against another at one size, with its error: differences on the smooth curves."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Size:
         return self.embedded(-smooth.slope(at)) / max(curvature, 2 * LEAST)
 
     def slope(self, at: float) -> float:
-        """Of the log loss at log2 rate `at`, per octave."""
+        """The slope of the log loss at log2 rate `at`, per octave."""
         smooth = self.smooth
         if smooth is not None and smooth.x[0] - NEAR <= at <= smooth.x[-1] + NEAR:
             return float(smooth.slope(at) @ smooth.mean)
@@ -92,7 +92,7 @@ class Size:
 
     @functools.cached_property
     def _levels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the points that are comparable: (points,) means, (points, seeds) residuals, (points,) numbers of seeds."""
+        """(means (points,), residuals (points, seeds), numbers of seeds (points,)) of the comparable points."""
         log = self.curve.log[self.comparable]
         return *levels(log), (~np.isnan(log)).sum(axis=1)
 
@@ -113,9 +113,9 @@ class Size:
         return float((weights**2 / np.maximum(1, (~np.isnan(self.curve.log)).sum(axis=1))).sum())
 
     def variances(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(points,) and (points,): what each point adds to the variance of the sum with these weights, and the degrees
-        of freedom of that: from the scatter of its seeds about its mean and their levels, with one seed from the
-        scatter about the smooth curve."""
+        """((points,), each point's part of the variance of the sum with these weights; (points,), the degrees of
+        freedom of each part). A part comes from the scatter of the seeds about their mean and levels, or with one seed
+        from the scatter about the smooth curve."""
         _, residual, counts = self._levels
         used = weights[self.comparable] ** 2 / counts
         if len(self.seeds) == 1:
@@ -183,7 +183,7 @@ def measured(contrasts: Sequence[Contrast]) -> list[Measured]:
         numerator, ratio = len(ratios) * (seeds - 1.0), sum(ratios) / len(ratios)
         if special.fdtrc(numerator, max(1.0, float(freedoms.max())), ratio) < ALIKE:
             variances, freedoms = ratio * variances, np.minimum(freedoms, numerator)
-    return [Measured(*of) for of in zip(values, np.sqrt(variances).tolist(), freedoms.tolist(), strict=True)]
+    return [Measured(*fields) for fields in zip(values, np.sqrt(variances).tolist(), freedoms.tolist(), strict=True)]
 
 
 def _pooled(variances: np.ndarray, freedoms: np.ndarray) -> tuple[float, float] | None:
@@ -208,7 +208,7 @@ def _parts(c: Contrast) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _freedom(parts: np.ndarray, freedoms: np.ndarray) -> float:
-    """Of the sum of variances with these degrees of freedom, by Welch and Satterthwaite."""
+    """The degrees of freedom of a sum of variances with these degrees of freedom, by Welch and Satterthwaite."""
     used = parts > 0
     if not used.any():
         return float(freedoms.max(initial=0.0))

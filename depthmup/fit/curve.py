@@ -296,7 +296,7 @@ class Smooth:
         return bool((np.abs(weights @ self.mean) > half_width(self.seeds - 1, 0.99) * stderr).any())
 
     def influence(self, weights: np.ndarray) -> np.ndarray:
-        """(..., seeds), what each seed adds to the error of the sums with these weights, (..., points)."""
+        """(..., seeds), each seed's part of the error of the sums with these weights, (..., points)."""
         return (weights / self.counts) @ self.residual
 
     def slope_errors(self) -> tuple[np.ndarray, float]:

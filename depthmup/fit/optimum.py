@@ -91,9 +91,9 @@ def optimum(
     is anywhere before it (`curve.STEEPER`), be it to a plateau, to a large loss or to divergence. On them, the log loss
     is smoothed by local polynomials of degree 3 in log2 learning rate. The optimum is the minimum of the smooth curve,
     among the learning rates at which the mean log loss itself, interpolated linearly between grid points, is at most
-    the smallest of the grid plus its standard error: a star lies on its curve. (With one seed, whose standard error the
-    grid point alone does not tell: plus its scatter about the smooth curve, or half of what the better neighbour is
-    above it, which is what a line between grid points may lie above a parabola's vertex.)
+    the smallest of the grid plus its standard error: a star lies on its curve. (One seed has no standard error. Its
+    scatter about the smooth curve takes the place, or half of the distance up to the better neighbour: a line between
+    grid points may lie that far above a parabola's vertex.)
 
     The interval reaches from the optimum to the next learning rates at which the slope of the smooth curve is below
     or above 0 by a t test over seeds, whose slopes are compared seed by seed: seeds stay paired. With one seed the

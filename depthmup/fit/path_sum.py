@@ -1,4 +1,4 @@
-"""What all paths through a network say of its learning rate: PathSum, and the minimal depth of AM-muP."""
+"""Learning rates from all paths through a network: PathSum, and the minimal depth of AM-muP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def minimal_depth(edges: Edges, source: Hashable, sink: Hashable) -> int:
     minimal path length; each residual block counts as 1"). An edge without layers is the skip of a block: its length is
     that of a layer.
 
-    edges, and what it raises: as in `path_sum`.
+    Edges and errors are those of `path_sum`.
     """
     return _along(edges, source, sink, 0, lambda ways: min(length + max(1, layers) for length, layers in ways))
 

@@ -99,8 +99,8 @@ def transfer(
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
     The question of the verdict: is the learning rate that is best at the smallest size as good at a larger one as the
-    best there? What it costs is the difference of log losses on smooth curves. The margin that it is compared with is
-    what a learning rate `margin` octaves below the size's optimum would cost there, half a percent at least:
+    best there? Its cost is the difference of log losses on smooth curves. That is compared with a margin: the cost of a
+    learning rate `margin` octaves below the size's optimum, half a percent at least:
       "transfers"          the cost is surely below the margin at every size;
       "does not transfer"  it is surely above the margin at some size, or the learning rate diverges there for most
                            seeds, or the size's optimum is surely farther away than the grid reaches;
@@ -109,8 +109,8 @@ def transfer(
     A size where nothing learned has no answer, and a table with such a size does not transfer to it.
 
     "Surely" is 97.5% to one side. For "does not transfer" that holds for all sizes together: half of the error belongs
-    to the largest size, the rest to all others. The error of a cost (`contrast.measured`) has those of both optima in
-    it, which are not known exactly either.
+    to the largest size, the other half to all other sizes. The error of a cost (`contrast.measured`) contains the
+    errors of both optima.
 
     Sizes may have different rates, rates different numbers of seeds: an adaptive sweep, or one whose seeds were added
     where they were needed. Raises ValueError for an empty table, fewer than two sizes, fewer than five rates, a column

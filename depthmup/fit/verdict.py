@@ -1,4 +1,5 @@
-"""Is the value tuned at the smallest size as good at a larger one as tuning there? Size by size; what would decide."""
+"""Is the value tuned at the smallest size as good at a larger one as tuning there? An answer for each size, and the
+trainings that would decide an open one."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ Kind = Literal["finer", "lower", "higher", "seeds"]
 
 
 class Cost(NamedTuple):
-    """What a value costs at one size: the share by which its loss is above the best loss, such as .05; or, of
-    accuracies, the difference. low, high: 95% interval; NaN where nothing tells the error, high infinite where the
-    next learning rate of the grid diverges."""
+    """The cost of a value at one size: the share by which its loss is above the best loss, such as .05; for accuracies
+    the difference. low, high: 95% interval; NaN where the error is not known, high infinite where the next learning
+    rate of the grid diverges."""
 
     share: float
     low: float
@@ -41,7 +42,7 @@ class Need(NamedTuple):
 
     kind: "seeds" (more of them at learning rates from low to high, here and at the smallest size), "finer" (rates
         between low, which trains, and high, which does not), "lower" or "higher" (rates beyond the grid's end).
-    seeds: how many there would have to be in all, if losses stay what they are; the present number for other kinds.
+    seeds: the number of seeds that would decide, if the mean losses stay as they are; for other kinds the present one.
     """
 
     size: Any
@@ -54,7 +55,8 @@ class Need(NamedTuple):
 class Judged(NamedTuple):
     """The verdict over some sizes; every list has one entry per size. `Transfer` explains the fields.
 
-    margins: what a value `margin` octaves below the optimum costs, as a share of the best loss; NaN without an optimum.
+    margins: the cost of a value `margin` octaves below the optimum, as a share of the best loss; NaN without an
+    optimum.
     """
 
     verdict: Verdict
@@ -128,7 +130,7 @@ class Tuned:
         return self.error / 2 if size is self.largest else self.error / 2 / (self.others - 1)
 
     def cost(self, size: Size) -> Contrast | None:
-        """What the value costs at a size, in log loss; None where it was not trained or the size has no optimum."""
+        """The cost of the value at a size, in log loss; None where it was not trained or the size has no optimum."""
         if size.optimum.learning_rate is None:
             return None
         value, best = size.value(self.at), size.value(size.star)
@@ -139,7 +141,7 @@ class Tuned:
         return Contrast(size, value - best, self.base, size.slope(self.at) * self.base.shift(self.at))
 
     def margin_at(self, size: Size) -> float:
-        """What a value `margin` octaves below the size's optimum costs, as a share of the best loss."""
+        """The cost of a value `margin` octaves below the size's optimum, as a share of the best loss."""
         if size.optimum.learning_rate is None:
             return math.nan
         below, best = size.value(self._below(size)), size.value(size.star)
@@ -188,7 +190,7 @@ class Tuned:
         return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
 
     def answer(self, size: Size, difference: Measured) -> tuple[Answer, Need | None]:
-        """The answer that the difference `against_margin` gives, and what is missing for one."""
+        """The answer that the difference `against_margin` gives, and the need of an open size."""
         side = self._side_of_optima(size)
         if difference.value + difference.reach(self.error) < 0 and side <= 0:
             return WITHIN, None
@@ -298,7 +300,7 @@ def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None
 
 
 def _wider(size: Size, kind: Kind | None = None) -> Need:
-    """What a size lacks whose grid is too short. kind: by default the end of the grid at which its best rate is."""
+    """The need of a size whose grid is too short. kind: by default the end of the grid at which its best rate is."""
     x, smooth = size.curve.x, size.smooth
     if kind is None:
         kind = "lower" if smooth is None or smooth.best == 0 or len(smooth.x) < 3 else "higher"

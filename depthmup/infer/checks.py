@@ -11,7 +11,7 @@ from depthmup.specs import ParamSpec, SpecError, globs
 
 
 def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> str:
-    """The layout. Raises SpecError if biases contradict it or, where the caller said none, names do."""
+    """The layout. Raises SpecError if biases contradict it or, where the caller gave none, if names do."""
     assumed = layout or "in_out"
     roles, opposite = Roles(leaves, assumed), {"in_out": "out_in", "out_in": "in_out"}[assumed]
     inferred = {name: leaf for name, leaf in leaves.items() if name not in rules}

@@ -55,7 +55,7 @@ def _lettered(names: Iterable[str]) -> dict[str, Tokens]:
 
 def starred(path: Tokens, position: int) -> Tokens:
     """The path with '*' for an index; at a negative position for all indices that are equal to this one, as in
-    ("norm", "*", "up", "*", "scale") for a wrapper and what it wraps, which are numbered alike."""
+    ("norm", "*", "up", "*", "scale") for a wrapper and the module inside it, which have one number."""
     if position >= 0:
         return (*path[:position], "*", *path[position + 1 :])
     return tuple("*" if token == path[position] else token for token in path)

@@ -1,4 +1,4 @@
-"""What the families of models share: activations, initializers, convolutions, norms, the readout, `Model`."""
+"""The parts that all families of models share: activations, initializers, convolutions, norms, the readout, `Model`."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ class Model(nn.Module):
 
     @nn.nowrap
     def block_count(self, depth: int) -> int:
-        """The number of residual blocks (of layers, in a plain network) that this model has at a depth: what the branch
-        factor counts."""
+        """The number of residual blocks (of layers, in a plain network) that this model has at a depth. The branch
+        factor counts them."""
         return depth
 
     @property
