@@ -26,7 +26,7 @@ ERRORS = 5.0  # standard errors of sampling that a slope may be off
 class Init:
     """The init of one parameter. std: its standard deviation at the shape of the specs. width, depth: slopes of
     log2(std) per doubling, at the anchor; needed: the slope over width that its role needs (over depth it is 0).
-    factor: what the parameter must be multiplied by."""
+    factor: the number that must multiply the parameter."""
 
     path: str
     role: str
@@ -87,7 +87,7 @@ def audit_init(
 ) -> InitAudit:
     """How the standard deviation of each parameter goes with width and depth: at the anchor (w, d), (2w, d), (w, 2d).
 
-    `rescale` takes for granted that weights start with sigma / sqrt(fan_in) for a sigma that no size changes, and all
+    `rescale` assumes that weights start with sigma / sqrt(fan_in) for a sigma that no size changes, and all
     else (read-ins, embeddings, biases, norms, parameters of fixed size) with a constant (docs/rules.md section 0). So
     the standard deviation of hidden weights, outputs and readouts must fall by sqrt(2) where width doubles, all others
     must stay, and none may change with depth. An init of .02 at every width fails, and so does one that `rescale` has
@@ -103,7 +103,7 @@ def audit_init(
       anchor: (width, depth) at which the init is right as it is; by default the base shape where hyperparameters were
         tuned, or the specs' shape if the base width is 1 (the absolute form).
 
-    The factor of a parameter that is off is what it needs at the specs' shape, relative to the init at the anchor. An
+    The factor of a parameter that is off corrects its init at the specs' shape, relative to the init at the anchor. An
     initializer that was run has slopes with the error 1 / (sqrt(n) ln 2) of its n numbers, so that small ones pass with
     large errors. Raises SpecError if init_fn(w, d) is not what the specs describe.
     """
@@ -131,28 +131,29 @@ class Initializers:
         target = start if (w, d) == (width, depth) else self.stds(width, depth)
         rows = []
         for spec in leaves:
-            needed = -0.5 if spec.role in FAN_IN else 0.0
+            power = -0.5 if spec.role in FAN_IN else 0.0
             std = target[spec.path].value
             path = _at_anchor(spec, start, {1, width / w, depth / d})
             if path is None or start[path].value is None:  # the anchor has no such parameter, or it is too large to run
-                rows.append(Init(spec.path, spec.role, std or 0.0, needed, needed, 0.0, True, 1.0))
+                rows.append(Init(spec.path, spec.role, std or 0.0, power, power, 0.0, True, 1.0))
                 continue
             value, entries, shape = start[path].value or 0.0, start[path].entries, start[path].shape
             blocks = 1 if spec.stack_axis is None else 2
             # Automatic names shift with depth: then the same path is another parameter there.
-            same = path in deep and math.prod(deep[path].shape) == blocks * math.prod(shape)
-            slopes = _slope(value, wide[path].value), _slope(value, deep[path].value) if same else 0.0
+            comparable = path in deep and math.prod(deep[path].shape) == blocks * math.prod(shape)
+            slopes = _slope(value, wide[path].value), _slope(value, deep[path].value) if comparable else 0.0
             if std is None:
                 std = value * (width / w) ** slopes[0] * (depth / d) ** slopes[1]
             allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
             constant = not value and not wide[path].value  # such as a kernel of zeros
-            ok = constant or (abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed)
-            factor = 1.0 if ok or not std else value / std * (width / w) ** needed
-            rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
+            ok = constant or (abs(slopes[0] - power) <= allowed and abs(slopes[1]) <= allowed)
+            factor = 1.0 if ok or not std else value / std * (width / w) ** power
+            rows.append(Init(spec.path, spec.role, std, slopes[0], power, slopes[1], ok, factor))
         return InitAudit(tuple(rows), (w, d))
 
     def _measured(self, width: int, depth: int) -> dict[str, Std]:
-        """`stds`; what the program does not tell is run, one of each kind of parameter, up to LARGEST entries."""
+        """`stds`; where the program does not tell them, one initializer of each kind of parameter is run, if it has at
+        most LARGEST entries."""
         stds = self.stds(width, depth)
         kinds = {
             (starred(path), std.shape): path
@@ -161,18 +162,18 @@ class Initializers:
         }
         if not kinds:
             return stds
-        chosen, closed = sorted(kinds.values()), self.program(width, depth).closed
+        paths, closed = sorted(kinds.values()), self.program(width, depth).closed
 
         def run() -> list[jax.Array]:
             key = (jax.random.key(0) for _ in closed.jaxpr.invars)
-            made = dict(zip(stds, evaluate(closed, *key), strict=False))
-            return [made[path] for path in chosen]
+            arrays = dict(zip(stds, evaluate(closed, *key), strict=False))
+            return [arrays[path] for path in paths]
 
         options = QUICK if jax.default_backend() == "cpu" else None
         values = [np.asarray(leaf) for leaf in jax.jit(run, compiler_options=options)()]
-        ran = {path: Std(spread(value), value.size, value.shape) for path, value in zip(chosen, values, strict=True)}
-        same = {kind: ran[path] for kind, path in kinds.items()}
-        return {path: same.get((starred(path), std.shape), std) for path, std in stds.items()}
+        ran = {path: Std(spread(value), value.size, value.shape) for path, value in zip(paths, values, strict=True)}
+        measured = {kind: ran[path] for kind, path in kinds.items()}
+        return {path: measured.get((starred(path), std.shape), std) for path, std in stds.items()}
 
 
 def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], ratios: Collection[float]) -> str | None:
@@ -183,8 +184,8 @@ def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], ratios: Collection[flo
         shape = start[path].shape
         return len(shape) == len(spec.shape) and all(a / b in ratios for a, b in zip(spec.shape, shape, strict=True))
 
-    alike = [path for path in start if starred(path) == starred(spec.path)]
-    return next((path for path in [spec.path, *alike] if path in start and fits(path)), None)
+    candidates = [path for path in start if starred(path) == starred(spec.path)]
+    return next((path for path in [spec.path, *candidates] if path in start and fits(path)), None)
 
 
 def _slope(small: float | None, large: float | None) -> float:

@@ -32,8 +32,8 @@ def convert(
     (`p.in_form(...)`), or with explicit factors and with absorbed ones (the specs that `absorb` or `setup` returns).
 
     Args:
-      params: stored under p and specs; or what a model's init returns, Linen's variables, an NNX or Equinox module, or
-        (parameters, state), of which the parameters are converted.
+      params: the parameters as p and specs store them; or a model as its init returns it, whose parameters are
+        converted: Linen's variables, an NNX or Equinox module, or (parameters, state).
       state: the state of `dm.optimizer(p, specs, optimizer, ...)`, alone or inside another transformation such as
         MultiSteps; or None.
       optimizer: its name; None for the state of `dm.wrap`, which is the same in all forms.
@@ -48,7 +48,7 @@ def convert(
     if to.in_form(p.form) != p:
         raise ValueError(f"only the storage form may differ, but these differ otherwise: {p} and {to}")
     family = p.table.families[0] if optimizer is None else family_of(optimizer)  # the init is that of any family
-    before, after = (factors(q, own, family).init for q, own in ((p, specs), (to, to_specs)))
+    before, after = (factors(q, q_specs, family).init for q, q_specs in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
     def scaled(tree: PyTree, by: list[Any]) -> PyTree:
@@ -61,7 +61,7 @@ def convert(
         )
 
     def gradients(tree: PyTree) -> PyTree:
-        return _of_parameters(lambda own: scaled(own, [1 / r for r in ratios]), specs, tree)
+        return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios]), specs, tree)
 
     def converted(node: Any) -> Any:
         if isinstance(node, optax.MultiStepsState):
@@ -99,16 +99,16 @@ def _check_trace(state: PyTree) -> None:
             )
 
 
-def _of_parameters(function: Callable[[PyTree], PyTree], specs: PyTree, held: Any) -> Any:
-    """What a model's init returns, with `function` of its parameters in their place."""
-    first = {spec.path.split("/")[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+def _of_parameters(function: Callable[[PyTree], PyTree], specs: PyTree, model: Any) -> Any:
+    """The model in the user's form, as its init returns it, with `function` applied to its parameters."""
+    top_keys = {spec.path.split("/")[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     nnx = sys.modules.get("flax.nnx")  # which is slow to load
-    if nnx is not None and isinstance(held, nnx.Module):
-        definition, params, rest = nnx.split(held, nnx.Param, ...)
+    if nnx is not None and isinstance(model, nnx.Module):
+        definition, params, state = nnx.split(model, nnx.Param, ...)
         # The new module takes over the variables of these trees: it gets copies.
-        return nnx.merge(definition, function(params), jax.tree.map(lambda leaf: leaf, rest))
-    if isinstance(held, Mapping) and "params" in held and "params" not in first:
-        return {**held, "params": function(held["params"])}
-    if type(held) is tuple and len(held) == 2 and not first <= {"0", "1"}:
-        return function(held[0]), held[1]
-    return function(held)
+        return nnx.merge(definition, function(params), jax.tree.map(lambda leaf: leaf, state))
+    if isinstance(model, Mapping) and "params" in model and "params" not in top_keys:
+        return {**model, "params": function(model["params"])}
+    if type(model) is tuple and len(model) == 2 and not top_keys <= {"0", "1"}:
+        return function(model[0]), model[1]
+    return function(model)

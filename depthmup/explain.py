@@ -1,4 +1,4 @@
-"""A table of what is really applied to each parameter."""
+"""A table of the factors, learning rates and decays that apply to each parameter."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COMPARED = ("forward", "LR", "decay", "LR x decay", "eps")  # columns that a dif
 
 
 class Row(NamedTuple):
-    """What is applied to a parameter, or to `number` parameters of equal blocks; None where nothing is.
+    """The numbers of one parameter, or of `number` parameters of equal blocks; None for a number that they lack.
 
-    A number that differs within the parameter, of which a part is stored times a factor, is a list of numbers.
-    init_scale: what init_std is proportional to at any width and depth. lr_width: the part of the LR factor that is a
-    power of width.
+    A field is a list of numbers where its number differs within the parameter, since a part of it is stored times a
+    factor. init_scale: a number that init_std is proportional to at any width and depth. lr_width: the part of the LR
+    factor that is a power of width.
     """
 
     parameter: str
@@ -91,36 +91,37 @@ class Explanation:
 
           branch/hidden (block_*/up/kernel): init std x 1/2.83; LR 0.001 -> 4.42e-05 (x 1/8 x 1/2.83); eps x 1/22.6
 
-        Ratios of an LR are that of its power of width and that of all else, which is depth's. Ratios of the init std
-        are those of the parameterization, whatever numbers the init has drawn.
+        An LR has two ratios, that of its power of width and that of depth. The ratio of the init std is that of the
+        parameterization and does not depend on the numbers that the init has drawn.
         """
-        others = {row.parameter: row for row in other.rows}
-        alike: dict[tuple[str, str], list[str]] = {}
-        alone: list[str] = []
+        second = {row.parameter: row for row in other.rows}
+        changed: dict[tuple[str, str], list[str]] = {}
+        unmatched: list[str] = []
         for row in self.rows:
-            match = others.pop(row.parameter, None)
+            match = second.pop(row.parameter, None)
             if match is None:
-                alone.append(f"{row.parameter}: only in the first")
+                unmatched.append(f"{row.parameter}: only in the first")
             elif change := _change(row, match):
-                alike.setdefault((row.role, change), []).append(row.parameter)
-        lines = [f"{role} ({_some(names)}): {change}" for (role, change), names in alike.items()]
-        lines += [*alone, *(f"{name}: only in the second" for name in others)]
+                changed.setdefault((row.role, change), []).append(row.parameter)
+        lines = [f"{role} ({_some(names)}): {change}" for (role, change), names in changed.items()]
+        lines += [*unmatched, *(f"{name}: only in the second" for name in second)]
         return "\n".join([self.title, f"-> {other.title}", *(lines or ["all parameters alike"])])
 
 
 def _change(row: Row, other: Row) -> str:
-    """What differs between two rows of a parameter: the role, the scale of the init, and the columns COMPARED."""
+    """The differences between two rows of a parameter, in words: of the role, the scale of the init, and the columns
+    COMPARED."""
     changes = [f"role {row.role} -> {other.role}"] if row.role != other.role else []
     init = _ratio(row.init_scale, other.init_scale)
     changes += [f"init std {init}"] if init else []
-    before, after = (dict(zip(COLUMNS, each.cells, strict=True)) for each in (row, other))
-    small, large = (dict(zip(COLUMNS, each, strict=False)) for each in (row, other))
+    before, after = (dict(zip(COLUMNS, r.cells, strict=True)) for r in (row, other))
+    small, large = (dict(zip(COLUMNS, r, strict=False)) for r in (row, other))
     for name in COMPARED:
         if before[name] != after[name]:
             ratio = _ratio(small[name], large[name])
             if name == "LR":
-                rest = [_over(each.lr, each.lr_width) for each in (row, other)]
-                ratio = " ".join(filter(None, (_ratio(row.lr_width, other.lr_width), _ratio(*rest))))
+                depth_parts = [_over(r.lr, r.lr_width) for r in (row, other)]
+                ratio = " ".join(filter(None, (_ratio(row.lr_width, other.lr_width), _ratio(*depth_parts))))
             changes.append(f"{name} {before[name]} -> {after[name]}" + (f" ({ratio})" if ratio else ""))
     return "; ".join(changes)
 
@@ -144,13 +145,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _of_role(rows: Sequence[Row]) -> Row:
-    first = rows[0]
-    alike = {name: getattr(first, name) for name in ("shape", "fan_in", "fan_out", "init_std")
+    head = rows[0]
+    common = {name: getattr(head, name) for name in ("shape", "fan_in", "fan_out", "init_std")
              if len({str(getattr(row, name)) for row in rows}) == 1}  # fmt: skip
-    return first._replace(
+    return head._replace(
         parameter=_some([row.parameter for row in rows]),
         number=sum(row.number for row in rows),
-        **{"shape": None, "fan_in": None, "fan_out": None, "init_std": None, **alike},
+        **{"shape": None, "fan_in": None, "fan_out": None, "init_std": None, **common},
     )
 
 
@@ -194,18 +195,18 @@ def explain(
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
     if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
         raise ValueError("params are not those of the specs: their shapes differ")
-    shown = eps if "eps" in OPTIONS[optimizer] else None
+    shown_eps = eps if "eps" in OPTIONS[optimizer] else None
     groups: dict[str, list[Row]] = {}
     for spec, value, family in zip(leaves, values, families, strict=True):
         std = stds.get(spec.path) if stds is not None else _std(p, spec, value, family)
-        row = _row(p, spec, family, lr, weight_decay, shown, decay)._replace(init_std=std)
-        alike = str((starred(spec.path), *row._replace(parameter="", init_std=None)))
-        groups.setdefault(alike, []).append(row)
-    first: ParamSpec = leaves[0]
-    forward = p.in_form("mup").forward_factors(width=first.width, depth=first.depth)
-    blocks = f"{p.count_blocks(first.depth)} blocks (base {p.count_blocks(p.base_depth)}), " if p.blocks else ""
+        row = _row(p, spec, family, lr, weight_decay, shown_eps, decay)._replace(init_std=std)
+        key = str((starred(spec.path), *row._replace(parameter="", init_std=None)))
+        groups.setdefault(key, []).append(row)
+    width, depth = leaves[0].width, leaves[0].depth
+    forward = p.in_form("mup").forward_factors(width=width, depth=depth)
+    blocks = f"{p.count_blocks(depth)} blocks (base {p.count_blocks(p.base_depth)}), " if p.blocks else ""
     title = (
-        f"{p.name} at width {first.width} (base {p.base_width}), depth {first.depth} (base {p.base_depth}), {blocks}"
+        f"{p.name} at width {width} (base {p.base_width}), depth {depth} (base {p.base_depth}), {blocks}"
         f"{optimizer}{'' if step is None else f' at step {step}'}: branch factor {forward.branch:.4g}, "
         f"output factor {forward.output:.4g}"
     )
@@ -229,11 +230,11 @@ def _merged(rows: Sequence[Row]) -> Row:
 def pattern(paths: Sequence[str]) -> str:
     """The paths of which only numbers differ as one, with '*' for these numbers."""
     parts = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
-    return "".join(own[0] if len(set(own)) == 1 else "*" for own in parts)
+    return "".join(words[0] if len(set(words)) == 1 else "*" for words in parts)
 
 
 def _std(p: Parameterization, spec: ParamSpec, value: Any, family: FamilyName) -> float | None:
-    """The standard deviation of a leaf: measured, or what the parameterization wants, or None where it says nothing."""
+    """The standard deviation of a leaf: measured, or the parameterization's, or None where it has none."""
     if value is not None:
         return float(np.std(value))
     if spec.role in ("vector", "scalar"):
@@ -279,7 +280,7 @@ def _row(
 
 
 def _numbers(value: Any) -> float | list[float]:
-    """A number, or those of which a part of the leaf is stored times a factor."""
+    """The factor as a number; as several numbers where only a part of the leaf is stored times a factor."""
     numbers = [float(number) for number in np.unique(value)]
     return numbers[0] if len(numbers) == 1 else numbers
 

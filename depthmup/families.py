@@ -1,7 +1,7 @@
-"""`wrap`: any complete Optax transformation under a parameterization, by what it does with gradients and weights.
+"""`wrap`: any complete Optax transformation under a parameterization.
 
-Each leaf has the LR rule of what its update does with its gradient (docs/rules.md section 0), and `probe_updates` finds
-that out by running the transformation on small random weights and gradients.
+The LR rule of a leaf depends on how its update depends on its gradient and weight (docs/rules.md section 0).
+`probe_updates` measures that by running the transformation on small random weights and gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from depthmup.specs import factors as leaf_factors
 
 Leaves = list[np.ndarray]
 LARGEST = 32  # axes of the probed weights are at most so long
-STEPS = (16, 256)  # so long a leaf is probed, and so long if it has not moved by then
+STEPS = (16, 256)  # the steps of a probe, and the steps where a leaf has not moved by then
 WEIGHT = 2.0**8  # root mean square of the probed weights: large, so that weight decay shows; and 1
 MATRICES = ("input", "hidden", "output", "readout")  # roles of parameters with fans that grow
 SMALL = 2.0**-20  # a gradient so small that nothing clips it
@@ -33,13 +33,14 @@ NEAR = 0.05  # relative distance up to which two updates are the same
 
 
 class Update(NamedTuple):
-    """What a transformation makes of one leaf's gradient and weight.
+    """How a transformation's update of one leaf depends on the leaf's gradient and weight.
 
-    family: one of FAMILIES, or None, and then why says why. decays: the weight adds a multiple of itself to the update,
-    or nothing, and acts in no other way. scale_free: gradients that had all been a constant times as large would have
-    changed the update by that constant to the family's power alone, as they do not where gradients are clipped. size:
-    (fan_in, fan_out) -> the factor of the matrix' shape that the update has beyond its family's. turns: the axes along
-    which it turns with the gradient.
+    family: one of FAMILIES, or None with the reason in `why`.
+    decays: whether the weight acts on the update only by adding a multiple of itself, which may be 0.
+    scale_free: whether the update depends on the size of all gradients together only by the family's power; False where
+      gradients are clipped.
+    size: (fan_in, fan_out) -> the factor of the matrix' shape that the update has beyond its family's.
+    turns: the axes along which the update turns with the gradient.
     """
 
     family: FamilyName | None
@@ -50,8 +51,8 @@ class Update(NamedTuple):
     turns: frozenset[int] = frozenset()
 
 
-def _powers(of_in: float, of_out: float) -> Callable[[float, float], float]:
-    return lambda fan_in, fan_out: fan_in**of_in * fan_out**of_out
+def _powers(in_power: float, out_power: float) -> Callable[[float, float], float]:
+    return lambda fan_in, fan_out: fan_in**in_power * fan_out**out_power
 
 
 # The factors of a matrix' shape that updates may have: of Muon's versions (in a layout (out, in) Optax takes one fan
@@ -62,13 +63,13 @@ SIZES: tuple[Callable[[float, float], float], ...] = (
     lambda fan_in, fan_out: max(1, fan_out / fan_in) ** 0.5,
     lambda fan_in, fan_out: max(1, fan_in / fan_out) ** 0.5,
     lambda fan_in, fan_out: max(fan_in, fan_out) ** 0.5,
-    *(_powers(of_in, of_out) for of_in in HALVES for of_out in HALVES),
+    *(_powers(in_power, out_power) for in_power in HALVES for out_power in HALVES),
 )
-FANS = ((8, 8), (8, 16), (16, 8), (16, 16))  # which tell them apart
+FANS = ((8, 8), (8, 16), (16, 8), (16, 16))  # SIZES differ from each other at these fans
 
 
 class Rules(NamedTuple):
-    """A transformation, and for each leaf in tree order its family and what its update is."""
+    """A transformation, and for each leaf in tree order its family and the probed update."""
 
     tx: optax.GradientTransformation
     families: list[FamilyName]
@@ -85,9 +86,9 @@ def wrap(
     Args:
       tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
         rate, to be chained with it; with schedules, multi_transform, masked, MultiSteps, inject_hyperparams.
-      family: what is known better: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
+      family: overrides the probed family: a name of the families of docs/rules.md section 0 ("sgd", "adam", "muon",
         "adafactor", "shampoo2") for all leaves, a tree of names with the structure of `specs` or a prefix, or {glob of
-        a path: name}. Where it differs from what is found, a warning names the leaf, and eps and decay are not
+        a path: name}. Where it differs from the probed one, a warning names the leaf, and eps and decay are not
         corrected.
 
     `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
@@ -98,8 +99,8 @@ def wrap(
       then a warning says to put clipping in front;
     - `tx` sees weights and gradients of the form "mup", so that training is the same in every storage form.
 
-    What an update is multiplied by for the shape of a matrix is taken into account: Muon's sqrt(max(1, fan_out /
-    fan_in)) and .2 sqrt(max(fan_in, fan_out)), the norms of Scion. Where an update is normalised along one axis only
+    The LR factors allow for an update's own factor of a matrix' shape: Muon's sqrt(max(1, fan_out / fan_in)) and
+    .2 sqrt(max(fan_in, fan_out)), the norms of Scion. Where an update is normalised along one axis only
     (a column's norm, SOAP with one basis), eps has no factor. Call `wrap` outside of jit if `tx` holds traced numbers.
 
     Raises ValueError for a leaf whose family cannot be told (Adagrad, an elementwise clip, a frozen leaf, Muon times
@@ -111,34 +112,33 @@ def wrap(
 
 
 def rules_of(specs: PyTree, tx: optax.GradientTransformation, family: PyTree | None = None) -> Rules:
-    """What `wrap` finds out; the arguments are its own."""
+    """The families and updates that `wrap` uses; arguments and errors are those of `wrap`."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    given = _given(specs, family)
-    found = _found(specs, tx, given)
-    families = [_resolved(*row) for row in zip(leaves, given, found, strict=True)]
-    _warn_of_contradictions(leaves, given, found)
+    names = _family_names(specs, family)
+    updates = _probed(specs, tx, names)
+    families = [_resolved(*row) for row in zip(leaves, names, updates, strict=True)]
+    _warn_of_contradictions(leaves, names, updates)
     return Rules(
-        tx, families, [u if u.family == name else Update(None) for u, name in zip(found, families, strict=True)]
+        tx, families, [u if u.family == name else Update(None) for u, name in zip(updates, families, strict=True)]
     )
 
 
 def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientTransformationExtraArgs:
-    """`wrap` by what `rules_of` has found."""
+    """`wrap` with the rules that `rules_of` returned."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    tx, families, found = rules
-    own = p.in_form("mup")
-    factors = leaf_factors(own, specs, jax.tree.unflatten(treedef, families))
+    tx, families, updates = rules
+    mup = p.in_form("mup")
+    factors = leaf_factors(mup, specs, jax.tree.unflatten(treedef, families))
     lr, eps, decay = map(jax.tree.leaves, factors[2:])
-    eps = _eps(leaves, families, found, eps)
+    eps = _eps(leaves, families, updates, eps)
     if p.table.width:
-        lr = [f * _size_at_base(own, s, u) for f, s, u in zip(lr, leaves, found, strict=True)]
+        lr = [f * _size_at_base(mup, s, u) for f, s, u in zip(lr, leaves, updates, strict=True)]
     # An update of degree d in the gradient is eps^-d times as large for gradients over eps.
     lr = [f * e ** FAMILIES[name].gradient for f, e, name in zip(lr, eps, families, strict=True)]
-    decay = [
-        f if u.decays and not FAMILIES[name].weight else 1.0 for f, u, name in zip(decay, found, families, strict=True)
-    ]
+    decays = [u.decays and not FAMILIES[name].weight for u, name in zip(updates, families, strict=True)]
+    decay = [f if is_decayed else 1.0 for f, is_decayed in zip(decay, decays, strict=True)]
     scale, shrink, weigh = (
         scale_by_tree(jax.tree.unflatten(treedef, column)) for column in (lr, [1 / e for e in eps], decay)
     )
@@ -171,13 +171,13 @@ def _times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
     return by.update(tree, optax.EmptyState())[0]
 
 
-def _given(specs: PyTree, family: PyTree | None) -> list[FamilyName | None]:
+def _family_names(specs: PyTree, family: PyTree | None) -> list[FamilyName | None]:
     """The family that the user gives to each leaf, or None."""
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     if family is None:
         return [None] * len(leaves)
     try:
-        tree = jax.tree.map(lambda name, part: jax.tree.map(lambda _: name, part, is_leaf=is_spec), family, specs)
+        tree = jax.tree.map(lambda name, subtree: jax.tree.map(lambda _: name, subtree, is_leaf=is_spec), family, specs)
         names = jax.tree.leaves(tree)
     except ValueError:
         names = _by_glob(leaves, family)
@@ -199,12 +199,12 @@ def _by_glob(leaves: Sequence[ParamSpec], family: PyTree) -> list[FamilyName | N
     return [next((name for glob, name in family.items() if fnmatch.fnmatchcase(s.path, glob)), None) for s in leaves]
 
 
-def _found(specs: PyTree, tx: optax.GradientTransformation, given: Sequence[str | None]) -> list[Update]:
+def _probed(specs: PyTree, tx: optax.GradientTransformation, names: Sequence[str | None]) -> list[Update]:
     try:
         return probe_updates(specs, tx)
     except Exception as error:
-        if all(name is not None for name in given):
-            return [Update(None)] * len(given)
+        if all(name is not None for name in names):
+            return [Update(None)] * len(names)
         raise ValueError(
             f"the transformation fails on small trees of the structure of the specs ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}), so that nothing tells what its updates do: pass family=, one of "
@@ -212,19 +212,19 @@ def _found(specs: PyTree, tx: optax.GradientTransformation, given: Sequence[str 
         ) from error
 
 
-def _resolved(spec: ParamSpec, given: FamilyName | None, found: Update) -> FamilyName:
-    if given is not None:
-        return given
+def _resolved(spec: ParamSpec, name: FamilyName | None, update: Update) -> FamilyName:
+    if name is not None:
+        return name
     way_out = f"pass family={{{spec.path!r}: one of {', '.join(FAMILIES)}}} if you know its rule"
-    if found.family is None:
-        raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {found.why}; {way_out}")
-    if _of_matrices(found.family) and _is_stack_of_vectors(spec):
+    if update.family is None:
+        raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {update.why}; {way_out}")
+    if _of_matrices(update.family) and _is_stack_of_vectors(spec):
         raise ValueError(
             f"dm.wrap: {spec.path} {spec.shape} holds a vector of each block, one matrix for this update; let Adam "
             "train all but the hidden weights (muon_weight_dimension_numbers=), as dm.optimizer(p, specs, 'muon', lr) "
             f"does; {way_out}"
         )
-    return found.family
+    return update.family
 
 
 def _of_matrices(family: FamilyName | None) -> bool:
@@ -236,25 +236,28 @@ def _is_stack_of_vectors(spec: ParamSpec) -> bool:
     return spec.stack_axis is not None and spec.role == "vector"
 
 
-def _warn_of_contradictions(leaves: Sequence[ParamSpec], given: Sequence[str | None], found: Sequence[Update]) -> None:
+def _warn_of_contradictions(
+    leaves: Sequence[ParamSpec], names: Sequence[str | None], updates: Sequence[Update]
+) -> None:
     """One warning for all leaves that are given one family and have the update of another."""
     paths: dict[tuple[str, str], list[str]] = {}
-    for spec, name, own in zip(leaves, given, found, strict=True):
-        if name is not None and own.family not in (None, name):
-            paths.setdefault((name, str(own.family)), []).append(spec.path)
-    for (name, own_name), alike in paths.items():
-        more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+    for spec, name, update in zip(leaves, names, updates, strict=True):
+        if name is not None and update.family not in (None, name):
+            paths.setdefault((name, str(update.family)), []).append(spec.path)
+    for (name, probed_name), matching in paths.items():
+        more = f" (and {len(matching) - 1} more)" if len(matching) > 1 else ""
         warnings.warn(
-            f"dm.wrap: {alike[0]}{more} has family={name!r}, but its update is that of {own_name!r}", stacklevel=4
+            f"dm.wrap: {matching[0]}{more} has family={name!r}, but its update is that of {probed_name!r}", stacklevel=4
         )
 
 
-def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], found: Sequence[Update], eps: list[Any]) -> list[Any]:
-    """What each leaf's gradient is divided by."""
-    free = [own.family is not None and not FAMILIES[own.family].linear for own in found]
-    known = [yes and not _one_sided(spec, own) for spec, own, yes in zip(leaves, found, free, strict=True)]
-    eps = [e if yes else 1.0 for e, yes in zip(eps, known, strict=True)]
-    clipped = [spec.path for spec, own, yes in zip(leaves, found, free, strict=True) if yes and not own.scale_free]
+def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], updates: Sequence[Update], eps: list[Any]) -> list[Any]:
+    """The number by which each leaf's gradient is divided."""
+    pairs = [(s, u) for s, u in zip(leaves, updates, strict=True)]
+    nonlinear = [u.family is not None and not FAMILIES[u.family].linear for u in updates]
+    corrected = [ok and not _one_sided(s, u) for (s, u), ok in zip(pairs, nonlinear, strict=True)]
+    eps = [e if ok else 1.0 for e, ok in zip(eps, corrected, strict=True)]
+    clipped = [s.path for (s, u), ok in zip(pairs, nonlinear, strict=True) if ok and not u.scale_free]
     if not clipped:
         return eps
     if any(np.any(abs(np.asarray(e) - 1) > 1e-9) for e in eps):
@@ -267,14 +270,14 @@ def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], found: Sequence[U
 
 
 def probe_updates(specs: PyTree, tx: optax.GradientTransformation) -> list[Update]:
-    """What `tx` does with each leaf of the specs, in tree order. Raises whatever `tx` raises on small trees."""
+    """The update of `tx` for each leaf of the specs, in tree order. Raises whatever `tx` raises on small trees."""
     with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
         return _Probe(specs, tx).updates()
 
 
 @dataclasses.dataclass
 class _Probe:
-    """Runs of a transformation on constant weights, with gradients that are told step by step."""
+    """Runs of a transformation on constant weights, with the gradients of a function of the step."""
 
     specs: PyTree
     tx: optax.GradientTransformation
@@ -301,12 +304,12 @@ class _Probe:
 
     def at(self, steps: Sequence[int], gradient: Callable[[int], Leaves], weights: Leaves, **start: Any) -> Leaves:
         """The update of leaf i after the step steps[i]."""
-        kept: dict[int, np.ndarray] = {}
+        result: dict[int, np.ndarray] = {}
         for step, updates in self.run(gradient, weights, **start):
-            kept |= {i: np.asarray(updates[i], np.float64) for i, own in enumerate(steps) if own == step}
+            result |= {i: np.asarray(updates[i], np.float64) for i, last_step in enumerate(steps) if last_step == step}
             if step == max(steps):
                 break
-        return [kept[i] for i in range(len(steps))]
+        return [result[i] for i in range(len(steps))]
 
     def last_moves(self) -> list[int]:
         """For each leaf the last step at which it moved, of the first 16 steps or else of the first 256; or -1."""
@@ -321,11 +324,11 @@ class _Probe:
     def updates(self) -> list[Update]:
         g, h, w = self.gradient, self.other, self.weights
         last = self.last_moves()
-        at = [max(step, 0) for step in last]
+        steps = [max(step, 0) for step in last]
 
         def constant(gradient: Leaves, weights: Leaves, **start: Any) -> Leaves:
             gradient, weights = jax.device_put((gradient, weights))
-            return self.at(at, lambda _: gradient, weights, **start)
+            return self.at(steps, lambda _: gradient, weights, **start)
 
         def times(leaves: Leaves, by: float) -> Leaves:
             return [by * leaf for leaf in leaves]
@@ -345,12 +348,12 @@ class _Probe:
             a, b = (2.0 ** ((7 * step) % 16 - 12) * f(step) for f in (math.cos, math.sin))
             return [np.float32(a) * x + np.float32(b) * y for x, y in zip(g, h, strict=True)]
 
-        first = self.at(at, uneven, w)
-        twice = self.at(at, lambda step: times(uneven(step), 2), w)
-        turned = self._turned(at, uneven, [u - e for u, e in zip(first, even, strict=True)], even)
-        more = self.at(at, lambda step: [8.0 ** (1 - i % 2) * x for i, x in enumerate(uneven(step))], w)
+        single = self.at(steps, uneven, w)
+        double = self.at(steps, lambda step: times(uneven(step), 2), w)
+        turned = self._turned(steps, uneven, [u - e for u, e in zip(single, even, strict=True)], even)
+        alternating = self.at(steps, lambda step: [8.0 ** (1 - i % 2) * x for i, x in enumerate(uneven(step))], w)
 
-        found = []
+        updates = []
         for i in range(len(self.leaves)):
             share = float(np.vdot(even[i], w[i]) / np.vdot(w[i], w[i]))
             decays = _distance(even[i], share * w[i]) <= 1e-2 * _size(even[i]) + 1e-5 * _size(odd[i])
@@ -368,7 +371,7 @@ class _Probe:
                 power = _power(doubled[i], odd[i], 2)
                 if power is None and turned[i]:
                     # Off its own singular vectors a constant gradient is nothing but noise, where eps acts (SOAP).
-                    uneven_power = _power(twice[i] - even[i], first[i] - even[i], 2)
+                    uneven_power = _power(double[i] - even[i], single[i] - even[i], 2)
                     power = None if uneven_power == 1 else uneven_power  # (linear: a clip of large entries)
                 family, why = _family(power, weight, odd[i], g[i], small[i], bool(turned[i]))
             if family is not None and FAMILIES[family].weight and _size(even[i]) > 1e-5 * _size(odd[i]):
@@ -382,16 +385,16 @@ class _Probe:
                     "its step ends on the sphere of the weight's norm (AdamH, MuonH); wrap the step without that "
                     "projection, optax.chain(dm.wrap(p, specs, step), projection)"
                 )
-            expected = first[i] * 8.0 ** ((FAMILIES[family].gradient if family else 0) * (1 - i % 2))
-            free = _distance(expected, more[i]) <= NEAR * _size(expected)
-            found.append(Update(family, why, decays, free, turns=frozenset(turned[i])))
-        return self._sized(at, found)
+            expected = single[i] * 8.0 ** ((FAMILIES[family].gradient if family else 0) * (1 - i % 2))
+            free = _distance(expected, alternating[i]) <= NEAR * _size(expected)
+            updates.append(Update(family, why, decays, free, turns=frozenset(turned[i])))
+        return self._sized(steps, updates)
 
     def _turned(
-        self, at: Sequence[int], gradient: Callable[[int], Leaves], update: Leaves, even: Leaves
+        self, steps: Sequence[int], gradient: Callable[[int], Leaves], update: Leaves, even: Leaves
     ) -> list[set[int]]:
         """For each leaf the axes along which turning its gradients turns its update alike, weight decay apart."""
-        alike: list[set[int]] = [set() for _ in self.leaves]
+        axes: list[set[int]] = [set() for _ in self.leaves]
         rng = np.random.default_rng(1)
         for axis in range(max(len(shape) for shape in self.shapes)):
             turns = [
@@ -399,45 +402,45 @@ class _Probe:
             ]
 
             def turn(leaves: Leaves, turns: list[Any] = turns, axis: int = axis) -> Leaves:
-                both = zip(leaves, turns, strict=True)
+                pairs = zip(leaves, turns, strict=True)
                 return [
                     u if q is None else np.moveaxis(np.tensordot(u, q, (axis, 0)), -1, axis).astype(u.dtype)
-                    for u, q in both
+                    for u, q in pairs
                 ]
 
-            updates = self.at(at, lambda step, turn=turn: turn(gradient(step)), self.weights)  # type: ignore[misc]
+            updates = self.at(steps, lambda step, turn=turn: turn(gradient(step)), self.weights)  # type: ignore[misc]
             for i, expected in enumerate(turn(update)):
                 if turns[i] is not None and _distance(updates[i] - even[i], expected) <= NEAR * _size(expected):
-                    alike[i].add(axis)
-        return alike
+                    axes[i].add(axis)
+        return axes
 
-    def _sized(self, at: Sequence[int], found: list[Update]) -> list[Update]:
+    def _sized(self, steps: Sequence[int], updates: list[Update]) -> list[Update]:
         """The updates with the factors that they have for the shapes of matrices, where these grow.
 
         They are measured along gradients of rank one: a single entry along axes along which the update turns with the
         gradient, and ones along all others, so that the update has rank one at any shape (or fills the null space).
         """
-        yes = [
-            (_of_matrices(own.family) or own.family == "adam") and spec.role in MATRICES
-            for own, spec in zip(found, self.leaves, strict=True)
+        sized = [
+            (_of_matrices(update.family) or update.family == "adam") and spec.role in MATRICES
+            for update, spec in zip(updates, self.leaves, strict=True)
         ]
-        if not any(yes):
-            return found
+        if not any(sized):
+            return updates
         sizes = []
         for fans in FANS:
-            gradient, parts = [], []
-            for spec, own, shape, measured in zip(self.leaves, found, self.shapes, yes, strict=True):
-                g, part = _rank_one(spec, own.turns, fans) if measured else (np.zeros(shape, np.float32), ())
+            gradient, matrices = [], []
+            for spec, update, shape, is_sized in zip(self.leaves, updates, self.shapes, sized, strict=True):
+                g, matrix = _rank_one(spec, update.turns, fans) if is_sized else (np.zeros(shape, np.float32), ())
                 gradient.append(g)
-                parts.append(part)
+                matrices.append(matrix)
             zeros = [np.zeros_like(g) for g in gradient]
-            updates = self.at(at, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
-            along = [(u[part], g[part]) for u, g, part in zip(updates, gradient, parts, strict=True)]
-            sizes.append([abs(np.vdot(u, g)) / _size(g) if g.any() else 0.0 for u, g in along])
+            measured = self.at(steps, lambda _, gradient=gradient: gradient, zeros)  # type: ignore[misc]
+            pairs = [(u[matrix], g[matrix]) for u, g, matrix in zip(measured, gradient, matrices, strict=True)]
+            sizes.append([abs(np.vdot(u, g)) / _size(g) if g.any() else 0.0 for u, g in pairs])
         columns = np.array(sizes).T
         return [
-            _with_size(own, column) if measured else own
-            for own, column, measured in zip(found, columns, yes, strict=True)
+            _with_size(update, column) if is_sized else update
+            for update, column, is_sized in zip(updates, columns, sized, strict=True)
         ]
 
 
@@ -466,21 +469,21 @@ def _probed_shape(spec: ParamSpec) -> tuple[int, ...]:
 
 
 def _rank_one(spec: ParamSpec, turns: Collection[int], fans: Sequence[int]) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """(a gradient of these fans, the part of it that is one matrix)"""
+    """(a gradient of these fans, the index of one matrix in it)"""
     shape = [min(n, LARGEST) for n in spec.shape]
     entries: list[Any] = [0] * len(shape)
-    part: list[Any] = [0] * len(shape)
+    matrix: list[Any] = [0] * len(shape)
     for half, fan in zip(spec.matrix_axes, fans, strict=True):
         single = any(axis in turns for axis in half)
         for axis in half:
             shape[axis] = 1
         shape[max(half, key=lambda axis: spec.shape[axis])] = fan
         for axis in half:
-            part[axis] = slice(None)
+            matrix[axis] = slice(None)
             entries[axis] = 0 if single else slice(None)
     g = np.zeros(shape, np.float32)
     g[tuple(entries)] = 1
-    return g, tuple(part)
+    return g, tuple(matrix)
 
 
 def _with_size(update: Update, norms: np.ndarray) -> Update:
@@ -533,9 +536,9 @@ def _family(
     return None, f"its size {names[power]} the gradient's and {names[weight]} the weight's"
 
 
-def _power(of: np.ndarray, update: np.ndarray, by: float) -> int | None:
-    """-1, 0 or 1: `of` is the update times `by` to this power; None: it is none of them."""
-    return next((n for n in (0, 1, -1) if _distance(of, by**n * update) <= NEAR * by**n * _size(update)), None)
+def _power(changed: np.ndarray, update: np.ndarray, by: float) -> int | None:
+    """-1, 0 or 1: `changed` is the update times `by` to this power; None: it is none of them."""
+    return next((n for n in (0, 1, -1) if _distance(changed, by**n * update) <= NEAR * by**n * _size(update)), None)
 
 
 def _spread(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
@@ -544,11 +547,11 @@ def _spread(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     def sizes(n: int) -> np.ndarray:
         return rng.permutation(2.0 ** np.linspace(-2, 2, n))
 
-    of = sizes(math.prod(shape)).reshape(shape) * rng.choice([-1.0, 1.0], shape)
+    numbers = sizes(math.prod(shape)).reshape(shape) * rng.choice([-1.0, 1.0], shape)
     for axis, n in enumerate(shape):
-        if 1 < n < of.size:
-            of = np.moveaxis(np.moveaxis(of, axis, -1) * sizes(n), -1, axis)
-    return np.asarray(of / np.sqrt(np.mean(of**2)), np.float32)
+        if 1 < n < numbers.size:
+            numbers = np.moveaxis(np.moveaxis(numbers, axis, -1) * sizes(n), -1, axis)
+    return np.asarray(numbers / np.sqrt(np.mean(numbers**2)), np.float32)
 
 
 def _rotation(rng: np.random.Generator, n: int) -> np.ndarray:

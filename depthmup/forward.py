@@ -1,4 +1,4 @@
-"""What a model's forward pass says of its parameters: which are in a residual branch, and where a factor can go.
+"""A model's forward pass shows which parameters are in a residual branch, and where a factor can go.
 
 A factor multiplies a value of the forward pass: the branch factor a residual branch, the output factor the logits, the
 attention factor the queries. A model that does not take factors as arguments can have them all the same, where the
@@ -19,30 +19,30 @@ from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, va
 from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
 
 KINDS = ("branch", "output", "attention")
-RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # what leaves the numbers as they are
+RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
     """A value that a factor multiplies.
 
-    kind: one of KINDS; or "sum", of two activations that is no residual addition.
+    kind: one of KINDS; or "sum": a sum of two activations that is no residual addition.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
 
-    Of a branch
-      inside: the paths of all parameters between its beginning and its end. (Of a sum: those in no branch that one of
-        the two alone depends on.)
-      skip: those that project what the branch is added to. before: those that act on its beginning.
-      between: those that act on the stream behind any residual sum.
-      number, around: its number, and those of the branches that it is a part of.
+    Fields of a branch
+      inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
+        only one summand depends on and that are in no branch.)
+      skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
+      between: of those that act on the stream behind any residual sum.
+      number, around: its number, and the numbers of the branches that it is a part of.
       layers: `Graph.layers`.
-      times: how many residual additions it is: more than 1 if blocks are scanned, 0 for a bias that is added behind
-        one.
-    Of an output
+      times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
+        is added behind one.
+    Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
-    Of an attention
+    Fields of an attention
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
@@ -85,7 +85,7 @@ def absorb(
 
 def place(
     specs: PyTree,
-    found: Sequence[Site],
+    sites: Sequence[Site],
     kinds: Collection[str] = KINDS,
     products: Sequence[int] | None = None,
     placed: Collection[str] = (),
@@ -93,19 +93,19 @@ def place(
     """`absorb` by the sites of the same model, which may be those of another width.
 
     products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
-    placed: the parameters whose place, in a branch or outside, the user has said.
+    placed: the parameters whose place, in a branch or outside, an override gives.
     """
     leaves, absorbs = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
-    branches = repeated(found, {path for path, spec in leaves.items() if spec.in_branch})
+    branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
     leaves = {
         path: dataclasses.replace(spec, in_branch=False) if path in projections else spec
         for path, spec in leaves.items()
     }
     check_branches(leaves, branches, placed)
-    for site in found:
+    for site in sites:
         if site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
         if site.parts is None:
@@ -122,11 +122,11 @@ def place(
     )
 
 
-def places(found: Sequence[Site]) -> dict[str, bool]:
-    """{path: whether it is inside a branch} of the parameters inside branches, of the projections of what these are
-    added to, and of those that act before the first branch or behind the last. What else acts between two branches, as
-    a norm after the sum does, is in none, and may be of each block all the same: nothing is said of it."""
-    branches = [site for site in found if site.kind == "branch"]
+def places(sites: Sequence[Site]) -> dict[str, bool]:
+    """{path: whether it is inside a branch} of the parameters inside branches, of those that project a skip, and of
+    those that act before the first branch. Other parameters that act between two branches, such as a norm after the
+    sum, are missing: they are in no branch, but each block may have its own."""
+    branches = [site for site in sites if site.kind == "branch"]
     inside = frozenset[str]().union(*(site.inside for site in branches))
     outside = frozenset[str]().union(*(site.skip for site in branches))
     if branches:
@@ -134,13 +134,14 @@ def places(found: Sequence[Site]) -> dict[str, bool]:
     return {**dict.fromkeys(outside, False), **dict.fromkeys(inside, True)}
 
 
-def repeated(found: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
-    """The branches that repeat with depth: the factor goes into a parameter that does, or where it has no place, one
-    that does is inside. A branch that is a part of another one, such as the sum in a recurrent cell, is none of them.
+def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
+    """The branches that repeat with depth: those whose factor goes into a parameter that repeats, or, where the factor
+    has no place, those with such a parameter inside. A branch that is a part of another one, such as the sum in a
+    recurrent cell, is left out.
 
     in_branch: the parameters that repeat with depth.
     """
-    branches = [site for site in found if site.kind == "branch"]
+    branches = [site for site in sites if site.kind == "branch"]
     branches = [site for site in branches if any(path in in_branch for path in site.parts or site.inside)]
     numbers = {site.number for site in branches}
     return [site for site in branches if not numbers.intersection(site.around)]
@@ -149,8 +150,8 @@ def repeated(found: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
 def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]) -> None:
     """Raises ForwardError for parameters that repeat with depth and are in no branch, such as a norm after the sum.
 
-    What does not repeat is no part of a branch, though the logits may depend on it through branches alone: an encoder,
-    the embedding of a condition (docs/theory.md section 1.4).
+    A parameter that does not repeat is no part of a branch, though the logits may depend on it through branches alone:
+    an encoder, the embedding of a condition (docs/theory.md section 1.4).
     """
     inside = frozenset[str]().union(*(site.inside for site in branches))
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
@@ -171,16 +172,16 @@ def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], pl
         )
 
 
-def residual_alone(specs: PyTree, found: Sequence[Site], placed: Collection[str]) -> PyTree:
+def residual_alone(specs: PyTree, sites: Sequence[Site], placed: Collection[str]) -> PyTree:
     """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
 
-    placed: the parameters whose place the user has said. Raises ForwardError for weights that are added to another
+    placed: the parameters whose place an override gives. Raises ForwardError for weights that are added to another
     activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
     (recurrent ones).
     """
     leaves: dict[str, ParamSpec] = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
-    inside = {path for site in found if site.kind == "branch" and site.where not in CLOSED for path in site.inside}
-    sums = {path for site in found if site.kind == "sum" or site.where in CLOSED for path in site.inside}
+    inside = {path for site in sites if site.kind == "branch" and site.where not in CLOSED for path in site.inside}
+    sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
     plain = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
     unclear = {path: "branch" for path in sorted(plain & sums) if leaves[path].role not in ("vector", "scalar")}
     if unclear:
@@ -233,15 +234,16 @@ def _no_place(site: Site) -> str:
 
 
 def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """A mask as half-open ranges along one axis, of a parameter of this shape, which may be that of another width."""
+    """(axis, half-open ranges along it) of the entries of a mask, for a parameter of this shape, whose width may differ
+    from the mask's. Raises ForwardError if the entries are no such ranges."""
     if mask is None:
         return 0, ()
     for axis in range(mask.ndim):
         line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
         if (line.all(axis=1) == line.any(axis=1)).all():
             steps = np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
-            steps, rest = np.divmod(steps * shape[axis], mask.shape[axis])
-            if not rest.any():
+            steps, remainders = np.divmod(steps * shape[axis], mask.shape[axis])
+            if not remainders.any():
                 return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
 
@@ -253,7 +255,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     are random. Of the inputs, floating ones are replaced by random numbers too.
     """
     graph = Graph(apply, params, inputs, seed)
-    found = []
+    result = []
     branches = list(graph.branches())
     values = [graph.parts_of(branch) for branch in branches]
     within = set[Node]().union(*values)
@@ -273,33 +275,33 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             times=branch.sum.times,
             where=branch.end.op,
         )
-        found.append(site)
+        result.append(site)
         for bias in graph.biases(branch):
             paths = graph.parameters_of_value(bias)
-            found.append(
+            result.append(
                 dataclasses.replace(site, parts=graph.parts(bias), inside=paths, skip=frozenset(), layers=(), times=0)
             )
-    seen = frozenset[str]().union(*(site.inside for site in found))
+    inside_branches = frozenset[str]().union(*(site.inside for site in result))
     residual = {branch.sum for branch in branches}
-    sums = (inside - seen for total, inside in graph.sums() if total not in residual)
-    found += [Site("sum", None, inside) for inside in sums if inside]
+    sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
+    result += [Site("sum", None, inside) for inside in sums if inside]
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
-    found += [Site("branch", None, graph.parameters_of(node) - seen, where=node.op) for node in closed]
+    result += [Site("branch", None, graph.parameters_of(node) - inside_branches, where=node.op) for node in closed]
     for query, key, product in graph.attentions():
-        of_one = (graph.parts(value) for value in (query, key))
+        candidates = (graph.parts(value) for value in (query, key))
         # (Where queries and keys are the same, their product grows by the square.)
-        parts = next((parts for parts in of_one if parts and graph.doubles(product, parts)), None)
-        found.append(Site("attention", parts, head_dim=product.summed, product=product.number))
+        parts = next((parts for parts in candidates if parts and graph.doubles(product, parts)), None)
+        result.append(Site("attention", parts, head_dim=product.summed, product=product.number))
     softmax = [node for node in closed if "dot_general" in node.operations and node.operations.intersection(SOFTMAX)]
-    found += [Site("attention", None, where=node.op) for node in softmax]
+    result += [Site("attention", None, where=node.op) for node in softmax]
     weights = graph.weights()
     for logits, parts in graph.readouts():
-        found.append(Site("output", parts, weights=weights, where=logits.op))
-    return found
+        result.append(Site("output", parts, weights=weights, where=logits.op))
+    return result
 
 
 def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
-    """{"hidden": what the readout is applied to, "logits": `apply(params, *inputs)`}; it can be jitted.
+    """{"hidden": the input of the readout, "logits": `apply(params, *inputs)`}; it can be jitted.
 
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """
@@ -313,65 +315,66 @@ def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[st
 
 def _last_layer(graph: Graph) -> Node | None:
     """The last operation that applies weights to activations."""
-    todo, seen = [graph.output], set[Node]()
+    todo, visited = [graph.output], set[Node]()
     while todo:
         node = todo.pop(0)
         fed = [operand for operand in node.operands if operand in graph.fed]
         if graph.weighs(node) and len(fed) == 1:
             return node
-        todo += [operand for operand in fed if operand not in seen]
-        seen.update(fed)
+        todo += [operand for operand in fed if operand not in visited]
+        visited.update(fed)
     return None
 
 
 def layers(
-    apply: Callable[..., Any], params: PyTree, held: Sequence[Any], inputs: Sequence[Any], blocks: int
+    apply: Callable[..., Any], params: PyTree, state: Sequence[Any], inputs: Sequence[Any], blocks: int
 ) -> Callable[..., list[jax.Array]]:
-    """A function (params, *held, *inputs) -> the outputs z^l of the layers of `apply(params, *held, *inputs)`, the
+    """A function (params, *state, *inputs) -> the outputs z^l of the layers of `apply(params, *state, *inputs)`, the
     logits. It can be jitted and differentiated.
 
-    Of a network with residual branches: what enters the first one, and the residual stream after each block. Of any
-    other one: the output W h + bias of each layer but the readout.
+    The outputs of a network with residual branches are the value that enters the first branch and the residual stream
+    after each block; those of any other network are the output W h + bias of each layer but the readout.
 
-    held: arrays that are neither parameters nor activations, such as batch statistics. blocks: the number of blocks,
+    state: arrays that are neither parameters nor activations, such as batch statistics. blocks: the number of blocks,
     which may have several branches each. Where the number of residual additions is no multiple of it, the stream after
     each of them is taken.
     Raises ForwardError if there are no layers, or if they are where the forward pass is not followed.
     """
-    graph = Graph(apply, params, inputs, held=held)
+    graph = Graph(apply, params, inputs, state=state)
     if any(node.op in CLOSED and node in graph.fed and graph.parameters_of(node) for node in graph.nodes):
         raise ForwardError(
             "layers lie in a jax.lax.while_loop or cond, into which the forward pass is not followed: repeat the "
             "blocks by a loop of Python or a scan, or give dm.maximal_update a function of the layers' outputs"
         )
-    first, nodes, every = _stream(graph, blocks)
+    entries, nodes, per_block = _stream(graph, blocks)
     nodes = nodes or _pre_activations(graph)
     if not nodes:
         raise ForwardError("no operation but the readout applies weights to activations: there are no layers")
-    places = [node.place for node in [*first, *nodes] if node.place]
+    places = [node.place for node in [*entries, *nodes] if node.place]
 
     def outputs(params: PyTree, *arguments: Any) -> list[jax.Array]:
         values = values_at(places, apply, params, *arguments)
-        return values[: len(first)] + values[len(first) + every - 1 :: every]
+        return values[: len(entries)] + values[len(entries) + per_block - 1 :: per_block]
 
     return outputs
 
 
 def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
-    """(what enters the first branch, the residual additions, how many of these are in a block)"""
+    """([the value that enters the first branch], the residual additions, the number of additions in a block)"""
     branches = list(graph.branches())
     values = [graph.ancestors(branch.end, branch.start) for branch in branches]
     outer = [branch for branch in branches if not any(branch.sum in within for within in values)]
-    for chosen in (outer, branches):  # those inside a branch are no residual stream, unless all others are too few
-        every, rest = divmod(sum(branch.sum.times for branch in chosen), blocks)
-        if chosen and not rest:
+    # Additions inside a branch are no residual stream, unless all others are too few.
+    for additions in (outer, branches):
+        per_block, remainder = divmod(sum(branch.sum.times for branch in additions), blocks)
+        if additions and not remainder:
             break
     else:
-        chosen, every = branches, 1
-    first = [branch.start.operands[0] if branch.start.op == "carry" else branch.start for branch in chosen[:1]]
-    sums = [branch.sum for branch in chosen]
+        additions, per_block = branches, 1
+    entries = [branch.start.operands[0] if branch.start.op == "carry" else branch.start for branch in additions[:1]]
+    sums = [branch.sum for branch in additions]
     inside = {node.place for node in sums}  # of a recurrence, where the start is the sum of an earlier step
-    return [node for node in first if node.place and node.place not in inside], sums, every
+    return [node for node in entries if node.place and node.place not in inside], sums, per_block
 
 
 def _pre_activations(graph: Graph) -> list[Node]:

@@ -1,6 +1,6 @@
 """One way to make and to call a model of Linen, NNX, Haiku, Equinox, or any pytree of arrays.
 
-Each framework keeps a model's numbers in its own way; here they are (params, state): a pytree of what is trained, and
+Each framework keeps a model's numbers in its own way; here they are (params, state): a pytree of the parameters, and
 one of the other arrays (batch statistics, random keys, buffers).
 """
 
@@ -38,10 +38,13 @@ EVALUATION = {
 class Model:
     """A model at one width and depth; a subclass for each framework.
 
-    make: key -> what the user's factory gives.
+    make: key -> the object that the user's factory returns.
     inputs, options: arguments and keyword arguments of a call, as in training.
-    call: (what the user holds, *inputs) -> outputs, for a model that is not called itself. output: outputs -> logits.
-    factors: of a model that takes them.
+    call: (model, *inputs) -> outputs, for a model that is not called itself. output: outputs -> logits.
+    factors: the forward factors of a model whose call takes them.
+
+    The argument `model` of the methods is the user's form of the parameters and the state: Linen's variables, an NNX
+    module, Haiku's params, a pytree. `join` makes it, `split` takes it apart.
     """
 
     make: Callable[[Any], Any]
@@ -80,21 +83,21 @@ class Model:
         object.__setattr__(other, "training", False)
         return other
 
-    def apply(self, held: Any, *args: Any, **options: Any) -> Any:
+    def apply(self, model: Any, *args: Any, **options: Any) -> Any:
         """The model's own call."""
         if self.factors is not None:
             options = {"factors": self.factors, **options}
-        return self.of(held)(*args, **options)
+        return self.of(model)(*args, **options)
 
-    def of(self, held: Any) -> Callable[..., Any]:
-        """The function that a call of the model is."""
-        return held if self.call is None else functools.partial(self.call, held)
+    def of(self, model: Any) -> Callable[..., Any]:
+        """The function that calls the model: (*inputs, **options) -> outputs."""
+        return model if self.call is None else functools.partial(self.call, model)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
-        """What the user holds."""
+        """The model in the user's form."""
         raise NotImplementedError
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
         """The inverse of `join`."""
         raise NotImplementedError
 
@@ -105,7 +108,7 @@ class Model:
 
     @functools.cached_property
     def made(self) -> Any:
-        """What the factory gives, with shapes for arrays."""
+        """The object that the factory returns, with shapes for arrays."""
         return self.make(jax.random.key(KEY))
 
     @functools.cached_property
@@ -118,7 +121,7 @@ class Model:
         return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
 
     def init_eagerly(self, key: Any) -> tuple[PyTree, PyTree]:
-        """`init`, its operations one by one: equal blocks share what is compiled. A forward pass in it is left out."""
+        """`init`, operation by operation, so that equal blocks share compiled code, and without a forward pass."""
         if not self.init_calls:
             return self.init(key)
         closed, shapes = self._traced_init
@@ -146,19 +149,19 @@ class LinenModel(Model):
         outputs, after = self.apply(
             self.join(params, state), *inputs, rngs=rngs, mutable=[*state, "intermediates"], **self.options
         )
-        return self.output(outputs), {name: after.get(name, own) for name, own in state.items()}
+        return self.output(outputs), {name: after.get(name, value) for name, value in state.items()}
 
-    def of(self, held: Any) -> Callable[..., Any]:
-        return functools.partial(self.made.apply, held)
+    def of(self, model: Any) -> Callable[..., Any]:
+        return functools.partial(self.made.apply, model)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
         return {"params": params, **state}
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
-        if "params" not in held:
-            some = ", ".join(list(held)[:3])
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
+        if "params" not in model:
+            some = ", ".join(list(model)[:3])
             raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {{{some}, ...}}")
-        return held["params"], {name: held[name] for name in held if name not in ("params", "intermediates")}
+        return model["params"], {name: model[name] for name in model if name not in ("params", "intermediates")}
 
     def statistics(self, state: PyTree) -> list[Any]:
         return jax.tree.leaves(state.get("batch_stats", {}))
@@ -174,25 +177,25 @@ class HaikuModel(Model):
         return self.split(self.made.init(key, *self.inputs, **self.options))
 
     def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
-        held = (params, state) if self._stateful else (params,)
+        model = (params, state) if self._stateful else (params,)
         rng = (_key(key),) if self._takes_rng else ()
-        outputs = self.made.apply(*held, *rng, *inputs, **self.options)
+        outputs = self.made.apply(*model, *rng, *inputs, **self.options)
         outputs, after = outputs if self._stateful else (outputs, state)
         return self.output(outputs), after
 
-    def of(self, held: Any) -> Callable[..., Any]:
-        return functools.partial(self.made.apply, held)
+    def of(self, model: Any) -> Callable[..., Any]:
+        return functools.partial(self.made.apply, model)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
         return (params, state) if self._stateful else params
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
-        if self._stateful and not isinstance(held, tuple):
-            raise TypeError(f"expected (params, state), as init returns them; got a {type(held).__name__}")
-        return held if self._stateful else (held, {})
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
+        if self._stateful and not isinstance(model, tuple):
+            raise TypeError(f"expected (params, state), as init returns them; got a {type(model).__name__}")
+        return model if self._stateful else (model, {})
 
     def statistics(self, state: PyTree) -> list[Any]:
-        averages = {name: own for name, own in state.items() if name.endswith("_ema")}
+        averages = {name: average for name, average in state.items() if name.endswith("_ema")}
         return [leaf for leaf in jax.tree.leaves(averages) if is_parameter(leaf)]
 
     @property
@@ -220,19 +223,19 @@ class NNXModel(Model):
         # The module takes over the variables of these trees, and may change them: it gets copies.
         return nnx.merge(self._parts[0], *jax.tree.map(lambda leaf: leaf, (params, state)))
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
         from flax import nnx
 
-        if not isinstance(held, nnx.Module):
-            raise TypeError(f"expected the module that init returns; got a {type(held).__name__}")
-        params, state = nnx.state(held, nnx.Param, ...)
+        if not isinstance(model, nnx.Module):
+            raise TypeError(f"expected the module that init returns; got a {type(model).__name__}")
+        params, state = nnx.state(model, nnx.Param, ...)
         return params, state
 
     def statistics(self, state: PyTree) -> list[Any]:
         from flax import nnx
 
-        of = jax.tree.leaves(state, is_leaf=lambda variable: isinstance(variable, nnx.Variable))
-        return [variable[...] for variable in of if isinstance(variable, nnx.BatchStat)]
+        variables = jax.tree.leaves(state, is_leaf=lambda variable: isinstance(variable, nnx.Variable))
+        return [variable[...] for variable in variables if isinstance(variable, nnx.BatchStat)]
 
     def _traced(self) -> Any:
         from flax import nnx
@@ -284,22 +287,22 @@ class PytreeModel(Model):
     def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         return self.output(self.apply(self.evaluated(self.join(params, state)), *inputs, **self.options)), state
 
-    def evaluated(self, held: Any) -> Any:
+    def evaluated(self, model: Any) -> Any:
         """What the user holds, as in evaluation if it is not training."""
-        return held
+        return model
 
     def join(self, params: PyTree, state: PyTree) -> Any:
         return _merged(params, state, self.made)
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
-        other = jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, held)
-        return parameters_only(held), other
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
+        state = jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, model)
+        return parameters_only(model), state
 
     @functools.cached_property
     def made(self) -> Any:
-        held = []
-        jax.eval_shape(lambda: held.append(self.make(jax.random.key(KEY))))
-        return jax.tree.map(lambda leaf: jax.typeof(leaf) if _is_array(leaf) else leaf, held[0])
+        models = []
+        jax.eval_shape(lambda: models.append(self.make(jax.random.key(KEY))))
+        return jax.tree.map(lambda leaf: jax.typeof(leaf) if _is_array(leaf) else leaf, models[0])
 
 
 class EquinoxModel(PytreeModel):
@@ -307,12 +310,12 @@ class EquinoxModel(PytreeModel):
 
     layout = "out_in"
 
-    def evaluated(self, held: Any) -> Any:
+    def evaluated(self, model: Any) -> Any:
         if self.training:
-            return held
+            return model
         import equinox
 
-        return equinox.nn.inference_mode(held)
+        return equinox.nn.inference_mode(model)
 
 
 class StatefulEquinoxModel(EquinoxModel):
@@ -326,26 +329,26 @@ class StatefulEquinoxModel(EquinoxModel):
         return self.output(outputs), (state[0], after)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
-        other, kept = state
-        kept = jax.tree.map(lambda leaf: leaf, kept)  # Equinox invalidates a state that is updated: here a copy
-        return _merged(params, other, self.made[0]), kept
+        arrays, layers = state
+        layers = jax.tree.map(lambda leaf: leaf, layers)  # Equinox invalidates a state that is updated: here a copy
+        return _merged(params, arrays, self.made[0]), layers
 
-    def split(self, held: Any) -> tuple[PyTree, PyTree]:
-        if not isinstance(held, tuple):
-            raise TypeError(f"expected (module, state), as init returns them; got a {type(held).__name__}")
-        params, other = super().split(held[0])
-        return params, (other, held[1])
+    def split(self, model: Any) -> tuple[PyTree, PyTree]:
+        if not isinstance(model, tuple):
+            raise TypeError(f"expected (module, state), as init returns them; got a {type(model).__name__}")
+        params, arrays = super().split(model[0])
+        return params, (arrays, model[1])
 
     def statistics(self, state: PyTree) -> list[Any]:
         return [leaf for leaf in jax.tree.leaves(state[1]) if is_parameter(leaf)]
 
 
 def _merged(params: PyTree, state: PyTree, made: PyTree) -> PyTree:
-    """The pytree with the arrays of two trees and what is no array of a third."""
-    rest = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, made)
+    """A pytree with the arrays of `params` and `state` and the leaves of `made` that are no arrays."""
+    constants = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, made)
     return jax.tree.map(
-        lambda *own: next((leaf for leaf in own if leaf is not None), None),
-        *(params, state, rest),
+        lambda *leaves: next((leaf for leaf in leaves if leaf is not None), None),
+        *(params, state, constants),
         is_leaf=lambda leaf: leaf is None,
     )
 
@@ -368,22 +371,22 @@ def adapt(
     while isinstance(made_by, functools.partial):
         made_by = made_by.func
     # A class' own signature may be that of its metaclass, which hides the names.
-    named = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
+    arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
     kind: type[Model] | None = None
-    if "rngs" in named:
+    if "rngs" in arguments:
         from flax import nnx
 
         rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
         kind, make = NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
-    elif "key" in named:
+    elif "key" in arguments:
         kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
     else:
-        found = factory(width, depth)
-        linen = isinstance(found, nn.Module)
-        kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", found) else None, lambda key: found
+        module = factory(width, depth)
+        linen = isinstance(module, nn.Module)
+        kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", module) else None, lambda key: module
         if kind is None:
             raise TypeError(
-                f"factory(width, depth) gives a {type(found).__name__}, which is neither a Linen module nor a Haiku "
+                f"factory(width, depth) gives a {type(module).__name__}, which is neither a Linen module nor a Haiku "
                 "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
                 "depth, key). The names rngs and key tell which"
             )

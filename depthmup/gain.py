@@ -17,7 +17,7 @@ from depthmup.specs import PyTree, check_shapes, flatten_shapes, is_spec, parame
 SAMPLES = 2**17  # of z, at least
 TOLERANCE = 0.05  # of variance x fan_in x q, beside the error of sampling
 ERRORS = 5.0  # standard errors of sampling that it may be off
-MIXES = ("reduce", "cum", "sort", "arg", "select_and", "fft")  # what operations begin with that mix units
+MIXES = ("reduce", "cum", "sort", "arg", "select_and", "fft")  # the names of operations that mix units begin so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
 
 
 def _mean_square(graph: Graph, activation: Node) -> float | None:
-    """<phi(z)^2>, z ~ N(0, 1), where phi is what is between the last layers, norms or sums and this value; None if phi
+    """<phi(z)^2>, z ~ N(0, 1), where phi is the function from the last layers, norms or sums to this value; None if phi
     mixes units."""
     inputs, between, todo = dict[Node, None](), set[Node](), [activation]
     while todo:
@@ -115,14 +115,14 @@ def _mean_square(graph: Graph, activation: Node) -> float | None:
 
 
 def _ends(graph: Graph, node: Node) -> bool:
-    """Whether a value is what an activation is applied to: a layer's output, a norm's, or a sum of two activations."""
+    """Whether an activation function is applied to this value: a layer's output, a norm's, or a sum of activations."""
     fed = [operand for operand in node.operands if operand in graph.fed]
     if not fed or node.op in PRODUCTS or node.op in CLOSED or node.op in ("carry", "carried") or graph.normed(node):
         return True
     if len(fed) == 1:  # a bias, or the scale of a norm
         return node.op in ("add", "mul") and bool(graph.parameters_of(node))
-    one, other = ({at.path for at in graph.ancestors(operand)} for operand in fed[:2])
-    return node.op in ADDITIONS and one != other
+    left, right = ({ancestor.path for ancestor in graph.ancestors(operand)} for operand in fed[:2])
+    return node.op in ADDITIONS and left != right
 
 
 def _normal(seed: int, shape: tuple[int, ...], like: Node) -> jax.Array:

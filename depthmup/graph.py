@@ -19,22 +19,22 @@ import numpy as np
 
 from depthmup.specs import PyTree, flatten_shapes, parameters_only
 
-Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: which of its entries, None for all}
+Parts = Mapping[str, np.ndarray | None]  # {path of a parameter: a mask of its entries, None for all}
 # Going back from a value, these operations are where homogeneity ends.
 NONLINEAR = ("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "sin", "cos", "rsqrt", "sqrt",
              "integer_pow", "square", "pow", "sign", "argmax", "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
 ADDITIONS = ("add", "add_any")
-# Homogeneous if all operands are that are not 0.
+# Their results are homogeneous if all operands are that are not 0.
 SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n", "stacked")
-NORMS = ("rsqrt", "sqrt")  # what a norm divides by
+NORMS = ("rsqrt", "sqrt")  # their result is the divisor of a norm
 SOFTMAX = ("exp", "exp2")
-GATES = ("logistic", "max")  # what makes weights of attention logits without a softmax, and gates elsewhere
+GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
 # Products of a weight and an activation, or of two activations.
 PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
-CONTRACTIONS = ("dot_general", "reduce_sum")  # what the product of queries and keys is written with
+CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
-PROPOSALS = 8  # most sets of parameters that are proposed for one value
-STEPS = 4  # most steps of a recurrence that are followed
+PROPOSALS = 8  # the largest number of sets of parameters that are proposed for one value
+STEPS = 4  # the largest number of steps of a recurrence that are followed
 
 
 class ForwardError(ValueError):
@@ -45,8 +45,8 @@ class ForwardError(ValueError):
 class Node:
     """One value of the forward pass.
 
-    op: the operation that makes it; or "parameter", "constant", "input", and at the borders of a scan's body "carry",
-      "member", "carried" and "stacked".
+    op: the operation that computes it; or "parameter", "constant", "input", and at the borders of a scan's body
+      "carry", "member", "carried" and "stacked".
     evaluate: values of the operands -> this value. path: of a parameter.
     copies: the same value at each step of a recurrence that is in the graph, itself included.
     """
@@ -59,9 +59,9 @@ class Node:
     consumers: list[Node] = dataclasses.field(default_factory=list)
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
-    operations: frozenset[str] = frozenset()  # of one of CLOSED, all that are in its bodies
+    operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
     copies: tuple[Node, ...] = ()
-    place: tuple[int, int] | None = None  # of an operation: its number in the program, and which of its results this is
+    place: tuple[int, int] | None = None  # of an operation: its number in the program, and the index of this result
     times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
 
     @property
@@ -74,7 +74,7 @@ class Node:
 
 
 class Branch(NamedTuple):
-    """A residual addition: sum = skip + end, where `end` is computed from `start`, and so is a skip that projects
+    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start` or a projection of
     it."""
 
     sum: Node
@@ -112,14 +112,14 @@ def _watched(
     jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], places: Collection[tuple[int, int]], number: int
 ) -> tuple[list[Any], list[jax.Array]]:
     """(results of a jaxpr whose first operation has this number, the values at the places inside)"""
-    of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     watched: list[jax.Array] = []
 
-    def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else of[atom]
+    def value_of(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else values[atom]
 
     for equation in jaxpr.eqns:
-        operands, inner, after = [*map(read, equation.invars)], inner_jaxpr(equation), number + _count(equation)
+        operands, inner, after = [*map(value_of, equation.invars)], inner_jaxpr(equation), number + _count(equation)
         inside = [place for place in sorted(set(places)) if number <= place[0] < after]
         if inside and equation.primitive.name == "scan":
             results, more = _watched_scan(equation, operands, places, number)
@@ -128,9 +128,9 @@ def _watched(
         else:
             results = bind(equation, operands)
             more = [results[index] for _, index in inside]
-        of.update(zip(equation.outvars, results, strict=True))
+        values.update(zip(equation.outvars, results, strict=True))
         watched, number = watched + more, after
-    return [read(atom) for atom in jaxpr.outvars], watched
+    return [value_of(atom) for atom in jaxpr.outvars], watched
 
 
 def _watched_scan(
@@ -215,7 +215,7 @@ class Graph:
     open_scans: whether the body of a scan is in the graph instead of the whole scan as one operation: once for a scan
       over blocks, for the first steps of a recurrence.
     fed: the values that depend on the inputs.
-    held: what `apply` takes before the inputs, such as batch statistics: neither parameters nor activations.
+    state: the arguments of `apply` before the inputs, such as batch statistics: neither parameters nor activations.
     """
 
     def __init__(
@@ -226,19 +226,19 @@ class Graph:
         seed: int = 0,
         number: Callable[[Any], Any] | None = None,
         open_scans: bool = True,
-        held: Sequence[Any] = (),
+        state: Sequence[Any] = (),
     ) -> None:
-        shapes, own = flatten_shapes(params)[0], parameters_only(params)
-        leaves = jax.tree.leaves(own)
-        flat, inner = jax.tree.flatten(tuple(inputs))
-        kept, others = jax.tree.flatten(tuple(held))
+        shapes, trainable = flatten_shapes(params)[0], parameters_only(params)
+        leaves = jax.tree.leaves(trainable)
+        input_leaves, input_tree = jax.tree.flatten(tuple(inputs))
+        state_leaves, state_tree = jax.tree.flatten(tuple(state))
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        def logits(numbers: Sequence[Any], kept: Sequence[Any], given: Sequence[Any]) -> Any:
-            tree = jax.tree.unflatten(jax.tree.structure(own), numbers)
+        def logits(numbers: Sequence[Any], arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+            tree = jax.tree.unflatten(jax.tree.structure(trainable), numbers)
             tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
-            outputs = apply(tree, *jax.tree.unflatten(others, kept), *jax.tree.unflatten(inner, given))
+            outputs = apply(tree, *jax.tree.unflatten(state_tree, arrays), *jax.tree.unflatten(input_tree, values))
             names.extend(
                 f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
                 for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
@@ -247,18 +247,18 @@ class Graph:
             return outputs
 
         names = list[str]()
-        closed = jax.make_jaxpr(logits)(*jax.tree.map(_typed, (leaves, kept, flat)))
+        closed = jax.make_jaxpr(logits)(*jax.tree.map(_typed, (leaves, state_leaves, input_leaves)))
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
-        arguments += [self._leaf("constant", value) for value in kept]
-        arguments += [self._leaf("input", number(given)) for given in flat]
+        arguments += [self._leaf("constant", value) for value in state_leaves]
+        arguments += [self._leaf("input", number(leaf)) for leaf in input_leaves]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
-            raise ForwardError(_many(names))
+            raise ForwardError(_outputs_message(names))
         (self.output,) = floating
         alive = self.ancestors(self.output)
         self.nodes = [node for node in self.nodes if node in alive]
@@ -282,15 +282,15 @@ class Graph:
 
     def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
         """Add the operations of a jaxpr; the nodes of its results."""
-        of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        nodes = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
-        def read(atom: Any) -> Node:
-            return self._leaf("constant", atom.val) if hasattr(atom, "val") else of[atom]
+        def node_of(atom: Any) -> Node:
+            return self._leaf("constant", atom.val) if hasattr(atom, "val") else nodes[atom]
 
         for equation in jaxpr.eqns:
-            results = self._equation(equation, [read(atom) for atom in equation.invars])
-            of.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+            results = self._equation(equation, [node_of(atom) for atom in equation.invars])
+            nodes.update(zip(equation.outvars, results, strict=True))
+        return [node_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
@@ -356,19 +356,19 @@ class Graph:
         contraction, number = self._contractions, self._number
         for step in range(min(length, carries + 1, STEPS)):
             start, self._contractions, self._number = len(self.nodes), contraction, number
-            at = -1 - step if reverse else step
+            index = -1 - step if reverse else step
             members = [
-                self._add(Node("member", (operand,), lambda value, at=at: value[at]))
+                self._add(Node("member", (operand,), lambda value, index=index: value[index]))
                 for operand in operands[consts + carries :]
             ]
             results = self._body(closed, [*operands[:consts], *state, *members])
             state = results[:carries]
             steps.append(results[carries:])
             copies.append(self.nodes[start:])
-        for same in list(zip(*copies, strict=True)):
-            alike = tuple(copy for node in same for copy in (node.copies or (node,)))
-            for node in same:
-                node.copies = alike
+        for nodes in list(zip(*copies, strict=True)):
+            all_copies = tuple(copy for node in nodes for copy in (node.copies or (node,)))
+            for node in nodes:
+                node.copies = all_copies
         return state + [self._stacked(results, length, reverse) for results in zip(*steps, strict=True)]
 
     def _stacked(self, results: Sequence[Node], length: int, reverse: bool = False) -> Node:
@@ -383,36 +383,37 @@ class Graph:
     # Walking in the graph
 
     def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
-        """The values that a value is made of, itself included; those behind `stop` only if there is another way."""
-        found, todo = {node}, [node]
+        """The values that a value is computed from, itself included; those behind `stop` only if another path leads to
+        them."""
+        ancestors, todo = {node}, [node]
         while todo:
             for operand in todo.pop().operands:
-                if operand not in found and operand is not stop:
-                    found.add(operand)
+                if operand not in ancestors and operand is not stop:
+                    ancestors.add(operand)
                     todo.append(operand)
-        return found
+        return ancestors
 
     def _descendants(self, nodes: Iterable[Node]) -> set[Node]:
-        found, todo = set[Node](), list(nodes)
+        descendants, todo = set[Node](), list(nodes)
         while todo:
             node = todo.pop()
-            if node not in found:
-                found.add(node)
+            if node not in descendants:
+                descendants.add(node)
                 todo += node.consumers
-        return found
+        return descendants
 
     def parameters_of(self, node: Node) -> frozenset[str]:
         """The paths of the parameters that an operation applies to activations."""
         weights = [operand for operand in node.operands if operand not in self.fed]
-        return frozenset(found.path for operand in weights for found in self.ancestors(operand) if found.path)
+        return frozenset(ancestor.path for operand in weights for ancestor in self.ancestors(operand) if ancestor.path)
 
     def parameters_of_value(self, node: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on."""
-        return frozenset(at.path for at in self.ancestors(node) if at.path)
+        return frozenset(ancestor.path for ancestor in self.ancestors(node) if ancestor.path)
 
     def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on otherwise than through `stop`."""
-        return frozenset(found.path for found in self.ancestors(node, stop) if found.path)
+        return frozenset(ancestor.path for ancestor in self.ancestors(node, stop) if ancestor.path)
 
     # Finding the values that factors multiply
 
@@ -423,22 +424,22 @@ class Graph:
         for node in self.nodes:
             if node.op not in ADDITIONS or not node.is_last_copy or any(o.shape != node.shape for o in node.operands):
                 continue
-            one, other = node.operands
-            if one is other:
+            left, right = node.operands
+            if left is right:
                 continue
-            ways = [(a, b) for a, b in ((one, other), (other, one)) if a in self.fed]
+            ways = [(a, b) for a, b in ((left, right), (right, left)) if a in self.fed]
             pairs = [(a, start) for a, b in ways for start in self._summands(b, a)]
             if not pairs:
-                if one in self.fed and other in self.fed:
+                if left in self.fed and right in self.fed:
                     yield from self._projected(node)
                 continue
-            # The skip itself rather than a summand of it, and what is between them rather than what is before both.
-            branch, start = min(pairs, key=lambda pair: (pair[1] not in (one, other), len(self.ancestors(*pair))))
+            # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
+            branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(self.ancestors(*pair))))
             if self.parameters_between(branch, start):
                 yield Branch(node, branch, start, start)
 
     def biases(self, branch: Branch) -> Iterator[Node]:
-        """What is added to a residual sum at once and is no activation: in h + f(h) + bias the bias is of the
+        """The biases that are added right behind a residual sum: in h + f(h) + bias the bias is a part of the
         branch."""
         node = branch.sum
         while len(node.consumers) == 1 and node.consumers[0].op in ADDITIONS:
@@ -470,25 +471,26 @@ class Graph:
         return self.ancestors(branch.end, branch.start) & self._descendants([branch.start])
 
     def _summands(self, total: Node, value: Node) -> list[Node]:
-        """What a value is computed from: `total`, if it is, or else those of its summands that are, the outermost."""
-        found, todo, before = [], [total], self.ancestors(value)
+        """[total] if `value` is computed from `total`, or else the outermost summands of `total` that `value` is
+        computed from."""
+        summands, todo, before = [], [total], self.ancestors(value)
         while todo:
-            at = todo.pop()
-            if at in before:
-                found.append(at)
-            elif at.op in ADDITIONS:
-                todo += [operand for operand in at.operands if operand in self.fed]
-        return found
+            node = todo.pop()
+            if node in before:
+                summands.append(node)
+            elif node.op in ADDITIONS:
+                todo += [operand for operand in node.operands if operand in self.fed]
+        return summands
 
     def _projected(self, node: Node) -> Iterator[Branch]:
         """A residual addition whose skip is a projection."""
-        one, other = node.operands
-        common = self.ancestors(one) & self.ancestors(other) & self.fed
+        left, right = node.operands
+        common = self.ancestors(left) & self.ancestors(right) & self.fed
         if not common:
             return
         fork = max(common, key=self.order.__getitem__)
-        layers = {operand: self._layers(operand, fork) for operand in (one, other)}
-        skip, branch = sorted((one, other), key=layers.__getitem__)
+        layers = {operand: self._layers(operand, fork) for operand in (left, right)}
+        skip, branch = sorted((left, right), key=layers.__getitem__)
         if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
             yield Branch(node, branch, fork, skip)
 
@@ -521,7 +523,7 @@ class Graph:
 
     @functools.cached_property
     def _sizes(self) -> set[Node]:
-        """Roots of activations, and what is made of them alone."""
+        """Roots of activations, and the values that are computed from roots alone."""
         sizes = set[Node]()
         for node in self.nodes:
             fed = [operand for operand in node.operands if operand in self.fed]
@@ -530,14 +532,13 @@ class Graph:
         return sizes
 
     def sums(self) -> Iterator[tuple[Node, frozenset[str]]]:
-        """(sum, the paths of the parameters that only one of the two depends on) of every two activations that are
-        added."""
+        """Every sum of two activations, with the paths of the parameters that only one of the two depends on."""
         for node in self.nodes:
             fed = [operand for operand in node.operands if operand in self.fed]
             if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
-                one, other = map(self.parameters_of_value, fed)
-                if node.is_last_copy and one != other:
-                    yield node, one ^ other
+                left, right = map(self.parameters_of_value, fed)
+                if node.is_last_copy and left != right:
+                    yield node, left ^ right
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""
@@ -550,29 +551,29 @@ class Graph:
     def attentions(self) -> Iterator[tuple[Node, Node, Node]]:
         """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
         or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do."""
-        seen = set[Node]()
+        products = set[Node]()
         for node in self.nodes:
             if node.op in SOFTMAX or (node.op in GATES and self._products_next_to(node, "consumers")):
                 for product in self._products_next_to(node, "operands"):
-                    if product not in seen and product.is_last_copy:
-                        seen.add(product)
+                    if product not in products and product.is_last_copy:
+                        products.add(product)
                         query, key = self._multiplied(product)
                         yield query, key, product
 
     def _products_next_to(self, node: Node, side: str) -> list[Node]:
         """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
         product in between."""
-        found, todo, passed = [], [node], {node}
+        products, todo, passed = [], [node], {node}
         while todo:
-            for at in getattr(todo.pop(), side):
-                if at in passed or at not in self.fed:
+            for neighbour in getattr(todo.pop(), side):
+                if neighbour in passed or neighbour not in self.fed:
                     continue
-                passed.add(at)
-                if self._multiplied(at):
-                    found.append(at)
-                elif at.op not in PRODUCTS:
-                    todo.append(at)
-        return found
+                passed.add(neighbour)
+                if self._multiplied(neighbour):
+                    products.append(neighbour)
+                elif neighbour.op not in PRODUCTS:
+                    todo.append(neighbour)
+        return products
 
     def _multiplied(self, node: Node) -> tuple[Node, ...]:
         """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
@@ -629,9 +630,9 @@ class Graph:
         the queries' in a kernel that makes queries, keys and values.
         """
         for paths in self._proposals(node, stop):
-            whole: Parts = dict.fromkeys(sorted(paths))
-            if self._doubles_alone(node, whole):
-                return whole
+            leaves: Parts = dict.fromkeys(sorted(paths))
+            if self._doubles_alone(node, leaves):
+                return leaves
             parts = self._entries(node, sorted(paths))
             if any(mask is not None for mask in parts.values()) and self._doubles_alone(node, parts):
                 return parts
@@ -639,23 +640,23 @@ class Graph:
 
     def _proposals(self, node: Node, stop: Node | None) -> list[frozenset[str]]:
         """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
-        of: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
-        for at in sorted(self.ancestors(node, stop), key=self.order.__getitem__):
-            if at.op in NONLINEAR:
-                found: dict[frozenset[str], int] = {}
-            elif at.op == "parameter":
-                found = {frozenset([at.path]): 0}
-            elif at.op in SUMS:  # every operand that is not 0 must double
-                operands = at.operands[1:] if at.op == "select_n" else at.operands
-                found = {frozenset(): 0}
+        proposals: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
+        for value in sorted(self.ancestors(node, stop), key=self.order.__getitem__):
+            if value.op in NONLINEAR:
+                costs: dict[frozenset[str], int] = {}
+            elif value.op == "parameter":
+                costs = {frozenset([value.path]): 0}
+            elif value.op in SUMS:  # every operand that is not 0 must double
+                operands = value.operands[1:] if value.op == "select_n" else value.operands
+                costs = {frozenset(): 0}
                 for operand in (o for o in dict.fromkeys(operands) if not _zero(o)):
-                    pairs = itertools.product(found.items(), of.get(operand, {}).items())
-                    found = _nearest((one | other, a + b) for (one, a), (other, b) in pairs)
+                    pairs = itertools.product(costs.items(), proposals.get(operand, {}).items())
+                    costs = _nearest((paths | more, a + b) for (paths, a), (more, b) in pairs)
             else:  # one operand must double
-                operands = at.operands[:1] if at.op in ("carried", "div") else at.operands
-                found = _nearest(pair for operand in operands for pair in of.get(operand, {}).items())
-            of[at] = {paths: cost + 1 for paths, cost in found.items() if paths}
-        return list(of[node])
+                operands = value.operands[:1] if value.op in ("carried", "div") else value.operands
+                costs = _nearest(pair for operand in operands for pair in proposals.get(operand, {}).items())
+            proposals[value] = {paths: cost + 1 for paths, cost in costs.items() if paths}
+        return list(proposals[node])
 
     def _doubles_alone(self, node: Node, parts: Parts) -> bool:
         """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
@@ -663,8 +664,8 @@ class Graph:
         values = self._changed(self._doubled(parts), set().union(*map(self.ancestors, copies)), cut=copies)
         if values is None or node not in values:
             return False
-        alike = all(np.array_equal(values.get(at, at.value), 2 * np.asarray(at.value)) for at in copies)
-        return alike and bool(np.any(node.value))
+        all_double = all(np.array_equal(values.get(copy, copy.value), 2 * np.asarray(copy.value)) for copy in copies)
+        return all_double and bool(np.any(node.value))
 
     def doubles(self, node: Node, parts: Parts) -> bool:
         """Whether a value doubles with these parameters, whatever else changes."""
@@ -679,10 +680,8 @@ class Graph:
         return doubled
 
     def _changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Sequence[Node] = ()) -> Any:
-        """{value: its new number} of all values that change with these. What is behind `cut` sees its old number.
-
-        None as soon as a value changes that is not allowed to.
-        """
+        """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
+        old number. None as soon as a value changes that is not in `allowed`."""
         values = dict(changes)
         todo = self._descendants(changes) - changes.keys()
         for node in sorted(todo, key=self.order.__getitem__):
@@ -705,9 +704,9 @@ class Graph:
 
         def value(numbers: Sequence[Any]) -> Any:
             values = dict(zip(leaves, numbers, strict=True))
-            for at in between:
-                if at not in values:
-                    values[at] = at.evaluate(*(values.get(o, o.value) for o in at.operands))
+            for inner in between:
+                if inner not in values:
+                    values[inner] = inner.evaluate(*(values.get(o, o.value) for o in inner.operands))
             return values[node]
 
         _, pull = jax.vjp(value, [leaf.value for leaf in leaves])
@@ -737,7 +736,7 @@ def _random(rng: np.random.Generator, like: Any) -> Any:
     return like
 
 
-def _many(names: Sequence[str]) -> str:
+def _outputs_message(names: Sequence[str]) -> str:
     """The message for a model that does not return one array."""
     if not names:
         return "the model must return an array of logits, it returns no array of real numbers: pass setup an output="

@@ -48,7 +48,7 @@ class Std(NamedTuple):
 
 
 class Unknown(Exception):
-    """What a value is cannot be told from a sample."""
+    """The operation that makes a value cannot be computed on a sample."""
 
 
 @dataclasses.dataclass
@@ -98,16 +98,16 @@ def evaluate(closed: Any, *arguments: Any) -> list[jax.Array]:
             equations.append(equation)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
 
-    def read(atom: Any) -> Any:
+    def value_of(atom: Any) -> Any:
         return atom.val if hasattr(atom, "val") else values[atom]
 
     for equation in reversed(equations):
-        values.update(zip(equation.outvars, bind(equation, [*map(read, equation.invars)]), strict=True))
-    return [read(out) for out in jaxpr.outvars]
+        values.update(zip(equation.outvars, bind(equation, [*map(value_of, equation.invars)]), strict=True))
+    return [value_of(out) for out in jaxpr.outvars]
 
 
 def _std(closed: Any, out: Any) -> Std:
-    """Of one result of a program."""
+    """The standard deviation of one result of a program."""
     key = [lambda: Value("array", jax.random.key(0)) for _ in closed.jaxpr.invars]
     try:
         value = _Program(closed.jaxpr, closed.consts, key, np.random.default_rng(0)).read(out)
@@ -126,8 +126,9 @@ def spread(entries: Any) -> float:
 class _Program:
     """A jaxpr whose values are computed when they are asked for.
 
-    arguments: () -> value, for each of its inputs. rng: of all programs in one; who asks for the same values in the
-    same order gets the same samples, whatever the sizes: ratios of standard deviations are exact.
+    arguments: () -> value, for each of its inputs. rng: the generator that all programs of one parameter share. The
+    same values asked for in the same order get the same samples at any size, so ratios of standard deviations are
+    exact.
     """
 
     def __init__(
@@ -174,26 +175,25 @@ class _Program:
     def _elementwise(self, equation: Any, operands: Sequence[Value], shape: tuple[int, ...]) -> Value:
         kinds = [operand.kind for operand in operands]
         if "sample" in kinds:
-            arrays = (operand for operand in operands if operand.kind == "array")
-            if any(np.size(array.entries) > 1 for array in arrays):
+            if any(operand.kind == "array" and np.size(operand.entries) > 1 for operand in operands):
                 raise Unknown(equation.primitive.name)
             samples = [jnp.broadcast_to(jnp.ravel(operand.entries), SAMPLE) for operand in operands]
             return Value("sample", bind(equation, samples)[0])
         if "array" not in kinds:
             numbers = [jnp.ravel(operand.entries)[0] for operand in operands]
             return Value("same", bind(equation, numbers)[0])
-        whole = [_whole(value, shape) for value in operands]
-        return Value("array", bind(equation, whole)[0])
+        filled = [_whole(value, shape) for value in operands]
+        return Value("array", bind(equation, filled)[0])
 
     def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
-        """A result of a function that is called, or of a scan: that of its first step."""
+        """A result of a called function, or of the first step of a scan."""
         arguments = [lambda atom=atom: self.read(atom) for atom in equation.invars]
         position = equation.outvars.index(out)
         if equation.primitive.name != "scan":
             return _Program(jaxpr, consts, arguments, self.rng).read(jaxpr.outvars[position])
-        whole = sum(parts_of_scan(equation))
-        members = [lambda argument=argument: _first(argument()) for argument in arguments[whole:]]
-        value = _Program(jaxpr, consts, [*arguments[:whole], *members], self.rng).read(jaxpr.outvars[position])
+        unsliced = sum(parts_of_scan(equation))
+        members = [lambda argument=argument: _first(argument()) for argument in arguments[unsliced:]]
+        value = _Program(jaxpr, consts, [*arguments[:unsliced], *members], self.rng).read(jaxpr.outvars[position])
         if position < parts_of_scan(equation)[1] or (value.kind == "array" and np.size(value.entries) > 1):
             raise Unknown("scan")
         return value if value.kind == "sample" else Value("same", jnp.ravel(value.entries)[0])

@@ -49,12 +49,12 @@ EPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What the update of an optimizer does with gradient and weight, and the powers that follow from it.
+    """How the update of an optimizer depends on gradient and weight, and the powers that follow.
 
     lr: width exponents of the learning rate (docs/theory.md section 1.3).
     gradient, weight: the degrees of the update in the gradient and in the weight: with a gradient c times as large the
       update is c^gradient times as large.
-    eps: what the optimizer adds its eps to, an entry of the gradient or the gradient's Frobenius norm.
+    eps: the optimizer adds its eps to an entry of the gradient, or to the gradient's Frobenius norm.
     """
 
     lr: WidthRule
@@ -184,9 +184,9 @@ class Parameterization:
             )
         if self.branch_init != "*" and not self.arithmetic_mean:
             raise ValueError(f"branch_init is a setting of am_mup only, not of {self.name!r}")
-        for own in ("alpha", "lr_depth"):
-            if getattr(self, own) is None:
-                object.__setattr__(self, own, getattr(self.table, own))
+        for name in ("alpha", "lr_depth"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.table, name))
         if self.lr_depth is not None and self.alpha is None:
             raise ValueError(f"lr_depth is the exponent of a depth rule, which {self.name!r} lacks: give alpha too")
 
@@ -204,8 +204,8 @@ class Parameterization:
         """The factors of the forward pass that can differ from 1, or for "attention" from 1/sqrt(head_dim)."""
         branch = self.beta0 != 1 or (self.alpha is not None and not self.arithmetic_mean)
         output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.width
-        there = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
-        return tuple(kind for kind, applies in there.items() if applies)
+        applied = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
+        return tuple(kind for kind, applies in applied.items() if applies)
 
     def count_blocks(self, depth: int) -> int:
         """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""

@@ -1,4 +1,4 @@
-"""What `setup` is given, as one object: a user's model at any width and depth, its specs and where factors go.
+"""The arguments of `setup` as one object: a user's model at any width and depth, its specs and where factors go.
 
 The forward pass is computed at the base width and a small depth. The specs of all other shapes come from shapes alone:
 nothing grows with the size of the model but a trace of its init.
@@ -69,16 +69,17 @@ class Source:
         return other
 
     def shallow(self, depth: int) -> int:
-        """The depth that stands for this one: that of the base, or a small one."""
+        """The depth at which a model of this depth is traced: the base depth, or a small one."""
         return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
 
     def small(self, width: int, depth: int) -> tuple[int, int]:
-        """The shape at which the forward pass is looked at."""
+        """The shape at which the forward pass is traced and computed."""
         return self.p.base_width if self.p.base_width > 1 else width, self.shallow(depth)
 
     @property
     def initial(self) -> bool:
-        """Whether the power of depth is in the init of branches, as in AM-muP: what is in a branch must be known."""
+        """Whether the power of depth is in the init of branches, as in AM-muP: then the specs must tell which parameters
+        are inside branches."""
         return self.residual and self.p.arithmetic_mean
 
     def sites(self, width: int, depth: int) -> list[Site]:
@@ -87,7 +88,7 @@ class Source:
         return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
 
     def plain(self, width: int, depth: int) -> bool:
-        """Whether it is a network whose forward pass adds no activations: one without residual branches."""
+        """Whether the forward pass adds no activations, as in a network without residual branches."""
         shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
         return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
 
@@ -112,7 +113,7 @@ class Source:
         )
 
     def audit(self, width: int, depth: int) -> InitAudit:
-        """Of the init at this shape, against that of the base."""
+        """The audit of the init at this shape, against the init at the base shape."""
         return self.initializers.audit(self.p, self.roles(width, depth))
 
     def _inferred(self, width: int, depth: int) -> PyTree:
@@ -139,7 +140,7 @@ class Source:
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.initial else specs
 
     def _settled(self, specs: PyTree) -> set[str]:
-        """The parameters whose place the user has said."""
+        """The parameters whose place the user's overrides give."""
         return placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
 
     def _placed(self, width: int, depth: int) -> PyTree:
@@ -161,14 +162,14 @@ class Source:
             kinds.setdefault(starred(spec.path), []).append(spec)
         leaves: list[ParamSpec] = []
         for path, shape in shapes.items():
-            alike = {
+            candidates = {
                 dataclasses.replace(spec, path=path, shape=shape, depth=depth)
                 for spec in kinds.get(starred(path), ())
                 if _same(spec, shape, depth)
             }
-            if len(alike) != 1:
+            if len(candidates) != 1:
                 return None
-            leaves += alike
+            leaves += candidates
         return jax.tree.unflatten(treedef, leaves)
 
 

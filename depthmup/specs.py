@@ -48,7 +48,7 @@ class Absorbed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """What one parameter is at (width, depth).
+    """The role, the place and the fans of one parameter at (width, depth).
 
     role: "input" (only its fan-out grows with width), "hidden" (both fans grow), "output" (only its fan-in grows),
       "readout" (an output outside the branches, which the output factor multiplies), "vector" (a bias or a norm's
@@ -58,7 +58,7 @@ class ParamSpec:
     fan_in, fan_out: numbers of inputs and outputs of one block's weight, without the stack axis; a parameter without
       inputs has fan_in 1.
     stack_axis: the axis along which blocks are stacked (nn.scan, vmap), or None.
-    absorbs: the factors that the form "absorbed" stores inside it; None if `absorb` was not asked.
+    absorbs: the factors that the form "absorbed" stores inside it; None if `absorb` was not called.
     """
 
     path: str
@@ -79,8 +79,8 @@ class ParamSpec:
         Raises SpecError if no division of the axes has the fans.
         """
         axes = [axis for axis in range(len(self.shape)) if axis != self.stack_axis]
-        for own in (axes, axes[1:]):
-            halves = [(tuple(own[:i]), tuple(own[i:])) for i in range(1, len(own))]
+        for matrix in (axes, axes[1:]):
+            halves = [(tuple(matrix[:i]), tuple(matrix[i:])) for i in range(1, len(matrix))]
             for inputs, outputs in (*halves, *((b, a) for a, b in halves)):
                 fans = [math.prod(self.shape[axis] for axis in half) for half in (inputs, outputs)]
                 if fans == [self.fan_in, self.fan_out]:
@@ -109,13 +109,13 @@ class ParamSpec:
             return leaf(None)
         whole = [absorbed for absorbed in self.absorbs if not absorbed.ranges]
         result = leaf(whole)
-        for part in (absorbed for absorbed in self.absorbs if absorbed.ranges):
+        for absorbed in [absorbed for absorbed in self.absorbs if absorbed.ranges]:
             shape = np.ones(len(self.shape), int)
-            shape[part.axis] = self.shape[part.axis]
-            places = np.arange(self.shape[part.axis])
-            chosen = np.any([(low <= places) & (places < high) for low, high in part.ranges], axis=0).reshape(shape)
-            own = leaf([*whole, part])
-            result = LeafFactors(*(np.where(chosen, a, b) for a, b in zip(own, result, strict=True)))  # type: ignore[arg-type]
+            shape[absorbed.axis] = self.shape[absorbed.axis]
+            index = np.arange(self.shape[absorbed.axis])
+            mask = np.any([(low <= index) & (index < high) for low, high in absorbed.ranges], axis=0).reshape(shape)
+            leaf_factors = leaf([*whole, absorbed])
+            result = LeafFactors(*(np.where(mask, a, b) for a, b in zip(leaf_factors, result, strict=True)))  # type: ignore[arg-type]
         return result
 
 
@@ -126,7 +126,7 @@ def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafF
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     families = [family] * len(leaves) if isinstance(family, str) else jax.tree.leaves(family)
-    rows = [leaf.factors(p, own) for leaf, own in zip(leaves, families, strict=True)]
+    rows = [leaf.factors(p, name) for leaf, name in zip(leaves, families, strict=True)]
     if p.form == "absorbed" and any(leaf.absorbs is None for leaf in leaves):
         _check_absorbable(leaves)
     return LeafFactors(*(jax.tree.unflatten(treedef, column) for column in zip(*rows, strict=True)))
@@ -135,9 +135,10 @@ def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafF
 def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """Multiply freshly initialized parameters so that they have the parameterization's init (docs/rules.md section 0).
 
-    params: what the model's own initializers return, weights with standard deviation sigma / sqrt(fan_in). Vectors,
-    scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether they do return
-    that, and whether `rescale` was called twice: the numbers alone cannot tell a factor from another sigma.
+    params: the parameters from the model's own initializers, weights with standard deviation sigma / sqrt(fan_in).
+    Vectors, scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether the
+    initializers have this scale, and whether `rescale` was called twice: the numbers alone cannot tell a factor from
+    another sigma.
 
     Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
@@ -156,8 +157,8 @@ def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
     """`p.forward_factors` at the width and depth of the specs, so that the two cannot differ."""
-    first: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
-    return p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
+    spec: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    return p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
 
 
 def group(spec: ParamSpec) -> str:
@@ -176,25 +177,26 @@ def globs(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, str
     result: dict[str, str] = {}
     for name, value in overrides.items():
         glob = starred(name.replace("[", "[[]"))
-        matched = [other for other in names if fnmatch.fnmatchcase(other, glob)]
-        alike = all(overrides.get(other) == value for other in matched)
-        result[glob if alike and len(matched) > 1 else name.replace("[", "[[]")] = value
+        matched = [path for path in names if fnmatch.fnmatchcase(path, glob)]
+        all_meant = all(overrides.get(path) == value for path in matched)
+        result[glob if all_meant and len(matched) > 1 else name.replace("[", "[[]")] = value
     return result
 
 
-def one_glob(chosen: Collection[str], names: Collection[str]) -> str | None:
-    """A glob that matches these of the names and no other, at every depth, or None: what they begin and end with."""
-    stars = sorted({starred(path) for path in chosen})
+def one_glob(paths: Collection[str], names: Collection[str]) -> str | None:
+    """A glob that matches these paths and no other of the names, or None: the beginning and the end that all paths
+    share, with numbers starred, so that it matches at every depth."""
+    stars = sorted({starred(p) for p in paths})
     start = _common(stars)
     end = _common([star[len(start) :][::-1] for star in stars])[::-1]
     glob = (start if len(stars) == 1 else f"{start}*{end}").replace("[", "[[]")
-    return glob if {name for name in names if fnmatch.fnmatchcase(name, glob)} == set(chosen) else None
+    return glob if {name for name in names if fnmatch.fnmatchcase(name, glob)} == set(paths) else None
 
 
 def _common(words: Sequence[str]) -> str:
-    """What all words begin with."""
+    """The beginning that all words share."""
     letters = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*words, strict=False))
-    return "".join(same[0] for same in letters)
+    return "".join(column[0] for column in letters)
 
 
 def is_spec(leaf: object) -> bool:
@@ -213,20 +215,20 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
     """
     rows = [_from_json(row) for row in json.loads(text)]
     shapes, treedef = flatten_shapes(params)
-    here = list(shapes.items())
+    present = list(shapes.items())
     saved = [(s.path, s.shape) for s in rows]
-    for left, right in zip(here, saved, strict=False):
+    for left, right in zip(present, saved, strict=False):
         if left != right:
             raise SpecError(f"specs are of another model: it has {left[0]} {left[1]}, they have {right[0]} {right[1]}")
-    if len(here) != len(saved):
-        raise SpecError(f"specs are of another model: it has {len(here)} parameters, they have {len(saved)}")
+    if len(present) != len(saved):
+        raise SpecError(f"specs are of another model: it has {len(present)} parameters, they have {len(saved)}")
     return jax.tree.unflatten(treedef, rows)
 
 
 def _from_json(row: dict[str, Any]) -> ParamSpec:
     parts = row.get("absorbs")
     if parts is not None:
-        parts = tuple(Absorbed(kind, size, axis, tuple(map(tuple, own))) for kind, size, axis, own in parts)
+        parts = tuple(Absorbed(kind, size, axis, tuple(map(tuple, ranges))) for kind, size, axis, ranges in parts)
     return ParamSpec(**{**row, "shape": tuple(row["shape"]), "absorbs": parts})
 
 
@@ -239,28 +241,28 @@ def subset(specs: PyTree, tree: PyTree) -> PyTree:
     """The specs of the parameters that a tree has, which may be some of them; all specs where it is no part of them."""
     if any(is_hidden(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_hidden)) or not jax.tree.leaves(tree):
         return specs
-    of_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    by_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     paths, treedef = flatten_shapes(tree)
-    if len(paths) == len(of_path) or not paths.keys() <= of_path.keys():
+    if len(paths) == len(by_path) or not paths.keys() <= by_path.keys():
         return specs
-    return jax.tree.unflatten(treedef, [of_path[path] for path in paths])
+    return jax.tree.unflatten(treedef, [by_path[path] for path in paths])
 
 
 def check_shapes(specs: PyTree, params: PyTree) -> None:
     """Raises SpecError, naming the first leaf, if the parameters (arrays or shapes) are not those of the specs. Leaves
     that `optax.masked` hides are passed over."""
-    of_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
-    here = flatten_shapes(params)[0] if jax.tree.leaves(params) else {}
-    for path, shape in here.items():
-        if path not in of_path:
+    by_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    shapes = flatten_shapes(params)[0] if jax.tree.leaves(params) else {}
+    for path, shape in shapes.items():
+        if path not in by_path:
             raise SpecError(f"parameters and specs are of different models: the specs have no {path} {shape}")
-        spec = of_path[path]
+        spec = by_path[path]
         if shape != spec.shape:
             raise SpecError(
                 f"parameters and specs are of different shapes: {path} is {shape}, and {spec.shape} in the specs, "
                 f"which are those of width {spec.width} and depth {spec.depth}"
             )
-    missing = of_path.keys() - here.keys()
+    missing = by_path.keys() - shapes.keys()
     hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=is_hidden))
     if missing and not hidden:
         raise SpecError(f"parameters and specs are of different models: there is no parameter {min(missing)}")
@@ -270,19 +272,19 @@ def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
     """({path: shape} of the parameters in tree order, the tree's structure); a path joins the tree's keys by '/':
     'blocks/3/kernel'. A '/' inside a key becomes '|' where two paths would be equal otherwise."""
     params = parameters_only(params)
-    found: list[tuple[Any, Any]] = []
+    leaves: list[tuple[Any, Any]] = []
     for path, box in jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]:
         inner = jax.tree_util.tree_flatten_with_path(box)[0]
         # The array of an NNX variable or a Linen box goes by the name of the box.
-        found += [(path if len(inner) == 1 and _is_box(box) else (*path, *own), leaf) for own, leaf in inner]
-    if not found:
+        leaves += [(path if len(inner) == 1 and _is_box(box) else (*path, *end), leaf) for end, leaf in inner]
+    if not leaves:
         raise SpecError("the model has no parameters")
-    keys = [[_key(entry) for entry in path] for path, _ in found]
+    keys = [[_key(entry) for entry in path] for path, _ in leaves]
     often = Counter("/".join(parts) for parts in keys)
-    paths = ["/".join(k if often["/".join(k)] == 1 else [part.replace("/", "|") for part in k]) for k in keys]
+    paths = ["/".join(k if often["/".join(k)] == 1 else [key.replace("/", "|") for key in k]) for k in keys]
     if len(set(paths)) < len(paths):
         raise SpecError(f"two parameters have the path {Counter(paths).most_common(1)[0][0]}: rename one")
-    shapes = {path: tuple(leaf.shape) for path, (_, leaf) in zip(paths, found, strict=True)}
+    shapes = {path: tuple(leaf.shape) for path, (_, leaf) in zip(paths, leaves, strict=True)}
     return shapes, jax.tree.structure(params)
 
 

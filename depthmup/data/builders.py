@@ -105,10 +105,10 @@ def train_files(folder: Path, labels: dict[str, int]) -> Files:
     files = []
     for wnid, label in labels.items():
         images = folder / "train" / wnid / "images"
-        found = sorted(images.glob("*.JPEG"))
-        if not found:
+        paths = sorted(images.glob("*.JPEG"))
+        if not paths:
             raise ValueError(f"{images} has no .JPEG files, but wnids.txt lists {wnid}: {UNPACK}")
-        files += [(path, label) for path in found]
+        files += [(path, label) for path in paths]
     return files
 
 

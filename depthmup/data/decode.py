@@ -25,23 +25,23 @@ def decode(
     For evaluation (rng is None) the shorter side is resized to size / centre and the centre is cropped; an image that
     already has the right size stays as it is. For training a random box is cropped and resized: its share of the area
     is uniform in `crop`, its aspect ratio is log-uniform in [3/4, 4/3], and it is clipped to the image. With crop
-    (1, 1) training does what evaluation does.
+    (1, 1) training crops as evaluation does.
     """
     with Image.open(io.BytesIO(data)) as image:
-        whole = image.size
-        all_of: Box = (0.0, 0.0, float(whole[0]), float(whole[1]))
+        full_size = image.size
+        full_box: Box = (0.0, 0.0, float(full_size[0]), float(full_size[1]))
         if rng is not None and crop != (1.0, 1.0):
-            box = random_box(*whole, crop, rng)
-        elif whole == (size, size):
-            box = all_of
+            box = random_box(*full_size, crop, rng)
+        elif full_size == (size, size):
+            box = full_box
         else:
-            box = centre_box(*whole, centre)
+            box = centre_box(*full_size, centre)
         # Decoding a JPEG at 1/2, 1/4 or 1/8 of its size, where this leaves enough pixels, is several times faster.
         zoom = max(1e-9, min(1.0, size / min(box[2] - box[0], box[3] - box[1])))
-        image.draft("RGB" if channels == 3 else "L", (math.ceil(whole[0] * zoom), math.ceil(whole[1] * zoom)))
-        shrunk = image.size[0] / whole[0], image.size[1] / whole[1]
+        image.draft("RGB" if channels == 3 else "L", (math.ceil(full_size[0] * zoom), math.ceil(full_size[1] * zoom)))
+        shrunk = image.size[0] / full_size[0], image.size[1] / full_size[1]
         pixels = image.convert("RGB" if channels == 3 else "L")
-        if pixels.size == (size, size) and box == all_of:
+        if pixels.size == (size, size) and box == full_box:
             return np.asarray(pixels).reshape(size, size, channels)
         scaled = (box[0] * shrunk[0], box[1] * shrunk[1], box[2] * shrunk[0], box[3] * shrunk[1])
         resized = pixels.resize((size, size), Image.Resampling.BILINEAR, box=scaled, reducing_gap=2.0)

@@ -24,7 +24,7 @@ from depthmup.data.images import in_memory
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 IN_MEMORY = 2**31  # largest number of bytes of all decoded images for which they are held in memory
-MOMENTS = 10_000  # images on disk that the mean and the standard deviation are computed from
+MOMENTS = 10_000  # number of images on disk for the mean and the standard deviation
 VERSION = 1  # of the cache: raise it when the same files give other pixels
 LAYOUT = "a folder of images has train/CLASS/*.jpg (or .jpeg, .png), and validation/ and test/ likewise, if any"
 GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
@@ -67,23 +67,23 @@ def load(data_dir: str | None, image_size: int | None = None, skip_corrupt: bool
     classes, splits, facts = listed(root)
     cache = root.with_name(f"{root.name}.{image_size or 'own-size'}.npz")
     key = json.dumps([VERSION, image_size, skip_corrupt, _hash(facts)])
-    found = _cached(cache, key)
-    if found is None:
-        found = _read(splits, image_size, skip_corrupt)
-        _keep(cache, {"key": np.array(key), **found})
-    channels, size = (int(found[name]) for name in ("channels", "size"))
+    arrays = _cached(cache, key)
+    if arrays is None:
+        arrays = _read(splits, image_size, skip_corrupt)
+        _keep(cache, {"key": np.array(key), **arrays})
+    channels, size = (int(arrays[name]) for name in ("channels", "size"))
 
     def split(name: str) -> Split | Records:
-        if f"{name}_inputs" in found:
-            return Split(found[f"{name}_inputs"], found[f"{name}_labels"])
-        return _records(splits[name], name, found[f"{name}_good"], size, channels, len(classes))
+        if f"{name}_inputs" in arrays:
+            return Split(arrays[f"{name}_inputs"], arrays[f"{name}_labels"])
+        return _records(splits[name], name, arrays[f"{name}_good"], size, channels, len(classes))
 
     return Dataset(
         split("train"),
         split("validation"),
         split("test"),
-        mean=found["mean"],
-        std=found["std"],
+        mean=arrays["mean"],
+        std=arrays["std"],
         shape=(size, size, channels),
         names=classes,
         digest=f"{len(facts)} files, {_hash([fact[:2] for fact in facts])}",
@@ -104,54 +104,56 @@ def listed(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[tuple[st
         raise ValueError(f"{root} has no folder train/: {LAYOUT}")
     by_class = {name: _classes(folder) for name, folder in folders.items() if folder.is_dir()}
     classes = tuple(sorted(set[str]().union(*by_class.values())))
-    for name, found in by_class.items():
-        if missing := sorted(set(classes) - set(found)):
-            owner = next(other for other, own in by_class.items() if missing[0] in own)
+    for name, members in by_class.items():
+        if missing := sorted(set(classes) - set(members)):
+            owner = next(split for split, members in by_class.items() if missing[0] in members)
             raise ValueError(
                 f"{root}: the class {missing[0]!r} is in {folders[owner].name}/ and not in {folders[name].name}/: "
                 "every split needs every class"
             )
     if len(classes) < 2:
         raise ValueError(f"{folders['train']} has {len(classes)} class: {LAYOUT}")
-    files, facts = {}, []
-    for name, found in by_class.items():
-        paths = [(path, label) for label, own in enumerate(classes) for path in found[own]]
+    files, stats = {}, []
+    for name, members in by_class.items():
+        paths = [(path, label) for label, class_name in enumerate(classes) for path in members[class_name]]
         names = [str(path.relative_to(root)) for path, _ in paths]
         files[name] = Files(root, names, np.array([label for _, label in paths], np.int32))
-        for (path, _), own in zip(paths, names, strict=True):
-            about = path.stat()
-            facts.append((own, about.st_size, about.st_mtime_ns))
-    whole, tenth = files["train"], round(len(files["train"]) * HELD_OUT)
-    places = np.random.default_rng(0).permutation(len(whole))
+        for (path, _), file_name in zip(paths, names, strict=True):
+            stat = path.stat()
+            stats.append((file_name, stat.st_size, stat.st_mtime_ns))
+    train, tenth = files["train"], round(len(files["train"]) * HELD_OUT)
+    order = np.random.default_rng(0).permutation(len(train))
     for name in ("validation", "test"):
         if name not in files:
-            places, out = places[:-tenth], places[-tenth:]
+            order, taken = order[:-tenth], order[-tenth:]
             if not tenth:
-                raise ValueError(f"{folders['train']} has {len(whole)} images, too few to take {name} images from them")
-            files[name] = whole.part(out)
-    return classes, files | {"train": whole.part(places)}, facts
+                raise ValueError(f"{folders['train']} has {len(train)} images, too few to take {name} images from them")
+            files[name] = train.part(taken)
+    return classes, files | {"train": train.part(order)}, stats
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     """{name of a class: its image files}, also those in folders below. Hidden files do not count."""
-    found = {}
-    for own in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        if own.suffix.lower() in SUFFIXES and own.is_file():
-            raise ValueError(f"{own} is in no class: {LAYOUT}")
-        if own.is_dir():
-            walk = (Path(at) / name for at, _, names in os.walk(own, followlinks=True) for name in names)
-            found[own.name] = sorted(p for p in walk if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
-            if not found[own.name]:
-                raise ValueError(f"the class {own} has no image, no file {', '.join(SUFFIXES)}: add some, or remove it")
-    return found
+    classes = {}
+    for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        if entry.suffix.lower() in SUFFIXES and entry.is_file():
+            raise ValueError(f"{entry} is in no class: {LAYOUT}")
+        if entry.is_dir():
+            walk = (Path(parent) / name for parent, _, names in os.walk(entry, followlinks=True) for name in names)
+            classes[entry.name] = sorted(p for p in walk if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
+            if not classes[entry.name]:
+                raise ValueError(
+                    f"the class {entry} has no image, no file {', '.join(SUFFIXES)}: add some, or remove it"
+                )
+    return classes
 
 
 def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: bool) -> dict[str, np.ndarray]:
-    """Everything that is read from the files: what the cache has."""
+    """The arrays of the cache, from the files. Raises ValueError as `load` does."""
     good, modes, sizes = dict[str, np.ndarray](), dict[str, str](), dict[tuple[int, int], str]()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, files in splits.items():
-            kept = []
+            readable = []
             heads = pool.map(_head, (files.root / file for file in files.names))
             for number, (file, head) in enumerate(zip(files.names, heads, strict=True)):
                 if isinstance(head, str):
@@ -161,12 +163,12 @@ def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: boo
                             "data.skip_corrupt=True goes on without it)"
                         )
                     continue
-                kept.append(number)
+                readable.append(number)
                 modes.setdefault("grey" if head[0] in GREY else "colour", file)
                 sizes.setdefault(head[1], file)
-            if len(kept) < len(files):
-                print(f"{files.root}, {name}: left out {len(files) - len(kept)} of {len(files)} files", file=sys.stderr)
-            good[name] = np.array(kept, np.int32)
+            if lost := len(files) - len(readable):
+                print(f"{files.root}, {name}: left out {lost} of {len(files)} files", file=sys.stderr)
+            good[name] = np.array(readable, np.int32)
     root = splits["train"].root
     if len(modes) > 1:
         raise ValueError(
@@ -174,37 +176,38 @@ def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: boo
             "one kind, for instance with Pillow: Image.open(FILE).convert('RGB').save(FILE)"
         )
     if image_size is None:
-        (width, height), *others = sizes
-        if others or width != height:
+        (width, height), *other_sizes = sizes
+        if other_sizes or width != height:
             words = f"{width}x{height} ({sizes[width, height]})"
-            words += f" and {others[0][0]}x{others[0][1]} ({sizes[others[0]]})" if others else ""
+            words += f" and {other_sizes[0][0]}x{other_sizes[0][1]} ({sizes[other_sizes[0]]})" if other_sizes else ""
             raise ValueError(f"{root} has images of {words}: --config.data.image_size=SIDE resizes all to squares")
         image_size = width
     channels = 1 if "grey" in modes else 3
     classes = int(splits["train"].labels.max()) + 1
     result = {"channels": np.array(channels), "size": np.array(image_size)}
     records = {n: _records(files, n, good[n], image_size, channels, classes) for n, files in splits.items()}
-    whole = sum(own.examples for own in records.values()) * image_size**2 * channels <= IN_MEMORY
-    for name, own in records.items():
-        if whole:
-            result[f"{name}_inputs"], result[f"{name}_labels"] = in_memory(own, skip_corrupt)
+    examples = sum(split_records.examples for split_records in records.values())
+    fits_memory = examples * image_size**2 * channels <= IN_MEMORY
+    for name, split_records in records.items():
+        if fits_memory:
+            result[f"{name}_inputs"], result[f"{name}_labels"] = in_memory(split_records, skip_corrupt)
         else:
             result[f"{name}_good"] = good[name]
-    if not whole:  # the first of a random order
+    if not fits_memory:  # the first of a random order
         train = records["train"]
         order = np.random.default_rng(0).permutation(train.order)[:MOMENTS]
         sample = in_memory(train._replace(order=order), skip_corrupt).inputs
-    result["mean"], result["std"] = moments(result["train_inputs"] if whole else sample)
+    result["mean"], result["std"] = moments(result["train_inputs"] if fits_memory else sample)
     return result
 
 
 def _records(files: Files, split: str, order: np.ndarray, size: int, channels: int, classes: int) -> Records:
-    # The whole image is kept, but for what makes it a square.
+    # The image keeps its full shorter side (centre=1): only the longer side is cut, to a square.
     return Records(files, order, classes, size, f"{files.root}, {split}", channels=channels, centre=1.0)
 
 
 def _head(path: Path) -> tuple[str, tuple[int, int]] | str:
-    """(mode, (width, height)) of an image file, or what is wrong with it."""
+    """(mode, (width, height)) of an image file, or the error of reading it in words."""
     from PIL import Image
 
     try:
@@ -219,8 +222,8 @@ def _head(path: Path) -> tuple[str, tuple[int, int]] | str:
 def _cached(path: Path, key: str) -> dict[str, np.ndarray] | None:
     """The arrays of a cache with this key; None if there is none, or if it is damaged (zip files have checksums)."""
     try:
-        with np.load(path) as found:
-            return {name: found[name] for name in found.files} if str(found["key"]) == key else None
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files} if str(file["key"]) == key else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -228,11 +231,11 @@ def _cached(path: Path, key: str) -> dict[str, np.ndarray] | None:
         return None
 
 
-def _keep(path: Path, found: Mapping[str, np.ndarray]) -> None:
+def _keep(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the cache: whole, or not at all."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.npz")
     try:
-        np.savez(temporary, allow_pickle=False, **found)
+        np.savez(temporary, allow_pickle=False, **arrays)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

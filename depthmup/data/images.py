@@ -68,8 +68,8 @@ def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
     if name in ("patches", "tiny_imagenet"):
         from depthmup.data import builders
 
-        ours = builders.Patches if name == "patches" else builders.TinyImagenet
-        return ours(data_dir=data_dir, **options)
+        builder = builders.Patches if name == "patches" else builders.TinyImagenet
+        return builder(data_dir=data_dir, **options)
     return tfds.builder(name, data_dir=data_dir, **options)
 
 
@@ -90,13 +90,13 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     train, test = (opened(builder, name, data_dir, split) for split in ("train", source.test))
 
     def read(records: Any, order: np.ndarray, split: str) -> Split | Records:
-        described = Records(records, order, source.classes, side, f"{name}, split {split}")
-        return in_memory(described, skip_corrupt) if source.in_memory else described
+        ordered = Records(records, order, source.classes, side, f"{name}, split {split}")
+        return in_memory(ordered, skip_corrupt) if source.in_memory else ordered
 
-    kept, out = held_out(len(train))
+    train_order, validation_order = held_out(len(train))
     return Dataset(
-        train=read(train, kept, "train"),
-        validation=read(train, out, "train"),
+        train=read(train, train_order, "train"),
+        validation=read(train, validation_order, "train"),
         test=read(test, np.arange(len(test), dtype=np.int32), source.test),
         mean=255 * np.array(source.mean),
         std=255 * np.array(source.std),
@@ -106,7 +106,7 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
 
 
 class Blanks:
-    """So many grey images as encoded records, their labels in turn."""
+    """`examples` equal grey images as encoded records. Their labels run through all classes in turn."""
 
     def __init__(self, examples: int, source: Source) -> None:
         from PIL import Image
@@ -130,17 +130,17 @@ def blank(name: str, image_size: int | None = None) -> Dataset:
     source = TFDS[name]
     side, (train, test) = image_size or source.size, source.examples
 
-    def made(examples: int, order: np.ndarray, split: str) -> Split | Records:
+    def blank_split(examples: int, order: np.ndarray, split: str) -> Split | Records:
         if source.in_memory:  # zeros take no memory until they are written to
             labels = np.arange(len(order), dtype=np.int32) % source.classes
             return Split(np.zeros((len(order), side, side, 3), np.uint8), labels)
         return Records(Blanks(examples, source), order, source.classes, side, f"{BLANK}{name}, split {split}")
 
-    kept, out = held_out(train)
+    train_order, validation_order = held_out(train)
     return Dataset(
-        train=made(train, kept, "train"),
-        validation=made(train, out, "train"),
-        test=made(test, np.arange(test, dtype=np.int32), source.test),
+        train=blank_split(train, train_order, "train"),
+        validation=blank_split(train, validation_order, "train"),
+        test=blank_split(test, np.arange(test, dtype=np.int32), source.test),
         mean=255 * np.array(source.mean),
         std=255 * np.array(source.std),
         shape=(side, side, 3),
@@ -178,10 +178,10 @@ def opened(builder: Any, name: str, data_dir: str | None, split: str) -> Any:
             if TFDS[name].manual:
                 text += f" (first put {TFDS[name].manual} into {manual_folder(builder.data_dir_root)})"
         elif builder.info.file_format.value != "array_record":
-            other = f"{Path(builder.data_dir_root)}_array_record"
+            folder = f"{Path(builder.data_dir_root)}_array_record"
             text = (
                 f"{builder.data_dir} is prepared as {builder.info.file_format.value}, which cannot be read in any "
-                f"order: {command} --data_dir={other}, and then data.data_dir={other}"
+                f"order: {command} --data_dir={folder}, and then data.data_dir={folder}"
             )
         else:
             text = f"{name}, split {split}, cannot be read from {builder.data_dir}: {error}"

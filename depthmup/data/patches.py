@@ -38,7 +38,7 @@ OWNERS = (0, 0, 0, 1, 2)  # numbers of the splits of five neighbouring cells; ea
 
 
 class Boxes(NamedTuple):
-    """Where and how patches are cut; each field is (patches,) int64 unless it says otherwise."""
+    """The places, turns and channels of patches; each field is (patches,) int64 unless its comment says otherwise."""
 
     photo: np.ndarray  # number of the photograph, which is the label
     top: np.ndarray  # in pixels of the photograph, as left and side are
@@ -79,8 +79,8 @@ def generate() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     Every process gets the same bits. Raises FileNotFoundError if a photograph is missing.
     """
     splits = {}
-    for split, where in boxes().items():
-        images, labels = cut(photographs(), where), where.photo.astype(np.int32)
+    for split, places in boxes().items():
+        images, labels = cut(photographs(), places), places.photo.astype(np.int32)
         images.setflags(write=False)
         labels.setflags(write=False)
         splits[split] = images, labels
@@ -89,7 +89,7 @@ def generate() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def boxes() -> dict[str, Boxes]:
     """{split: the boxes of its patches, in the order of its images} for train, validation and test."""
-    drawn: dict[str, list[Boxes]] = {split: [] for split in SPLIT_SIZES}
+    parts_of_split: dict[str, list[Boxes]] = {split: [] for split in SPLIT_SIZES}
     for photo, pixels in enumerate(photographs()):
         rng = np.random.default_rng((0, photo))
         rows, columns = pixels.shape[0] // CELL, pixels.shape[1] // CELL
@@ -103,26 +103,26 @@ def boxes() -> dict[str, Boxes]:
             left = cell % columns * CELL + rng.integers(0, CELL - side, endpoint=True)
             turns, mirrored = rng.integers(4, size=n), rng.integers(2, size=n)
             channels = rng.permuted(np.tile(np.arange(3), (n, 1)), axis=1)
-            drawn[split].append(Boxes(np.full(n, photo), top, left, side, turns, mirrored, channels))
+            parts_of_split[split].append(Boxes(np.full(n, photo), top, left, side, turns, mirrored, channels))
     shuffled = {}
-    for number, (split, parts) in enumerate(drawn.items()):
+    for number, (split, parts) in enumerate(parts_of_split.items()):
         order = np.random.default_rng((1, number)).permutation(SPLIT_SIZES[split])
         shuffled[split] = Boxes(*(np.concatenate(field)[order] for field in zip(*parts, strict=True)))
     return shuffled
 
 
-def cut(photos: tuple[np.ndarray, ...], where: Boxes) -> np.ndarray:
+def cut(photos: tuple[np.ndarray, ...], boxes: Boxes) -> np.ndarray:
     """(N, 32, 32, 3) uint8: the patches, scaled up to 32 pixels, turned, mirrored, their channels reordered."""
     from PIL import Image
 
-    images = np.empty((len(where.photo), SIDE, SIDE, 3), np.uint8)
-    for i, (photo, top, left, side) in enumerate(zip(*where[:4], strict=True)):
+    images = np.empty((len(boxes.photo), SIDE, SIDE, 3), np.uint8)
+    for i, (photo, top, left, side) in enumerate(zip(*boxes[:4], strict=True)):
         patch = Image.fromarray(photos[photo][top : top + side, left : left + side])
         images[i] = np.asarray(patch.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     for turns in range(1, 4):
-        images[where.turns == turns] = np.rot90(images[where.turns == turns], turns, axes=(1, 2))
-    images[where.mirrored == 1] = images[where.mirrored == 1, :, ::-1]
-    return np.take_along_axis(images, where.channels[:, None, None, :], axis=3)
+        images[boxes.turns == turns] = np.rot90(images[boxes.turns == turns], turns, axes=(1, 2))
+    images[boxes.mirrored == 1] = images[boxes.mirrored == 1, :, ::-1]
+    return np.take_along_axis(images, boxes.channels[:, None, None, :], axis=3)
 
 
 @functools.cache

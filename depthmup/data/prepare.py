@@ -20,8 +20,8 @@ def prepare(name: str, data_dir: str | None = None) -> Path:
         builder = builder_of(name, data_dir, file_format="array_record")
     except ValueError as error:
         folder = builder_of(name, data_dir).data_dir
-        other = f"{Path(folder).parents[1]}_array_record"
-        raise ValueError(f"{folder} is prepared in another format: give another folder, --data_dir={other}") from error
+        empty = f"{Path(folder).parents[1]}_array_record"
+        raise ValueError(f"{folder} is prepared in another format: give another folder, --data_dir={empty}") from error
     builder.download_and_prepare(download_dir=str(manual_folder(builder.data_dir_root).parent))
     return Path(builder.data_dir)
 

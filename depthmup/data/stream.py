@@ -117,12 +117,12 @@ def stream(examples: Examples, workers: int = 0) -> Iterator[tuple[Batch, int]]:
     if workers:
         if not flags.FLAGS.is_parsed():  # Grain's workers read absl flags, which only some programs parse.
             flags.FLAGS.mark_as_parsed()
-        read = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
-        ahead = batches.to_iter_dataset(read).mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD))
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
+        dataset = batches.to_iter_dataset(options).mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD))
     else:
         threads = min(16, os.cpu_count() or 1)
-        ahead = batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=AHEAD * threads))
-    iterator = iter(ahead)
+        dataset = batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=AHEAD * threads))
+    iterator = iter(dataset)
     try:
         for _, batch in zip(range(examples.stop_step - examples.first_step), iterator, strict=False):
             # The batch is copied, so that the memory it shares with a worker is freed at once.

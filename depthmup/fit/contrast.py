@@ -1,4 +1,4 @@
-"""What one learning rate costs against another at one size, with its error: differences on the seeds' smooth curves."""
+"""The cost of one learning rate against another at one size, with its error: differences on the smooth curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIKE = 0.05  # the level of the tests that permit to pool
 @dataclasses.dataclass(frozen=True, eq=False)
 class Size:
     """The trainings of one size. smooth: the curve by local parabolas, which scatter half as much as the cubics that an
-    optimum needs to be unbiased; None where no learning rate trains all seeds. seeds: their names."""
+    optimum needs to be unbiased; None where no learning rate trains all seeds. seeds: the names of the seeds."""
 
     size: Any
     curve: Curve
@@ -60,7 +60,7 @@ class Size:
         return None if (weights[~self.comparable] > 0).any() else weights
 
     def shift(self, at: float) -> np.ndarray:
-        """(points,), weights that make what noise moves the optimum `at` of the smooth curve by, in octaves: slope over
+        """(points,), weights that make the shift by noise of the smooth curve's optimum `at`, in octaves: slope over
         curvature, which is taken over an octave to either side. 0 where the end of the curve holds the optimum."""
         smooth = self.smooth
         assert smooth is not None
@@ -71,7 +71,7 @@ class Size:
         return self.embedded(-smooth.slope(at)) / max(curvature, 2 * LEAST)
 
     def slope(self, at: float) -> float:
-        """Of the log loss at log2 rate `at`, per octave."""
+        """The slope of the log loss at log2 rate `at`, per octave."""
         smooth = self.smooth
         if smooth is not None and smooth.x[0] - NEAR <= at <= smooth.x[-1] + NEAR:
             return float(smooth.slope(at) @ smooth.mean)
@@ -92,7 +92,7 @@ class Size:
 
     @functools.cached_property
     def _levels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the points that are comparable: (points,) means, (points, seeds) residuals, (points,) numbers of seeds."""
+        """(means (points,), residuals (points, seeds), numbers of seeds (points,)) of the comparable points."""
         log = self.curve.log[self.comparable]
         return *levels(log), (~np.isnan(log)).sum(axis=1)
 
@@ -104,7 +104,7 @@ class Size:
         return result
 
     def influence(self, weights: np.ndarray) -> dict[Any, float]:
-        """{seed: what it adds to the error of the sum with these weights}."""
+        """{seed: its part of the error of the sum with these weights}."""
         _, residual, counts = self._levels
         return dict(zip(self.seeds, (weights[self.comparable] / counts) @ residual, strict=True))
 
@@ -113,9 +113,9 @@ class Size:
         return float((weights**2 / np.maximum(1, (~np.isnan(self.curve.log)).sum(axis=1))).sum())
 
     def variances(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(points,) and (points,): what each point adds to the variance of the sum with these weights, and the degrees
-        of freedom of that: from the scatter of its seeds about its mean and their levels, with one seed from the
-        scatter about the smooth curve."""
+        """((points,), each point's part of the variance of the sum with these weights; (points,), the degrees of
+        freedom of each part). A part comes from the scatter of the seeds about their mean and levels, or with one seed
+        from the scatter about the smooth curve."""
         _, residual, counts = self._levels
         used = weights[self.comparable] ** 2 / counts
         if len(self.seeds) == 1:
@@ -132,10 +132,11 @@ class Size:
 class Contrast(NamedTuple):
     """A difference of log losses at one size, which depends on the tuned size through its optimum.
 
-    weights: (points,) of the mean log losses at `at`; tuned: the same of the tuned size. less: what is taken off.
+    weights: (points,) of the mean log losses at `size`; tuned: the same at `base`, the tuned size. less: a constant
+    that is subtracted.
     """
 
-    at: Size
+    size: Size
     weights: np.ndarray
     base: Size
     tuned: np.ndarray
@@ -158,31 +159,31 @@ class Measured(NamedTuple):
 def measured(contrasts: Sequence[Contrast]) -> list[Measured]:
     """Every contrast with its error.
 
-    The error comes from the scatter of the seeds at every learning rate that has weight, once the level of each seed is
-    taken off (Welch and Satterthwaite's degrees of freedom, since learning rates scatter differently). What a single
-    training scatters by is then pooled over the contrasts, unless Bartlett's test tells them apart. All this takes
-    trainings at two learning rates for independent. Where they are not, the values of the contrasts for single seeds
-    scatter more: if they do, over all contrasts together, by an F test, their scatter counts. With one seed the error
-    comes from the scatter about the smooth curves.
+    The error comes from the scatter of the seeds at every learning rate that has weight, after the level of each seed
+    is subtracted (Welch and Satterthwaite's degrees of freedom, since learning rates scatter differently). The variance
+    of a single training is then pooled over the contrasts, unless Bartlett's test tells them apart. Both steps assume
+    that trainings at two learning rates are independent. Where they are not, the contrasts of single seeds scatter
+    more; if an F test over all contrasts shows it, their scatter is the error. With one seed the error comes from the
+    scatter about the smooth curves.
     """
     from scipy import special  # here, so that `import depthmup` stays light
 
-    values = [float(c.weights @ c.at.mean) - c.less for c in contrasts]
-    spreads = np.array([c.at.spread(c.weights) + c.base.spread(c.tuned) for c in contrasts])
+    values = [float(c.weights @ c.size.mean) - c.less for c in contrasts]
+    spreads = np.array([c.size.spread(c.weights) + c.base.spread(c.tuned) for c in contrasts])
     parts = [_parts(c) for c in contrasts]
-    of_training = np.array([float(part.sum()) for part, _ in parts]) / np.maximum(spreads, 1e-300)
-    freedoms = np.array([_freedom(part, freedom) for part, freedom in parts])
-    known = (spreads > 0) & (freedoms > 0)
-    if pooled := _pooled(of_training[known], freedoms[known]):
-        of_training[known], freedoms[known] = pooled
-    variances = of_training * spreads
+    training_variances = np.array([float(shares.sum()) for shares, _ in parts]) / np.maximum(spreads, 1e-300)
+    freedoms = np.array([_freedom(shares, freedom) for shares, freedom in parts])
+    estimated = (spreads > 0) & (freedoms > 0)
+    if pooled := _pooled(training_variances[estimated], freedoms[estimated]):
+        training_variances[estimated], freedoms[estimated] = pooled
+    variances = training_variances * spreads
     ratios = [_of_seeds(c) / variance for c, variance in zip(contrasts, variances, strict=True) if variance > 0]
-    seeds = min((len(c.at.seeds) for c in contrasts), default=1)
+    seeds = min((len(c.size.seeds) for c in contrasts), default=1)
     if seeds > 1 and ratios:
         numerator, ratio = len(ratios) * (seeds - 1.0), sum(ratios) / len(ratios)
         if special.fdtrc(numerator, max(1.0, float(freedoms.max())), ratio) < ALIKE:
             variances, freedoms = ratio * variances, np.minimum(freedoms, numerator)
-    return [Measured(*of) for of in zip(values, np.sqrt(variances).tolist(), freedoms.tolist(), strict=True)]
+    return [Measured(*fields) for fields in zip(values, np.sqrt(variances).tolist(), freedoms.tolist(), strict=True)]
 
 
 def _pooled(variances: np.ndarray, freedoms: np.ndarray) -> tuple[float, float] | None:
@@ -199,14 +200,15 @@ def _pooled(variances: np.ndarray, freedoms: np.ndarray) -> tuple[float, float] 
 
 
 def _parts(c: Contrast) -> tuple[np.ndarray, np.ndarray]:
-    """What each point adds to a contrast's variance, and its degrees of freedom, of both sizes."""
-    both = zip(c.at.variances(c.weights), c.base.variances(c.tuned), strict=True)
-    parts, freedoms = (np.concatenate(pair) for pair in both)
+    """Each point's part of a contrast's variance and the degrees of freedom of that part, over the points of both
+    sizes."""
+    pairs = zip(c.size.variances(c.weights), c.base.variances(c.tuned), strict=True)
+    parts, freedoms = (np.concatenate(pair) for pair in pairs)
     return parts, freedoms
 
 
 def _freedom(parts: np.ndarray, freedoms: np.ndarray) -> float:
-    """Of the sum of variances with these degrees of freedom, by Welch and Satterthwaite."""
+    """The degrees of freedom of a sum of variances with these degrees of freedom, by Welch and Satterthwaite."""
     used = parts > 0
     if not used.any():
         return float(freedoms.max(initial=0.0))
@@ -215,7 +217,7 @@ def _freedom(parts: np.ndarray, freedoms: np.ndarray) -> float:
 
 def _of_seeds(c: Contrast) -> float:
     """The variance of a contrast from its values for single seeds, which are paired between sizes."""
-    errors = c.at.influence(c.weights)
+    errors = c.size.influence(c.weights)
     for seed, error in c.base.influence(c.tuned).items():
         errors[seed] = errors.get(seed, 0.0) + error
     seeds = len(errors)

@@ -296,7 +296,7 @@ class Smooth:
         return bool((np.abs(weights @ self.mean) > half_width(self.seeds - 1, 0.99) * stderr).any())
 
     def influence(self, weights: np.ndarray) -> np.ndarray:
-        """(..., seeds), what each seed adds to the error of the sums with these weights, (..., points)."""
+        """(..., seeds), each seed's part of the error of the sums with these weights, (..., points)."""
         return (weights / self.counts) @ self.residual
 
     def slope_errors(self) -> tuple[np.ndarray, float]:
@@ -312,9 +312,9 @@ def _cubic_misses(x: np.ndarray) -> np.ndarray:
     """(points - 4, points), how far each point lies from the cubic through the two points to either side."""
     rows = np.zeros((max(0, len(x) - 4), len(x)))
     for i in range(2, len(x) - 2):
-        others = [i - 2, i - 1, i + 1, i + 2]
-        for j in others:
-            rows[i - 2, j] = -math.prod((x[i] - x[k]) / (x[j] - x[k]) for k in others if k != j)
+        neighbours = [i - 2, i - 1, i + 1, i + 2]
+        for j in neighbours:
+            rows[i - 2, j] = -math.prod((x[i] - x[k]) / (x[j] - x[k]) for k in neighbours if k != j)
         rows[i - 2, i] = 1
         rows[i - 2] /= math.sqrt(float((rows[i - 2] ** 2).sum()))
     return rows

@@ -21,22 +21,22 @@ class Drift(NamedTuple):
     intercept: float  # log2 learning rate of the line at the first size that has one
 
 
-def fitted_drift(sizes: Sequence[float], found: Sequence[Optimum | Edge | None], seeds: int) -> Drift | None:
+def fitted_drift(sizes: Sequence[float], optima: Sequence[Optimum | Edge | None], seeds: int) -> Drift | None:
     """The drift of the sizes that have a learning rate; None if fewer than two sizes have one.
 
     The statistical error of a learning rate is estimated in two ways: from the scatter between seeds, pooled over
     sizes, and from the scatter about the line. The larger estimate counts. With one seed only the scatter about the
     line is known; with one seed and two sizes neither is, and the interval is infinite.
 
-    To it comes what the grid does not resolve: each learning rate may be off by its `resolution`, and the slope by as
-    much as if these errors conspired. Learning rates that lie between the same two grid points at every size look equal
-    without being so, however many seeds there are.
+    The interval also contains the resolution of the grid: each learning rate may be off by its `resolution`, and the
+    slope by as much as if these errors conspired. Learning rates that lie between the same two grid points at every
+    size look equal without being so, however many seeds there are.
     """
-    pairs = [(math.log2(s), f) for s, f in zip(sizes, found, strict=True) if f is not None and f.learning_rate]
+    pairs = [(math.log2(s), o) for s, o in zip(sizes, optima, strict=True) if o is not None and o.learning_rate]
     if len(pairs) < 2:
         return None
     x = np.array([size for size, _ in pairs])
-    y, stderr, resolution = np.array([(math.log2(f.learning_rate or 1), f.stderr, f.resolution) for _, f in pairs]).T
+    y, stderr, resolution = np.array([(math.log2(o.learning_rate or 1), o.stderr, o.resolution) for _, o in pairs]).T
     centred = x - x.mean()
     squares = float(centred @ centred)
     slope = float(centred @ y / squares)

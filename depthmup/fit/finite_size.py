@@ -42,12 +42,12 @@ class FiniteSize(NamedTuple):
         """Squared error of the mean over `ensemble` networks. Averaging divides v by `ensemble`; cross counts as bias,
         which averaging does not change."""
         sizes = np.broadcast_arrays(np.asarray(width, np.float64), np.asarray(depth, np.float64))
-        values = np.array([0.0 if found is None else found.value for found in self])
+        values = np.array([0.0 if coefficient is None else coefficient.value for coefficient in self])
         return _design(TERMS, *sizes) @ (values / [ensemble, 1, 1, 1])
 
     def __str__(self) -> str:
-        found = {term: one for term, one in self._asdict().items() if one is not None}
-        rows = [f"{term:6} {c.value:10.4g}  [{c.low:.4g}, {c.high:.4g}]" for term, c in found.items()]
+        coefficients = {term: c for term, c in self._asdict().items() if c is not None}
+        rows = [f"{term:6} {c.value:10.4g}  [{c.low:.4g}, {c.high:.4g}]" for term, c in coefficients.items()]
         return "\n".join([f"{'term':6} {'value':>10}  95% interval", *rows])
 
 
@@ -141,23 +141,23 @@ def finite_size(
         raise ValueError(f"standard errors must not be negative, got {s.tolist()}")
     if not set(terms) <= set(TERMS):
         raise ValueError(f"terms must be of {', '.join(TERMS)}, got {list(terms)}")
-    chosen = [term for term in TERMS if term in (terms or (TERMS if np.isfinite(d).any() else ("v", "m2")))]
-    if len(n) <= len(chosen):
-        raise ValueError(f"{', '.join(chosen)} with intervals need at least {len(chosen) + 1} points, got {len(n)}")
-    if missing := _missing(chosen, n, d):
-        raise ValueError(f"the points cannot tell {', '.join(chosen)} apart: add {missing}, or give other terms")
+    names = [term for term in TERMS if term in (terms or (TERMS if np.isfinite(d).any() else ("v", "m2")))]
+    if len(n) <= len(names):
+        raise ValueError(f"{', '.join(names)} with intervals need at least {len(names) + 1} points, got {len(n)}")
+    if missing := _missing(names, n, d):
+        raise ValueError(f"the points cannot tell {', '.join(names)} apart: add {missing}, or give other terms")
     from scipy.optimize import lsq_linear  # here, so that `import depthmup` stays light
 
-    spread = _smooth(n, 1 / d if {"k", "cross"} & set(chosen) else 0 * n, s if s.any() else np.abs(y))
-    design, target = _design(chosen, n, d) / spread[:, None], y / spread
-    lowest = np.array([-math.inf if term == "cross" else 0.0 for term in chosen])
+    spread = _smooth(n, 1 / d if {"k", "cross"} & set(names) else 0 * n, s if s.any() else np.abs(y))
+    design, target = _design(names, n, d) / spread[:, None], y / spread
+    lowest = np.array([-math.inf if term == "cross" else 0.0 for term in names])
     values = lsq_linear(design, target, (lowest, math.inf), method="bvls").x
-    inverse, degrees = np.linalg.pinv(design), len(n) - len(chosen)
+    inverse, degrees = np.linalg.pinv(design), len(n) - len(names)
     free = inverse @ target
     variance = np.sum((target - design @ free) ** 2) / degrees
     half = half_width(degrees) * np.sqrt(variance * np.sum(inverse**2, axis=1))
     low, high = np.maximum(np.minimum(free - half, values), lowest), np.maximum(free + half, values)
-    rows = zip(chosen, values.tolist(), low.tolist(), high.tolist(), strict=True)
+    rows = zip(names, values.tolist(), low.tolist(), high.tolist(), strict=True)
     return FiniteSize(**{term: Coefficient(*row) for term, *row in rows})
 
 

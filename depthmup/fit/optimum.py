@@ -49,11 +49,11 @@ class Optimum(NamedTuple):
     learning_rate: where the mean over seeds of the log loss is smallest; None if the curve has no optimum inside the
         grid. It never lies beyond the last learning rate at which all seeds train.
     reason: "" if there is an optimum, else why not.
-    edge: where training stops to be possible; None if nothing trains.
+    edge: the learning rate above which training is not possible; None if no learning rate trains all seeds.
     at_edge: whether the optimum is within a grid step of the edge, or of the cliff where a curve of finite losses ends.
         The interval then reaches to the upper end of the edge's, or to the first learning rate beyond the cliff.
-    loss: the loss there: the geometric mean over seeds, interpolated in log-log between grid points. NaN without an
-        optimum.
+    loss: the loss at the optimum, the geometric mean over seeds, interpolated in log-log between grid points; NaN
+        without an optimum.
     low, high: 95% interval of learning_rate, with one seed from its scatter about the smooth curve; NaN without an
         optimum, and for one seed with too few learning rates to tell the scatter.
     stderr: standard error of learning_rate in octaves, from the scatter alone; NaN where low is.
@@ -91,9 +91,9 @@ def optimum(
     is anywhere before it (`curve.STEEPER`), be it to a plateau, to a large loss or to divergence. On them, the log loss
     is smoothed by local polynomials of degree 3 in log2 learning rate. The optimum is the minimum of the smooth curve,
     among the learning rates at which the mean log loss itself, interpolated linearly between grid points, is at most
-    the smallest of the grid plus its standard error: a star lies on its curve. (With one seed, whose standard error the
-    grid point alone does not tell: plus its scatter about the smooth curve, or half of what the better neighbour is
-    above it, which is what a line between grid points may lie above a parabola's vertex.)
+    the smallest of the grid plus its standard error: a star lies on its curve. (One seed has no standard error. Its
+    scatter about the smooth curve takes the place, or half of the distance up to the better neighbour: a line between
+    grid points may lie that far above a parabola's vertex.)
 
     The interval reaches from the optimum to the next learning rates at which the slope of the smooth curve is below
     or above 0 by a t test over seeds, whose slopes are compared seed by seed: seeds stay paired. With one seed the
@@ -109,15 +109,16 @@ def optimum(
     curve = checked(lrs, losses, cap, diverged)
     if len(curve.x) < POINTS:
         raise ValueError(f"an optimum needs at least {POINTS} learning rates, got {len(curve.x)}: widen the grid")
-    return of_curve(curve)
+    return curve_optimum(curve)
 
 
-def of_curve(curve: Curve) -> Optimum:
+def curve_optimum(curve: Curve) -> Optimum:
     """The optimum of a curve, as `optimum` explains it."""
     best = curve.best
     if best is None:
-        whole = curve.failed.all(axis=1).all()
-        return Optimum(None, "never trains" if whole else "no learning rate trains all seeds: the grid is too coarse")
+        if curve.failed.all():
+            return Optimum(None, "never trains")
+        return Optimum(None, "no learning rate trains all seeds: the grid is too coarse")
     edge, smooth = _edge(curve, best), curve.smooth()
     if smooth.best == 0:
         return Optimum(None, "at the lower edge of the grid", edge)
@@ -131,17 +132,17 @@ def of_curve(curve: Curve) -> Optimum:
 def _edge(curve: Curve, best: int) -> Edge:
     """The edge above the grid point `best`."""
     x, seeds = curve.x, np.flatnonzero((~np.isnan(curve.log)).any(axis=0))
-    of_seeds = []  # (edge, half of the grid step that holds it) of each seed; an infinite edge is not on the grid
+    pairs = []  # (edge, half of the grid step that holds it) of each seed; an infinite edge is not on the grid
     for seed in seeds:
         trained = np.flatnonzero(~np.isnan(curve.log[:, seed]))
         fails = [i for i in trained if i > best and curve.failed[i, seed]]
         before = trained[trained < fails[0]] if fails else trained
         if fails and len(before):
             low, high = x[before[-1]], x[fails[0]]
-            of_seeds.append(((low + high) / 2, (high - low) / 2))
+            pairs.append(((low + high) / 2, (high - low) / 2))
         else:
-            of_seeds.append((math.inf, math.nan))
-    edges, halves = np.array(of_seeds).T
+            pairs.append((math.inf, math.nan))
+    edges, halves = np.array(pairs).T
     failing = np.flatnonzero(curve.failed.any(axis=1) & (np.arange(len(x)) > best))
     if not len(failing):
         return Edge(None, float(2 ** x[-1]), NEVER_DIVERGES)
@@ -163,8 +164,8 @@ def _inside(smooth: Smooth, curve: Curve, edge: Edge) -> Optimum:
     fine, slopes = smooth.fine, smooth.slopes
     worst = mean[best] + _height(smooth, curve.log[np.searchsorted(curve.x, x[best])])
     near = np.zeros(len(fine), bool)  # the places on the curve that are connected with the best grid point
-    first, end = _connected(np.interp(fine, x, mean) <= worst, int(np.searchsorted(fine, x[best])))
-    near[first : end + 1] = True
+    start, end = _connected(np.interp(fine, x, mean) <= worst, int(np.searchsorted(fine, x[best])))
+    near[start : end + 1] = True
     centre = int(np.argmin(np.where(near, smooth.values, np.inf)))
     refined = _refined(fine, slopes, centre)
     star = refined if np.interp(refined, x, mean) <= worst else float(fine[centre])
@@ -177,9 +178,9 @@ def _inside(smooth: Smooth, curve: Curve, edge: Edge) -> Optimum:
     if not freedom:
         return Optimum(2**star, "", edge, at_edge, loss, resolution=resolution)
     quantile = half_width(freedom, LEVEL)
-    first, _ = _connected(slopes > -quantile * stderr, centre)
+    start, _ = _connected(slopes > -quantile * stderr, centre)
     _, end = _connected(slopes < quantile * stderr, centre)
-    low, high = min(fine[first], star - UNSEEN * step), max(fine[end], min(star + UNSEEN * step, x[-1]))
+    low, high = min(fine[start], star - UNSEEN * step), max(fine[end], min(star + UNSEEN * step, x[-1]))
     scatter = (high - low) / 2 / quantile
     if at_edge:
         # What limits the optimum is the edge, whose place differs between seeds, or the bowl below.
@@ -244,14 +245,14 @@ def settled(lrs: ArrayLike, losses: ArrayLike, cap: float | None = None, band: f
     Returns an index into the times, or None if the last time has no optimum. A time without an optimum is not within
     the band. Paper A asks this question in appendix B.2 and figure B.3. Raises ValueError as `optimum` does.
     """
-    rates, of_times = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
-    if of_times.ndim != 3 or not len(of_times):
-        raise ValueError(f"losses must be (times, points, seeds), got {of_times.shape}")
-    found = [optimum(rates, curve, cap).learning_rate for curve in of_times]
-    last = found[-1]
-    if last is None:
+    rates, curves = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
+    if curves.ndim != 3 or not len(curves):
+        raise ValueError(f"losses must be (times, points, seeds), got {curves.shape}")
+    optima = [optimum(rates, curve, cap).learning_rate for curve in curves]
+    final = optima[-1]
+    if final is None:
         return None
-    time = len(found) - 1
-    while time and (before := found[time - 1]) is not None and abs(math.log2(before / last)) <= band:
+    time = len(optima) - 1
+    while time and (before := optima[time - 1]) is not None and abs(math.log2(before / final)) <= band:
         time -= 1
     return time

@@ -1,4 +1,4 @@
-"""What all paths through a network say of its learning rate: PathSum, and the minimal depth of AM-muP."""
+"""Learning rates from all paths through a network: PathSum, and the minimal depth of AM-muP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def minimal_depth(edges: Edges, source: Hashable, sink: Hashable) -> int:
     minimal path length; each residual block counts as 1"). An edge without layers is the skip of a block: its length is
     that of a layer.
 
-    edges, and what it raises: as in `path_sum`.
+    Edges and errors are those of `path_sum`.
     """
     return _along(edges, source, sink, 0, lambda ways: min(length + max(1, layers) for length, layers in ways))
 
@@ -54,20 +54,20 @@ def _along(
     onwards: Callable[[Sequence[tuple[Value, int]]], Value],
 ) -> Value:
     """The value at the sink. start: at the source; onwards: (value, layers) of each edge into a node -> its value."""
-    into: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
+    incoming: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
     for node, end, layers in edges:
         layers = operator.index(layers)  # a Python integer, since NumPy's integers would overflow
         if layers < 0:
             raise ValueError(f"layers must not be negative, got {layers} from {node!r} to {end!r}")
-        into.setdefault(end, []).append((node, layers))
-    before = {node: [other for other, _ in ways] for node, ways in into.items()}
+        incoming.setdefault(end, []).append((node, layers))
+    before = {node: [origin for origin, _ in ways] for node, ways in incoming.items()}
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         raise ValueError(f"the graph has a cycle through {error.args[1][0]!r}") from error
     values = {source: start}
     for node in order:
-        ways = [(values[other], layers) for other, layers in into.get(node, ()) if other in values]
+        ways = [(values[origin], layers) for origin, layers in incoming.get(node, ()) if origin in values]
         if ways:
             values[node] = onwards(ways)
     if sink not in values:

@@ -164,5 +164,5 @@ def _variance(stderr: ArrayLike, used: np.ndarray) -> np.ndarray:
     return errors[used] ** 2
 
 
-def _words(depths: ArrayLike, which: np.ndarray) -> str:
-    return ", ".join(f"{depth:g}" for depth in np.asarray(depths, np.float64)[which])
+def _words(depths: ArrayLike, mask: np.ndarray) -> str:
+    return ", ".join(f"{depth:g}" for depth in np.asarray(depths, np.float64)[mask])

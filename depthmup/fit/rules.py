@@ -94,47 +94,47 @@ def learning_rate_rules(
     tuned = next((i for i, lr in enumerate(result.optimal_lr) if lr is not None), None)
     if tuned is None:
         return []
-    first, start = result.values[tuned], result.optimal_lr[tuned]
+    base, start = result.values[tuned], result.optimal_lr[tuned]
     assert start is not None
-    for name, given in {"path_sums": path_sums, **(calibrated or {})}.items():
-        if given is not None and _value(name, given, first) is None:
-            raise ValueError(f"{name} has no value at {first:g}, the size that the prediction starts from")
-    of_size = [predictions(first, start, size, path_sums=path_sums, calibrated=calibrated) for size in result.values]
-    rules = {name: [one[name] for one in of_size] for name in of_size[0]}
+    for name, values in {"path_sums": path_sums, **(calibrated or {})}.items():
+        if values is not None and _value(name, values, base) is None:
+            raise ValueError(f"{name} has no value at {base:g}, the size that the prediction starts from")
+    tables = [predictions(base, start, size, path_sums=path_sums, calibrated=calibrated) for size in result.values]
+    rules = {name: [table[name] for table in tables] for name in tables[0]}
     fitted = [_extrapolated(result, i) for i in range(len(result.values))]
     names = [*(n for n in rules if n not in (calibrated or {})), "fitted", *(calibrated or {})]
     return [_rule(name, {**rules, "fitted": fitted}[name], result, tuned) for name in names]
 
 
 def _times(
-    learning_rate: float, name: str, given: Mapping[float, float | None], power: float, depth: float, target: float
+    learning_rate: float, name: str, values: Mapping[float, float | None], power: float, depth: float, target: float
 ) -> float | None:
     """learning_rate (given(target) / given(depth))^power, by logarithms: a PathSum may be too large for a float, and
     `math.log2` takes integers of any size."""
-    here, there = (_value(name, given, at) for at in (depth, target))
-    if here is None or there is None:
+    start, end = (_value(name, values, size) for size in (depth, target))
+    if start is None or end is None:
         return None
-    return learning_rate * 2 ** (power * (math.log2(there) - math.log2(here)))
+    return learning_rate * 2 ** (power * (math.log2(end) - math.log2(start)))
 
 
-def _value(name: str, given: Mapping[float, float | None], size: float) -> float | None:
-    value = given.get(size)
+def _value(name: str, values: Mapping[float, float | None], size: float) -> float | None:
+    value = values.get(size)
     if value is not None and value <= 0:
-        raise ValueError(f"{name} must be positive, got {dict(given)}")
+        raise ValueError(f"{name} must be positive, got {dict(values)}")
     return None if value is None or value != value else value  # NaN; an integer may be too large for math.isnan
 
 
 def _extrapolated(result: Transfer, i: int) -> float | None:
     """The line in log-log through the optima of the sizes before size `i`, at size `i`; None for fewer than two."""
     x, y = np.log2(result.values), np.log2(np.array(result.optimal_lr[:i], np.float64))  # NaN for None
-    found = ~np.isnan(y)
-    if found.sum() < 2:
+    tuned = ~np.isnan(y)
+    if tuned.sum() < 2:
         return None
-    return float(2 ** np.polyval(np.polyfit(x[:i][found], y[found], 1), x[i]))
+    return float(2 ** np.polyval(np.polyfit(x[:i][tuned], y[tuned], 1), x[i]))
 
 
 def _rule(name: str, predicted: list[float | None], result: Transfer, tuned: int) -> Rule:
     pairs = zip(predicted, result.optimal_lr, strict=True)
-    off = [None if own is None or best is None else math.log2(own / best) for own, best in pairs]
+    off = [None if rate is None or best is None else math.log2(rate / best) for rate, best in pairs]
     regret = [None if rate is None else regret_at(result, i, rate) for i, rate in enumerate(predicted)]
     return Rule(name, predicted, off, regret, tuned)

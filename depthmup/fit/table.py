@@ -39,14 +39,14 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
     sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
-    known, flagged = (all(key in row for row in rows) for key in (ACCURACY, "diverged"))
+    has_accuracy, has_diverged = (all(key in row for row in rows) for key in (ACCURACY, "diverged"))
     result = dict[Any, LossCurve]()
     for size in sizes:
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
         trained = np.array([[row is not None for row in line] for line in lines])
         flags = np.array([[bool(row and row.get("diverged", False)) for row in line] for line in lines])
-        if flagged and (~np.isfinite(losses) & ~flags & trained).any():
+        if has_diverged and (~np.isfinite(losses) & ~flags & trained).any():
             i, j = np.argwhere(~np.isfinite(losses) & ~flags & trained)[0]
             row = lines[i][j]
             assert row is not None
@@ -60,7 +60,7 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
             losses=losses,
             diverged=(flags | ~np.isfinite(losses)) & trained,
             trained=trained,
-            accuracy=_column(lines, ACCURACY) if known else None,
+            accuracy=_column(lines, ACCURACY) if has_accuracy else None,
         )
     return result
 
@@ -68,13 +68,13 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
 def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row | None]]:
     """For each value of the hyperparameter, rising, the rows of all seeds in the order of `seeds`; None for a seed that
     was not trained."""
-    of_trial: dict[tuple[float, Any], Row] = {}
+    trials: dict[tuple[float, Any], Row] = {}
     for row in rows:
-        at = row[hyperparameter], row["seed"]
-        if at in of_trial:
-            raise ValueError(f"two rows for {size}, {hyperparameter}={at[0]}, seed={at[1]}")
-        of_trial[at] = row
-    return [[of_trial.get((rate, seed)) for seed in seeds] for rate in sorted({rate for rate, _ in of_trial})]
+        trial = row[hyperparameter], row["seed"]
+        if trial in trials:
+            raise ValueError(f"two rows for {size}, {hyperparameter}={trial[0]}, seed={trial[1]}")
+        trials[trial] = row
+    return [[trials.get((rate, seed)) for seed in seeds] for rate in sorted({rate for rate, _ in trials})]
 
 
 def _losses(lines: list[list[Row | None]], measure: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from depthmup.fit.contrast import Size
 from depthmup.fit.curve import POINTS, SAME, capped, checked, half_width, log_losses
 from depthmup.fit.drift import Drift, fitted_drift
-from depthmup.fit.optimum import Optimum, of_curve
+from depthmup.fit.optimum import Optimum, curve_optimum
 from depthmup.fit.table import LossCurve, loss_curves
 from depthmup.fit.verdict import (
     BEYOND,
@@ -99,8 +99,8 @@ def transfer(
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
     The question of the verdict: is the learning rate that is best at the smallest size as good at a larger one as the
-    best there? What it costs is the difference of log losses on smooth curves. The margin that it is compared with is
-    what a learning rate `margin` octaves below the size's optimum would cost there, half a percent at least:
+    best there? Its cost is the difference of log losses on smooth curves. That is compared with a margin: the cost of a
+    learning rate `margin` octaves below the size's optimum, half a percent at least:
       "transfers"          the cost is surely below the margin at every size;
       "does not transfer"  it is surely above the margin at some size, or the learning rate diverges there for most
                            seeds, or the size's optimum is surely farther away than the grid reaches;
@@ -109,8 +109,8 @@ def transfer(
     A size where nothing learned has no answer, and a table with such a size does not transfer to it.
 
     "Surely" is 97.5% to one side. For "does not transfer" that holds for all sizes together: half of the error belongs
-    to the largest size, the rest to all others. The error of a cost (`contrast.measured`) has those of both optima in
-    it, which are not known exactly either.
+    to the largest size, the other half to all other sizes. The error of a cost (`contrast.measured`) contains the
+    errors of both optima.
 
     Sizes may have different rates, rates different numbers of seeds: an adaptive sweep, or one whose seeds were added
     where they were needed. Raises ValueError for an empty table, fewer than two sizes, fewer than five rates, a column
@@ -120,8 +120,8 @@ def transfer(
     if not margin > 0 or looks < 1:
         raise ValueError(f"margin must be positive and looks at least 1, got {margin} and {looks}")
     rows = table.to_dict("records") if hasattr(table, "to_dict") else table
-    of_size = loss_curves(rows, axis, hyperparameter, measure)
-    sizes = [_size(size, curve, axis, hyperparameter, cap) for size, curve in of_size.items()]
+    curves = loss_curves(rows, axis, hyperparameter, measure)
+    sizes = [_size(size, curve, axis, hyperparameter, cap) for size, curve in curves.items()]
     answers = judged(sizes, margin, looks)._asdict()  # Transfer has its fields, but for the margins
     margins = answers.pop("margins")
     optima = [size.optimum for size in sizes]
@@ -129,36 +129,36 @@ def transfer(
     result = Transfer(
         axis=axis,
         hyperparameter=hyperparameter,
-        values=list(of_size),
+        values=list(curves),
         **answers,
         reason="",
         margin=margin,
         optimal_lr=[o.learning_rate for o in optima],
         optima=optima,
-        drift=fitted_drift(list(of_size), optima, seeds),
-        edge_drift=fitted_drift(list(of_size), [o.edge for o in optima], seeds),
+        drift=fitted_drift(list(curves), optima, seeds),
+        edge_drift=fitted_drift(list(curves), [o.edge for o in optima], seeds),
         regret=[],
-        regret_accuracy=[None if best is None else _regret_accuracy(curve, best) for curve in of_size.values()],
-        learning_rates=[curve.rates for curve in of_size.values()],
-        losses=[curve.losses for curve in of_size.values()],
-        diverged=[curve.diverged for curve in of_size.values()],
+        regret_accuracy=[None if best is None else _regret_accuracy(curve, best) for curve in curves.values()],
+        learning_rates=[curve.rates for curve in curves.values()],
+        losses=[curve.losses for curve in curves.values()],
+        diverged=[curve.diverged for curve in curves.values()],
         cap=cap,
     )
     regret = [None if best is None else regret_at(result, i, best) for i in range(len(sizes))]
     return result._replace(regret=regret, reason=_words(result, margins, seeds))
 
 
-def _size(size: Any, curve: LossCurve, axis: str, hyperparameter: str, cap: float | None) -> Size:
-    present = np.array(curve.trained.any(axis=0))
-    losses, trained = curve.losses[:, present], curve.trained[:, present]
-    of_size = checked(curve.rates, losses, cap, curve.diverged[:, present] | ~trained, trained)
-    if len(of_size.x) < POINTS:
+def _size(size: Any, trials: LossCurve, axis: str, hyperparameter: str, cap: float | None) -> Size:
+    present = np.array(trials.trained.any(axis=0))
+    losses, trained = trials.losses[:, present], trials.trained[:, present]
+    curve = checked(trials.rates, losses, cap, trials.diverged[:, present] | ~trained, trained)
+    if len(curve.x) < POINTS:
         raise ValueError(
-            f"{axis}={size:g} has {len(of_size.x)} values of {hyperparameter}: an optimum needs {POINTS} at least"
+            f"{axis}={size:g} has {len(curve.x)} values of {hyperparameter}: an optimum needs {POINTS} at least"
         )
-    seeds = [seed for seed, is_trained in zip(curve.seeds, present.tolist(), strict=True) if is_trained]
-    smooth = None if of_size.best is None else of_size.smooth(degree=2)
-    return Size(size, of_size, of_curve(of_size), smooth, seeds)
+    seeds = [seed for seed, is_trained in zip(trials.seeds, present.tolist(), strict=True) if is_trained]
+    smooth = None if curve.best is None else curve.smooth(degree=2)
+    return Size(size, curve, curve_optimum(curve), smooth, seeds)
 
 
 def _words(result: Transfer, margins: Sequence[float], seeds: int) -> str:
@@ -210,7 +210,7 @@ def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str)
 
 
 def _open(result: Transfer) -> str:
-    """What would decide, in words."""
+    """The words that name the trainings which would decide the open sizes."""
     axis, parts, name = result.axis, [], result.hyperparameter.replace("_", " ")
     for kind in get_args(Kind):
         needs = [need for need in result.needs if need.kind == kind]
@@ -250,8 +250,8 @@ def _regret_accuracy(curve: LossCurve, learning_rate: float) -> Cost | None:
     if curve.accuracy is None:
         return None
     accuracy = np.where(curve.diverged, np.nan, curve.accuracy)
-    known = ~np.isnan(accuracy) | ~curve.trained
-    mean = np.array([np.nanmean(row) if ok.all() else np.nan for row, ok in zip(accuracy, known, strict=True)])
+    complete = ~np.isnan(accuracy) | ~curve.trained
+    mean = np.array([np.nanmean(row) if ok.all() else np.nan for row, ok in zip(accuracy, complete, strict=True)])
     chosen = nearest(curve.rates, learning_rate)
     if not _on_grid(curve.rates, learning_rate) or math.isnan(mean[chosen]):
         return None

@@ -1,4 +1,5 @@
-"""Is the value tuned at the smallest size as good at a larger one as tuning there? Size by size; what would decide."""
+"""Is the value tuned at the smallest size as good at a larger one as tuning there? An answer for each size, and the
+trainings that would decide an open one."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ Kind = Literal["finer", "lower", "higher", "seeds"]
 
 
 class Cost(NamedTuple):
-    """What a value costs at one size: the share by which its loss is above the best loss, such as .05; or, of
-    accuracies, the difference. low, high: 95% interval; NaN where nothing tells the error, high infinite where the
-    next learning rate of the grid diverges."""
+    """The cost of a value at one size: the share by which its loss is above the best loss, such as .05; for accuracies
+    the difference. low, high: 95% interval; NaN where the error is not known, high infinite where the next learning
+    rate of the grid diverges."""
 
     share: float
     low: float
@@ -37,11 +38,11 @@ class Cost(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What would decide an open size.
+    """The trainings that would decide an open size.
 
     kind: "seeds" (more of them at learning rates from low to high, here and at the smallest size), "finer" (rates
         between low, which trains, and high, which does not), "lower" or "higher" (rates beyond the grid's end).
-    seeds: how many there would have to be in all, if losses stay what they are; the present number for other kinds.
+    seeds: the number of seeds that would decide, if the mean losses stay as they are; for other kinds the present one.
     """
 
     size: Any
@@ -54,7 +55,8 @@ class Need(NamedTuple):
 class Judged(NamedTuple):
     """The verdict over some sizes; every list has one entry per size. `Transfer` explains the fields.
 
-    margins: what a value `margin` octaves below the optimum costs, as a share of the best loss; NaN without an optimum.
+    margins: the cost of a value `margin` octaves below the optimum, as a share of the best loss; NaN without an
+    optimum.
     """
 
     verdict: Verdict
@@ -69,7 +71,7 @@ class Judged(NamedTuple):
 def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
     """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks."""
     learned = [size.curve.learned() for size in sizes]
-    answers: list[Answer] = [OPEN if known else UNLEARNED for known in learned]
+    answers: list[Answer] = [OPEN if is_learned else UNLEARNED for is_learned in learned]
     none = Judged(NOTHING, answers, None, [None] * len(sizes), None, [], [math.nan] * len(sizes))
     if sum(learned) < 2:
         return none
@@ -88,7 +90,7 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
             tested[i] = contrast
         needs += [need] if need else []
     for (i, contrast), difference in zip(tested.items(), measured(list(tested.values())), strict=True):
-        answers[i], need = tuned.answer(contrast.at, difference)
+        answers[i], need = tuned.answer(contrast.size, difference)
         needs += [need] if need else []
     contrasts = {i: cost for i, size in enumerate(sizes) if learned[i] and (cost := tuned.cost(size)) is not None}
     differences = dict(zip(contrasts, measured(list(contrasts.values())), strict=True))
@@ -107,9 +109,9 @@ def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
 class Tuned:
     """The value that was tuned, and the questions that are asked of it at other sizes.
 
-    base: the size where it was tuned. at: log2 of the value. interval: that may be the base's optimum, log2.
-    margin: octaves. error: probability of a wrong answer to one side. largest: the largest size. others: how many sizes
-    there are beside the base.
+    base: the size where it was tuned. at: log2 of the value. interval: log2 rates, between which the base's optimum
+    lies. margin: octaves. error: probability of a wrong answer to one side. largest: the largest size. others: the
+    number of sizes beside the base.
     """
 
     base: Size
@@ -128,26 +130,26 @@ class Tuned:
         return self.error / 2 if size is self.largest else self.error / 2 / (self.others - 1)
 
     def cost(self, size: Size) -> Contrast | None:
-        """What the value costs at a size, in log loss; None where it was not trained or the size has no optimum."""
+        """The cost of the value at a size, in log loss; None where it was not trained or the size has no optimum."""
         if size.optimum.learning_rate is None:
             return None
-        here, best = size.value(self.at), size.value(size.star)
-        if here is None or best is None:
+        value, best = size.value(self.at), size.value(size.star)
+        if value is None or best is None:
             return None
         if size is self.base:
             return Contrast(size, 0 * best, size, 0 * best)
-        return Contrast(size, here - best, self.base, size.slope(self.at) * self.base.shift(self.at))
+        return Contrast(size, value - best, self.base, size.slope(self.at) * self.base.shift(self.at))
 
     def margin_at(self, size: Size) -> float:
-        """What a value `margin` octaves below the size's optimum costs, as a share of the best loss."""
+        """The cost of a value `margin` octaves below the size's optimum, as a share of the best loss."""
         if size.optimum.learning_rate is None:
             return math.nan
         below, best = size.value(self._below(size)), size.value(size.star)
         return math.expm1(LEAST if below is None or best is None else max(LEAST, float((below - best) @ size.mean)))
 
     def against_margin(self, size: Size, at: float | None = None) -> Contrast | None:
-        """The cost of the value minus the margin, in log loss. at: of this log2 value instead, which is no optimum and
-        so without its error."""
+        """The cost of the value minus the margin, in log loss. at: another log2 value, whose cost counts instead; it
+        is no optimum, so its place has no error."""
         cost = (self if at is None else dataclasses.replace(self, at=at)).cost(size)
         if cost is None:
             return None
@@ -176,19 +178,19 @@ class Tuned:
         below = above if x[above] <= self.at + NEAR else above - 1
         fails = curve.failed & (x > x[curve.best or 0])[:, None]
         if fails[above].any() or fails[below].any():
-            first = int(np.argmax(fails.any(axis=1)))
-            if self._surely_beyond(size, float(x[first - 1])):
+            failing = int(np.argmax(fails.any(axis=1)))  # the first
+            if self._surely_beyond(size, float(x[failing - 1])):
                 return BEYOND, None
             lowest = int(np.searchsorted(x, self.interval[0] + step / 4)) - 1
             if fails[below].any() and 2 * fails[max(lowest, 0)].sum() > (~np.isnan(curve.log[max(lowest, 0)])).sum():
                 return BEYOND, None
-            return OPEN, Need(size.size, "finer", float(2 ** x[first - 1]), float(2 ** x[first]), len(size.seeds))
+            return OPEN, Need(size.size, "finer", float(2 ** x[failing - 1]), float(2 ** x[failing]), len(size.seeds))
         if size.optimum.learning_rate is not None:
             return OPEN, None
         return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
 
     def answer(self, size: Size, difference: Measured) -> tuple[Answer, Need | None]:
-        """The answer that the difference `against_margin` gives, and what is missing for one."""
+        """The answer that the difference `against_margin` gives, and the need of an open size."""
         side = self._side_of_optima(size)
         if difference.value + difference.reach(self.error) < 0 and side <= 0:
             return WITHIN, None
@@ -197,13 +199,13 @@ class Tuned:
         if self._short(size):
             return OPEN, _wider(size, "lower")
         reach = difference.reach(self.error if difference.value < 0 else self.error_at(size))
-        seeds, needed = len(size.seeds), MOST_SEEDS
+        seeds, number = len(size.seeds), MOST_SEEDS
         if difference.value and math.isfinite(reach):
-            needed = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
-        return OPEN, self.more_seeds(size, needed)
+            number = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
+        return OPEN, self.more_seeds(size, number)
 
     def more_seeds(self, size: Size, number: int) -> Need:
-        """So many seeds, at the learning rates that the difference looks at."""
+        """The need for `number` seeds, at the learning rates that the difference looks at."""
         star = self.at if size.optimum.learning_rate is None else size.star
         low, high = min(self.at, star - self.margin), max(self.at, star)
         return Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, number))
@@ -266,39 +268,39 @@ class Tuned:
             return False
         end = float(smooth.x[0] if smooth.best == 0 else smooth.x[-1])
         distance = self.at - end if smooth.best == 0 else end - self.at
-        here, best = size.value(self.at), size.value(end)
-        if distance <= self.margin or here is None or best is None:
+        value, best = size.value(self.at), size.value(end)
+        if distance <= self.margin or value is None or best is None:
             return False
         moved = size.slope(self.at) * self.base.shift(self.at)
-        (difference,) = measured([Contrast(size, here - best, self.base, moved, LEAST)])
+        (difference,) = measured([Contrast(size, value - best, self.base, moved, LEAST)])
         return difference.value - difference.reach(self.error_at(size)) > 0
 
 
 def _interval(base: Size, error: float) -> tuple[float, float]:
     """Where the optimum of the tuned size may be, log2: the interval of `Optimum`, or that of its shift by noise where
     it is narrower."""
-    at, low, high = base.star, math.log2(base.optimum.low), math.log2(base.optimum.high)  # NaN stays NaN
-    shift = base.shift(at)
+    star, low, high = base.star, math.log2(base.optimum.low), math.log2(base.optimum.high)  # NaN stays NaN
+    shift = base.shift(star)
     (noise,) = measured([Contrast(base, shift, base, 0 * shift)])
     reach = noise.reach(error) if shift.any() else math.inf  # the end of a curve that holds an optimum tells no shift
-    low, high = (at - reach, at + reach) if math.isnan(low) else (min(at, low), max(at, high))
-    return max(low, at - reach), min(high, at + reach)
+    low, high = (star - reach, star + reach) if math.isnan(low) else (min(star, low), max(star, high))
+    return max(low, star - reach), min(high, star + reach)
 
 
 def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None:
     """An interval for the largest cost beyond the smallest size. Its upper end is the largest upper end: it is exceeded
     no more often than that of the size whose cost is the largest. lows: lower ends, in log loss, that hold together."""
-    known = [cost for cost in costs[1:] if cost is not None]
-    if len(known) < len(costs) - 1:
+    measured_costs = [cost for cost in costs[1:] if cost is not None]
+    if len(measured_costs) < len(costs) - 1:
         return None
-    share = max(cost.share for cost in known)
-    if any(math.isnan(cost.high) for cost in known):
+    share = max(cost.share for cost in measured_costs)
+    if any(math.isnan(cost.high) for cost in measured_costs):
         return Cost(share, math.nan, math.nan)
-    return Cost(share, math.expm1(max(0.0, *lows)), max(cost.high for cost in known))
+    return Cost(share, math.expm1(max(0.0, *lows)), max(cost.high for cost in measured_costs))
 
 
 def _wider(size: Size, kind: Kind | None = None) -> Need:
-    """What a size lacks whose grid is too short. kind: by default the end of the grid at which its best rate is."""
+    """The need of a size whose grid is too short. kind: by default the end of the grid at which its best rate is."""
     x, smooth = size.curve.x, size.smooth
     if kind is None:
         kind = "lower" if smooth is None or smooth.best == 0 or len(smooth.x) < 3 else "higher"

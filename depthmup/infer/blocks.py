@@ -14,9 +14,9 @@ from depthmup.specs import Shape
 class Blocks:
     """The lists of blocks of a model.
 
-    A path with one index replaced by '*' is a *star* (or with all that are equal, if no single one repeats). The base
-    tree has a star's leaves at depth d, the deep tree at 2d: twice as many leaves are a list of blocks. An *element* of
-    a list is all that has the same index there.
+    A path with one index replaced by '*' is a *star*; if no single index repeats, all equal indices are replaced. The
+    base tree has a star's leaves at depth d, the deep tree at 2d: twice as many leaves are a list of blocks. An
+    *element* of a list has all leaves with the same index there.
 
     grow: the axes of each leaf that grow with width.
     """
@@ -36,7 +36,7 @@ class Blocks:
         members = [{path[: i + 1] for path, _ in tree for i in indices(path)} for tree in trees]
         self.shifting = {path[:-1] for path in members[1] - members[0]}  # lists that gain members
         self.explained: set[Tokens] = set()  # stars that are known to run over blocks
-        self.settled: set[Shape] = set()  # shapes of leaves whose place was given
+        self.settled: set[Shape] = set()  # shapes of leaves whose place an override gives
         self.named = self._named_lists()
         for name in base:
             if name in rules and rules[name].place is not None:
@@ -49,14 +49,14 @@ class Blocks:
         does not grow with width. Raises Unclear if the shape changes with depth otherwise."""
         before, after = self.base[name], self.deep.get(name, self.base[name])
         changed = [a for a, (x, y) in enumerate(zip(before, after, strict=False)) if x != y]
-        one = changed[0] if len(before) == len(after) and len(changed) == 1 else None
-        if one is not None and one not in self.grow[name] and after[one] == 2 * before[one]:
-            return one
+        axis = changed[0] if len(before) == len(after) and len(changed) == 1 else None
+        if axis is not None and axis not in self.grow[name] and after[axis] == 2 * before[axis]:
+            return axis
         path = self.tokens[name]
         if before != after and not any(path[:i] in self.shifting for i in indices(path)):
             # (In a list that gains members, the same name may mean another parameter.)
-            both = [a for a in changed if a in self.grow[name]]
-            why = f"axis {both[0]} changes with width and with depth" if both else "one axis must double"
+            in_both = [a for a in changed if a in self.grow[name]]
+            why = f"axis {in_both[0]} changes with width and with depth" if in_both else "one axis must double"
             raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", "trunk")
         return None
 
@@ -76,7 +76,7 @@ class Blocks:
             if b > a and b_shape > a_shape:
                 ambiguous.append((star, a, b))
         if ambiguous:
-            self.explained.update(star for star, *_ in ambiguous)  # whoever is asked now decides for all of them
+            self.explained.update(star for star, *_ in ambiguous)  # the answer to this question decides for all
             star, a, b = ambiguous[0]
             raise Unclear(
                 f"{name} {shape}: cannot tell whether it is one of the blocks: {'/'.join(map(str, star))} "
@@ -98,7 +98,7 @@ class Blocks:
         for name in self.deep.keys() - self.base.keys() - rules.keys():
             path = self.tokens[name]
             stars = [starred(path, i) for i in [*self._positions(name), *tied(path)]]
-            # In a list that gains members, a leaf that only some have may stand elsewhere: nothing is added.
+            # In a list that gains members, a leaf of only some members may move to other indices: none is added.
             moved = any(path[:i] in self.shifting and self._gains_nothing(starred(path, i)) for i in indices(path))
             if not (moved or self.explained.intersection(stars) or self.deep[name] in self.settled):
                 result.append(name)
@@ -107,8 +107,8 @@ class Blocks:
     def _positions(self, name: str) -> list[int]:
         """The positions of a path that may run over blocks."""
         path = self.tokens[name]
-        named = [i for i in range(len(path)) if starred(path, i) in self.named]
-        return indices(path) + [i for i in named if isinstance(path[i], str)]
+        words = [i for i in range(len(path)) if starred(path, i) in self.named]
+        return indices(path) + [i for i in words if isinstance(path[i], str)]
 
     def _count(self, star: Tokens, shape: Shape) -> tuple[int, int, int, int]:
         a, b = (count[star] for count in self.counts)
@@ -121,15 +121,15 @@ class Blocks:
     def _named_lists(self) -> set[Tokens]:
         """Stars of names that are no numbers: {"blocks": {"a": ..., "b": ...}}, twice as many names at twice the depth.
         The names must be in a container: at the top, other parameters stand beside them."""
-        found: set[Tokens] = set()
+        lists: set[Tokens] = set()
         for name in self.deep.keys() - self.base.keys():
             path = self.tokens[name]
             if any(not self._gains_nothing(starred(path, i)) and self.counts[0][starred(path, i)]
                    for i in indices(path)):  # fmt: skip
                 continue
             stars = [starred(path, i) for i in range(1, len(path)) if isinstance(path[i], str)]
-            found.update(star for star in stars if 0 < 2 * self.counts[0][star] == self.counts[1][star])
-        return found
+            lists.update(star for star in stars if 0 < 2 * self.counts[0][star] == self.counts[1][star])
+        return lists
 
     def _elements(self) -> dict[Tokens, list[str]]:
         """{path up to an index: the leaves below} of the base tree."""
@@ -148,23 +148,23 @@ class Blocks:
         """
         element = self.elements[self.tokens[name][: position + 1]]
         odd = []
-        for other in element:
-            a, b, a_shape, b_shape = self._count(starred(self.tokens[other], position), self.base[other])
-            if b == 2 * a and b_shape <= a_shape and not names.is_vector(other):
-                odd.append(other)
-        growing = {other: sorted(self.grow[other]) for other in odd}
-        resizing = [other for other, axes in growing.items() if len(axes) == 2]
-        ends = [o for o, axes in growing.items() if len(axes) == 1 and max(self._without(o, axes), default=1) > 1]
+        for member in element:
+            a, b, a_shape, b_shape = self._count(starred(self.tokens[member], position), self.base[member])
+            if b == 2 * a and b_shape <= a_shape and not names.is_vector(member):
+                odd.append(member)
+        growing = {member: sorted(self.grow[member]) for member in odd}
+        resizing = [member for member, axes in growing.items() if len(axes) == 2]
+        ends = [m for m, axes in growing.items() if len(axes) == 1 and max(self._without(m, axes), default=1) > 1]
         if ends and not resizing:  # (A depthwise kernel has one growing axis too, beside matrices.)
             return False
-        resized = [other for other in resizing if len({self.base[other][a] for a in growing[other]}) > 1]
+        resized = [member for member in resizing if len({self.base[member][a] for a in growing[member]}) > 1]
         if resized and not self._projects(element, position):
             raise Unclear(
                 f"{name}: cannot tell whether its block is residual: {resized[0]} {self.base[resized[0]]} changes the "
                 "width, and no parameter projects a shortcut ('trunk' without a skip connection, 'branch' with one)",
                 "trunk",
             )
-        side = [other for other in element if self._is_pointwise_beside(other, element)]
+        side = [member for member in element if self._is_pointwise_beside(member, element)]
         if name in side:
             raise Unclear(
                 f"{name} {self.base[name]}: cannot tell whether it projects the shortcut ('trunk') or is a layer of "
@@ -189,11 +189,11 @@ class Blocks:
         if len(shape) < 3 or len(sizes) != 2 or sizes[0] == sizes[1] or max(self._without(name, axes)) > 1:
             return False
         return any(
-            len(self.base[other]) == len(shape)
-            and sorted(self.grow[other]) == axes
-            and [self.base[other][a] for a in axes] == sizes
-            and max(self._without(other, axes)) > 1
-            for other in element
+            len(self.base[kernel]) == len(shape)
+            and sorted(self.grow[kernel]) == axes
+            and [self.base[kernel][a] for a in axes] == sizes
+            and max(self._without(kernel, axes)) > 1
+            for kernel in element
         )
 
 

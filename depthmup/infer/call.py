@@ -11,7 +11,7 @@ from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
-from depthmup.infer.roles import Leaf, Roles, axes_for, fans, told_role
+from depthmup.infer.roles import Leaf, Roles, axes_for, fans, overridden_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import unknown
 from depthmup.parameterization import Role
@@ -44,10 +44,10 @@ def infer_specs(
         all that shapes say. A role, "branch" or "trunk" (inside or outside a residual branch), or both as
         "branch/ROLE"; axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
-      inside: () -> {path: whether it is inside a residual branch} of the parameters of which the forward pass tells,
-        asked where shapes cannot.
-      ends: () -> {path: "readout" or "input"} of the parameters of which the forward pass tells: readouts store the
-        output factor, inputs are no weights of a product. Asked likewise.
+      inside: () -> {path: whether it is inside a residual branch}, for the parameters whose place the forward pass
+        shows. It is called only where shapes do not tell.
+      ends: () -> {path: "readout" or "input"}, for the parameters whose role the forward pass shows: readouts store the
+        output factor, inputs are no weights of a product. It is called only where shapes do not tell.
 
     Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
     do, overrides must say what each is.
@@ -61,30 +61,31 @@ def infer_specs(
         raise ValueError(f"width and depth must be at least 1, got width={width}, depth={depth}")
     shapes = trees(init_fn, width, depth)
     rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
-    told = {name for name, rule in rules.items() if rule.role}
-    shapes.check_width(width, rules, told)
+    settled = {name for name, rule in rules.items() if rule.role}
+    shapes.check_width(width, rules, settled)
     unclear = _Unclear(shapes, width)
     blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
     stacked, branch = _places(blocks, rules, residual, inside, unclear)
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
-    found = _roles(roles, rules, branch, unclear)
-    _readouts(roles, found, told, branch, ends, unclear)
+    roled = _roles(roles, rules, branch, unclear)
+    _readouts(roles, roled, settled, branch, ends, unclear)
     if residual:
-        _check_depth(blocks, rules, found, unclear)
+        _check_depth(blocks, rules, roled, unclear)
     if unclear.reasons:
-        raise unclear.error(init_fn, depth, found, branch)
+        raise unclear.error(init_fn, depth, roled, branch)
     specs = [
         ParamSpec(name, cast(Role, role), branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width,
                   depth, stacked[name])
-        for name, (role, axes) in found.items()
+        for name, (role, axes) in roled.items()
     ]  # fmt: skip
-    check_whole(specs, told, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)
+    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)
     return jax.tree.unflatten(shapes.structure, specs)
 
 
 class _Unclear:
-    """All that must be asked, in one error. names: the parameters; guesses: overrides for others, plausible ones."""
+    """The questions to the user, for one error. names: the parameters that they are about; guesses: plausible overrides
+    for other parameters."""
 
     def __init__(self, shapes: Trees, width: int) -> None:
         self.shapes, self.width = shapes, width
@@ -100,8 +101,8 @@ class _Unclear:
         self.reasons.append(unclear.why)
         return unclear.guess
 
-    def error(self, init_fn: InitFn, depth: int, found: Roled, branch: Mapping[str, bool]) -> SpecError:
-        guesses = self.guesses | {n: _said(found[n][0], branch[n]) for n in found if n in self.names}
+    def error(self, init_fn: InitFn, depth: int, roled: Roled, branch: Mapping[str, bool]) -> SpecError:
+        guesses = self.guesses | {n: _override(roled[n][0], branch[n]) for n in roled if n in self.names}
         regular = regular_width(init_fn, self.width, depth, [name for name in self.names if self.irregular(name)])
         more = [f"(From width {regular} on, all of these axes double.)"] if regular else []
         return question(guesses, [*self.reasons, *more], self.shapes.base.keys() | guesses.keys())
@@ -110,7 +111,7 @@ class _Unclear:
 Roled = dict[str, tuple[str, str]]  # {path: (role, axes)}
 
 
-def _said(role: str, in_branch: bool) -> str:
+def _override(role: str, in_branch: bool) -> str:
     return f"{'branch' if in_branch else 'trunk'}/{role}"
 
 
@@ -125,15 +126,15 @@ def _places(
     stacked: dict[str, int | None] = {}
     branch: dict[str, bool] = {}
     for name in blocks.base:
-        told = rules.get(name, Override()).place
-        stacked[name], branch[name] = None, told == "branch"
+        given_place = rules.get(name, Override()).place
+        stacked[name], branch[name] = None, given_place == "branch"
         try:
             stacked[name] = blocks.axis(name)
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
-            if told is None and residual:
+            if given_place is None and residual:
                 branch[name] = unclear.ask(name, error) == "branch"
             continue
-        if told is None and residual:
+        if given_place is None and residual:
             try:
                 in_stack = stacked[name] is not None and not names.is_shortcut(name)
                 branch[name] = in_stack or blocks.contain(name)
@@ -141,7 +142,7 @@ def _places(
                     branch[name] = inside().get(name, False)
             except Unclear as error:
                 place = inside().get(name) if inside else None
-                if inside:  # what it does not know acts between branches
+                if inside:  # a parameter that `inside` lacks acts between branches
                     error = Unclear(error.why, "trunk")
                 branch[name] = unclear.ask(name, error) == "branch" if place is None else place
     return stacked, branch
@@ -151,63 +152,63 @@ def _leaf(shapes: Trees, name: str, stacked: int | None) -> Leaf:
     narrow, wide, _ = shapes.widths(name)
     axes = [a for a in range(len(narrow)) if a != stacked]
     grow = shapes.growing(name)
-    both = wide if len(wide) == len(narrow) else narrow
-    return Leaf(name, tuple((narrow[a], both[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow))
+    doubled = wide if len(wide) == len(narrow) else narrow
+    return Leaf(name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow))
 
 
 def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, bool], unclear: _Unclear) -> Roled:
-    found: Roled = {}
+    roled: Roled = {}
     for name, leaf in roles.leaves.items():
         rule, odd = rules.get(name, Override()), unclear.irregular(name)
         if rule.role or rule.axes:
-            found[name] = told_role(name, unclear.shapes.base[name], rule, leaf, roles, branch[name])
+            roled[name] = overridden_role(name, unclear.shapes.base[name], rule, leaf, roles, branch[name])
             continue
         try:
             role = roles.role(leaf, branch[name])
-            found[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else axes_for(role, leaf, roles)
+            roled[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else axes_for(role, leaf, roles)
             if odd is not None:
                 unclear.ask(name, odd)
         except Unclear as error:
-            found[name] = unclear.ask(name, odd or error), ""
-    return found
+            roled[name] = unclear.ask(name, odd or error), ""
+    return roled
 
 
 def _readouts(
     roles: Roles,
-    found: Roled,
-    told: set[str],
+    roled: Roled,
+    settled: set[str],
     branch: Mapping[str, bool],
     ends: Callable[[], Mapping[str, str]] | None,
     unclear: _Unclear,
 ) -> None:
-    """Readouts are what stores the output factor: several heads, or a kernel with one input and one output channel.
-    Without a forward pass, only one parameter may look like one."""
-    looks = [name for name, (role, _) in found.items() if role == "readout" and name not in told]
-    kernels = [name for name, (role, _) in found.items() if role == "vector" and roles.leaves[name].is_kernel
-               and not branch[name] and name not in told]  # fmt: skip
-    known = ends() if ends is not None and (looks or kernels) else {}
-    for name in (*looks, *kernels):
-        role = known.get(name)
+    """Readouts are the parameters that store the output factor: several heads, or a kernel with one input and one
+    output channel. Without a forward pass, only one parameter may look like a readout."""
+    lookalikes = [name for name, (role, _) in roled.items() if role == "readout" and name not in settled]
+    kernels = [name for name, (role, _) in roled.items() if role == "vector" and roles.leaves[name].is_kernel
+               and not branch[name] and name not in settled]  # fmt: skip
+    forward_ends = ends() if ends is not None and (lookalikes or kernels) else {}
+    for name in (*lookalikes, *kernels):
+        role = forward_ends.get(name)
         if name in kernels and role != "readout":
             # A product applies the kernel of one input channel; it does not apply a vector, such as a scale (1, N, 1).
-            role = "input" if role is None and "readout" in known.values() else None
+            role = "input" if role is None and "readout" in forward_ends.values() else None
         if role is not None:
-            found[name] = (role, axes_for(role, roles.leaves[name], roles))
-    heads = [name for name in looks if known.get(name) == "readout"]
-    looks = [name for name in looks if name not in known]
-    if not looks or len(looks) + len(heads) == 1:
+            roled[name] = (role, axes_for(role, roles.leaves[name], roles))
+    heads = [name for name in lookalikes if forward_ends.get(name) == "readout"]
+    lookalikes = [name for name in lookalikes if name not in forward_ends]
+    if not lookalikes or len(lookalikes) + len(heads) == 1:
         return
     unclear.reasons.append(
-        f"{' and '.join(looks)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
+        f"{' and '.join(lookalikes)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
         "not, 'input' is an embedding"
     )
-    last = max(looks, key=lambda name: (names.is_last(name), not names.is_first(name)))
-    for name in looks:
+    last = max(lookalikes, key=lambda name: (names.is_last(name), not names.is_first(name)))
+    for name in lookalikes:
         unclear.names.add(name)
-        found[name] = ("readout" if name == last and not heads else "output", "")
+        roled[name] = ("readout" if name == last and not heads else "output", "")
 
 
-def _check_depth(blocks: Blocks, rules: Mapping[str, Override], found: Roled, unclear: _Unclear) -> None:
+def _check_depth(blocks: Blocks, rules: Mapping[str, Override], roled: Roled, unclear: _Unclear) -> None:
     """Every parameter that more depth adds must be one of the blocks found."""
     extra = blocks.unexplained(rules)
     if extra:
@@ -218,6 +219,6 @@ def _check_depth(blocks: Blocks, rules: Mapping[str, Override], found: Roled, un
         )
         placed = {name for name, rule in rules.items() if rule.place}
         shapes = {blocks.deep[name] for name in extra}
-        alike = [name for name, shape in blocks.base.items() if shape in shapes and name not in placed]
-        unclear.guesses |= {name: _said(found[name][0], True) for name in alike if found[name][0] != "readout"}
+        added = [name for name, shape in blocks.base.items() if shape in shapes and name not in placed]
+        unclear.guesses |= {name: _override(roled[name][0], True) for name in added if roled[name][0] != "readout"}
         unclear.guesses |= {name: "branch" for name in extra if blocks.deep[name] not in blocks.base.values()}

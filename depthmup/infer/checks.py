@@ -1,4 +1,4 @@
-"""What is wrong with a network as a whole, although each of its parameters has a role."""
+"""Errors of a network as a whole, although each of its parameters has a role."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from depthmup.specs import ParamSpec, SpecError, globs
 
 
 def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> str:
-    """The layout. Raises SpecError if biases contradict it or, where the caller said none, names do."""
-    given = layout or "in_out"
-    roles, other = Roles(leaves, given), {"in_out": "out_in", "out_in": "in_out"}[given]
-    asked = {name: leaf for name, leaf in leaves.items() if name not in rules}
-    for name, leaf in asked.items():
+    """The layout. Raises SpecError if biases contradict it or, where the caller gave none, if names do."""
+    assumed = layout or "in_out"
+    roles, opposite = Roles(leaves, assumed), {"in_out": "out_in", "out_in": "in_out"}[assumed]
+    inferred = {name: leaf for name, leaf in leaves.items() if name not in rules}
+    for name, leaf in inferred.items():
         if roles.misplaced(leaf):
-            letters = roles.told_by_bias(leaf)
+            letters = roles.axes_from_bias(leaf)
             raise SpecError(
-                f"{name} {leaf.shape}: its bias has the size of what is its input in the layout {given!r}. Pass "
-                f'layout={other!r} ("out_in" is that of Equinox and PyTorch), or overrides={{{name!r}: {letters!r}}} '
-                "if it is this parameter alone"
+                f"{name} {leaf.shape}: its bias has the size of what is its input in the layout {assumed!r}. Pass "
+                f'layout={opposite!r} ("out_in" is that of Equinox and PyTorch), or '
+                f"overrides={{{name!r}: {letters!r}}} if it is this parameter alone"
             )
     if layout is not None:
         return layout
-    matrices = [leaf for leaf in asked.values() if leaf.grow and sum(size > 1 for size in leaf.shape) > 1]
+    matrices = [leaf for leaf in inferred.values() if leaf.grow and sum(size > 1 for size in leaf.shape) > 1]
     weights = [leaf for leaf in matrices if names.is_weight(leaf.path)]
-    if weights and not any((roles.told_by_bias(leaf) or "").startswith("i") for leaf in weights):
+    if weights and not any((roles.axes_from_bias(leaf) or "").startswith("i") for leaf in weights):
         raise SpecError(
             f"{weights[0].path} {weights[0].shape}: weights of this name are (out, in) in Equinox and PyTorch. Pass "
             "layout='out_in', or layout='in_out' if they are (in, out) here"
         )
     single = [leaf for leaf in matrices if len(leaf.grow) == 1 and len(leaf.sizes) == 2]
-    first = [leaf for leaf in single if leaf.grow == (0,) and names.is_first(leaf.path)]
-    last = [leaf for leaf in single if leaf.grow == (1,) and names.is_last(leaf.path)]
-    if first and last:
+    readouts = [leaf for leaf in single if leaf.grow == (0,) and names.is_first(leaf.path)]
+    inputs = [leaf for leaf in single if leaf.grow == (1,) and names.is_last(leaf.path)]
+    if readouts and inputs:
         raise SpecError(
-            f"{first[0].path} {first[0].shape} looks like a readout and {last[0].path} {last[0].shape} like a read-in: "
-            "pass layout='out_in' for weights (out, in), or layout='in_out' if they are (in, out)"
+            f"{readouts[0].path} {readouts[0].shape} looks like a readout and {inputs[0].path} {inputs[0].shape} like "
+            "a read-in: pass layout='out_in' for weights (out, in), or layout='in_out' if they are (in, out)"
         )
-    return given
+    return assumed
 
 
 def check_whole(
@@ -52,20 +52,20 @@ def check_whole(
     inside: Callable[[], Mapping[str, bool]] | None,
     ends: Callable[[], Mapping[str, str]] | None,
 ) -> None:
-    """What is wrong with the network as a whole. flat: it should be residual, but nothing changes with depth. inside,
-    ends: as in `infer_specs`."""
-    of_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
-    if flat and of_role["hidden"] and not any(s.in_branch for s in specs):
+    """Raises SpecError for a network that cannot be right as a whole. flat: it should be residual, but no shape changes
+    with depth. settled: the parameters whose role the user gave. inside, ends: as in `infer_specs`."""
+    by_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
+    if flat and by_role["hidden"] and not any(s.in_branch for s in specs):
         places = inside() if inside else {}
-        shared = sorted(path for path in places if places[path]) or [s.path for s in of_role["hidden"]]
+        shared = sorted(path for path in places if places[path]) or [s.path for s in by_role["hidden"]]
         shared_in_branch = globs(dict.fromkeys(shared, "branch"), [s.path for s in specs])
         raise SpecError(
             "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
             "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
             f"residual branches, or, if its blocks share their weights, overrides={shared_in_branch}"
         )
-    inputs, readouts = of_role["input"], of_role["readout"]
-    body = of_role["hidden"] or of_role["output"]
+    inputs, readouts = by_role["input"], by_role["readout"]
+    body = by_role["hidden"] or by_role["output"]
     outside = [s for s in inputs if not s.in_branch]
     if body and outside and not readouts:
         tied = any(names.is_embedding(s.path) or s.path in settled for s in outside) or ends is not None

@@ -1,4 +1,4 @@
-"""What the names of parameters tell where shapes do not. Only conventions that several libraries share are here."""
+"""Names of parameters decide where shapes do not. Only conventions that several libraries share are here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller says about parameters, and the error that asks for it."""
+"""The user's overrides for parameters, and the error that asks for overrides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked bloc
 
 
 class Override(NamedTuple):
-    """What is known of a parameter beforehand; None for what an override leaves open."""
+    """The place, the role and the axes that the user gives to a parameter; None for each that is left open."""
 
     place: str | None = None  # "branch" or "trunk"
     role: str | None = None
@@ -23,7 +23,7 @@ class Override(NamedTuple):
 
 
 class Unclear(Exception):
-    """What shapes and names cannot tell of a parameter; `guess` is a place or a role that is plausible."""
+    """Shapes and names do not tell the place or the role of a parameter; `guess` is a plausible one."""
 
     def __init__(self, why: str, guess: str) -> None:
         super().__init__(why)
@@ -31,7 +31,7 @@ class Unclear(Exception):
 
 
 def match(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Override]:
-    """{path: what the last pattern that matches it says}. Raises SpecError for a pattern that matches none."""
+    """{path: the override of the last pattern that matches it}. Raises SpecError for a pattern that matches none."""
     rules: dict[str, Override] = {}
     for pattern, value in overrides.items():
         rule = _parse(pattern, value)
@@ -71,9 +71,9 @@ def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collecti
     kinds: dict[str, list[str]] = {}  # reasons that differ in numbers only are those of other blocks
     for reason in reasons:
         kinds.setdefault(starred(reason), []).append(reason)
-    told = [same[0] + (f" (and {len(same) - 1} more alike)" if len(same) > 1 else "") for same in kinds.values()]
-    lines = "\n".join(f"    {glob!r}: {value!r}," for glob, value in globs(unclear, names).items())
+    lines = [alike[0] + (f" (and {len(alike) - 1} more alike)" if len(alike) > 1 else "") for alike in kinds.values()]
+    pasted = "\n".join(f"    {glob!r}: {value!r}," for glob, value in globs(unclear, names).items())
     return SpecError(
-        "\n".join(told)
-        + f"\nSay what they are; where a value below is wrong, correct it:\n  overrides={{\n{lines}\n  }}"
+        "\n".join(lines)
+        + f"\nSay what they are; where a value below is wrong, correct it:\n  overrides={{\n{pasted}\n  }}"
     )

@@ -28,32 +28,34 @@ def tokenize(names: Iterable[str]) -> dict[str, Tokens]:
         for i, token in enumerate(path[1:], 1):
             if isinstance(token, int):
                 numbers.setdefault(path[:i], set()).add(token)
-    from_one = {prefix for prefix, found in numbers.items() if 0 not in found}
+    from_one = {prefix for prefix, indices in numbers.items() if 0 not in indices}
 
     def numbered(path: Tokens) -> Tokens:
         ends = [(path[: i + 1], path[i + 1 : i + 2]) for i in range(len(path))]
-        first = [prefix in from_one and not isinstance((*after, "")[0], int) for prefix, after in ends]
-        return tuple(x for token, zero in zip(path, first, strict=True) for x in ((token, 0) if zero else (token,)))
+        lacks_zero = [prefix in from_one and not isinstance((*after, "")[0], int) for prefix, after in ends]
+        return tuple(
+            x for token, lacks in zip(path, lacks_zero, strict=True) for x in ((token, 0) if lacks else (token,))
+        )
 
     return {name: numbered(path) for name, path in split.items()}
 
 
 def _lettered(names: Iterable[str]) -> dict[str, Tokens]:
-    """{part of a path: (its stem, its number)} of parts that are a stem and a letter from a on, three of them or
-    more."""
+    """{part of a path: (its stem, its number)} of parts that consist of a stem and a letter, for series of at least
+    three letters from a on."""
     parts = sorted({part for name in names for part in re.split(r"[/.]", name) if re.fullmatch(r"\w*[a-z]{2}", part)})
-    series = {stem: list(same) for stem, same in groupby(parts, key=lambda part: part[:-1])}
+    series = {stem: list(members) for stem, members in groupby(parts, key=lambda part: part[:-1])}
     return {
         part: (stem.strip("_"), ord(part[-1]) - ord("a"))
-        for stem, same in series.items()
-        if len(same) > 2 and "".join(part[-1] for part in same) == "abcdefghijklmnopqrstuvwxyz"[: len(same)]
-        for part in same
+        for stem, members in series.items()
+        if len(members) > 2 and "".join(part[-1] for part in members) == "abcdefghijklmnopqrstuvwxyz"[: len(members)]
+        for part in members
     }
 
 
 def starred(path: Tokens, position: int) -> Tokens:
     """The path with '*' for an index; at a negative position for all indices that are equal to this one, as in
-    ("norm", "*", "up", "*", "scale") for a wrapper and what it wraps, which are numbered alike."""
+    ("norm", "*", "up", "*", "scale") for a wrapper and the module inside it, which have one number."""
     if position >= 0:
         return (*path[:position], "*", *path[position + 1 :])
     return tuple("*" if token == path[position] else token for token in path)

@@ -82,14 +82,14 @@ class Roles:
         """Whether a leaf outside the branches, none of whose axes grows, is added after the output factor: it stands
         beside the readout, or has its number of outputs; or it is a single number."""
         parent, _ = parent_and_name(leaf.path)
-        matrices = [other for other in self.leaves.values() if len(other.sizes) > 1]
-        beside = [other for other in matrices if parent_and_name(other.path)[0] == parent and other.path != leaf.path]
+        matrices = [m for m in self.leaves.values() if len(m.sizes) > 1]
+        beside = [m for m in matrices if parent_and_name(m.path)[0] == parent and m.path != leaf.path]
         bias = names.is_bias(leaf.path)
         if beside and parent:
             outputs = -1 if self.layout == "in_out" else 0
             return bias and all(len(o.grow) == 1 and o.grow[0] != range(len(o.sizes))[outputs] for o in beside)
-        ends = [other for other in matrices if len(other.grow) == 1]
-        sizes = {other.shape[a] for other in ends for a in range(len(other.shape)) if a not in other.grow}
+        ends = [m for m in matrices if len(m.grow) == 1]
+        sizes = {m.shape[a] for m in ends for a in range(len(m.shape)) if a not in m.grow}
         alone = not parent or not self._siblings(leaf)
         return not leaf.shape or (len(leaf.shape) == 1 and leaf.shape[0] in sizes and bias and alone)
 
@@ -98,19 +98,21 @@ class Roles:
         sizes, grow, count = leaf.shape, leaf.grow, len(leaf.sizes)
         if self._maps_state(leaf):
             return "oi" + "-" * (count - 2)
-        told = self.told_by_bias(leaf)
-        if told is not None and (len(grow) != 1 or (told[0] == "i") == (self.layout == "in_out") or "-" in told):
-            return told
+        letters = self.axes_from_bias(leaf)
+        if letters is not None and (
+            len(grow) != 1 or (letters[0] == "i") == (self.layout == "in_out") or "-" in letters
+        ):
+            return letters
         if self.layout == "out_in":
             return _reordered(sizes, grow)
-        if names.is_einsum(leaf.path) and count > 2 and len(grow) == 2 and 0 not in grow and told is None:
+        if names.is_einsum(leaf.path) and count > 2 and len(grow) == 2 and 0 not in grow and letters is None:
             return _einsum(sizes, grow)
         if names.is_einsum(leaf.path) and count == 3 and grow == (0, 1):
             return "oio"  # (heads, width, head_dim)
-        first = grow[0] if grow else count - 1
-        copies = 1 if first > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
-        if len(grow) == 1 and 0 < first < count - 1:  # one growing axis between others: (inputs, heads, head_dim)?
-            convolved = names.is_convolution(leaf.path) or math.prod(sizes[:first]) == 1
+        growing = grow[0] if grow else count - 1
+        copies = 1 if growing > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
+        if len(grow) == 1 and 0 < growing < count - 1:  # one growing axis between others: (inputs, heads, head_dim)?
+            convolved = names.is_convolution(leaf.path) or math.prod(sizes[:growing]) == 1
             side = "i" if convolved else names.head_side(leaf.path) or ("i" if count > 3 else None)
             if side is None:
                 raise Unclear(
@@ -119,41 +121,48 @@ class Roles:
                     "input ioo",
                 )
             if side == "o":
-                return "i" * first + "o" * (count - first)
+                return "i" * growing + "o" * (count - growing)
         return "-" * copies + _in_out(sizes[copies:], [a - copies for a in grow])
 
-    def told_by_bias(self, leaf: Leaf) -> str | None:
-        """The axes that the bias of a kernel has are outputs, as far as sizes and growth identify them."""
+    def axes_from_bias(self, leaf: Leaf) -> str | None:
+        """One letter per axis of a kernel: the axes that its bias has are outputs. None where sizes and growth do not
+        identify them."""
         sizes = leaf.sizes
         bias = next((self.leaves[path] for path in names.biases_of(leaf.path) if path in self.leaves), None)
         if bias is None or len(sizes) < 2:
             return None
-        own = tuple(size for size in bias.sizes if size != (1, 1))
-        if not own:
+        bias_sizes = tuple(size for size in bias.sizes if size != (1, 1))
+        if not bias_sizes:
             return None
-        ends = [k for k in range(1, len(sizes)) if sizes[k:] == own]
-        front = sizes[:1] == own
+        ends = [k for k in range(1, len(sizes)) if sizes[k:] == bias_sizes]
+        front = sizes[:1] == bias_sizes
         if ends and not front:
             return "i" * ends[0] + "o" * (len(sizes) - ends[0])
         if front and not ends:
             return "o" + "i" * (len(sizes) - 1)
-        copies = [k for k in range(2, len(sizes)) if sizes[:1] + sizes[k:] == own]
+        copies = [k for k in range(2, len(sizes)) if sizes[:1] + sizes[k:] == bias_sizes]
         if copies and not front:
             return "-" + "i" * (copies[0] - 1) + "o" * (len(sizes) - copies[0])
         return None
 
     def misplaced(self, leaf: Leaf) -> bool:
-        """Whether the bias of a kernel with one growing axis has the size of what should be the inputs."""
-        told = self.told_by_bias(leaf)
+        """Whether the bias of a kernel with one growing axis has the size of the axis that the layout makes inputs."""
+        letters = self.axes_from_bias(leaf)
         ends = ("i", "o") if self.layout == "in_out" else ("o", "i")
-        return told is not None and len(leaf.grow) == 1 and "-" not in told and (told[0], told[-1]) == ends[::-1]
+        return (
+            letters is not None
+            and len(leaf.grow) == 1
+            and "-" not in letters
+            and (letters[0], letters[-1]) == ends[::-1]
+        )
 
     def _siblings(self, leaf: Leaf) -> list[Leaf]:
         parent = parent_and_name(leaf.path)[0]
-        return [other for path, other in self.leaves.items() if parent_and_name(path)[0] == parent and other != leaf]
+        children = (child for path, child in self.leaves.items() if parent_and_name(path)[0] == parent)
+        return [child for child in children if child != leaf]
 
     def _is_scale(self, leaf: Leaf) -> bool:
-        """Whether the bias beside it has its very shape, as that of a norm over several axes has."""
+        """Whether the bias beside the leaf has the leaf's shape, as in a norm over several axes."""
         biases = (self.leaves[path] for path in names.biases_of(leaf.path) if path in self.leaves)
         return len(leaf.sizes) > 1 and any(bias.sizes == leaf.sizes for bias in biases)
 
@@ -163,7 +172,7 @@ class Roles:
         siblings = self._siblings(leaf)
         if names.is_state(leaf.path):
             # A alone may be the first factor of a low-rank matrix, beside B.
-            return names.last(leaf.path) != "A" or any(names.last(other.path)[0] == "C" for other in siblings)
+            return names.last(leaf.path) != "A" or any(names.last(sibling.path)[0] == "C" for sibling in siblings)
         states = [o for o in siblings if names.is_state(o.path) and len(o.sizes) > 1 and self._is_diagonal(o)]
         return names.is_to_state(leaf.path) and any(leaf.sizes[: len(o.sizes)] == o.sizes for o in states)
 
@@ -177,19 +186,21 @@ class Roles:
         return names.is_expert(leaf.path) or (leaf.shape[0] > 1 and leaf.shape[0] in self.routed)
 
 
-def told_role(name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles, in_branch: bool) -> tuple[str, str]:
-    """(role, axes) of a parameter whose role or axes an override gives. It wins over growth, which a plateau may hide;
-    but a matrix needs its axes."""
-    axes = _own_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
+def overridden_role(
+    name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles, in_branch: bool
+) -> tuple[str, str]:
+    """(role, axes) of a parameter whose role or axes an override gives. The override wins over the axes that grow,
+    since a plateau may hide growth. Raises SpecError if the parameter has fewer axes than the role needs."""
+    axes = _leaf_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
     if rule.role is None:
         assert axes is not None
         return _role_of_axes(axes, leaf, in_branch), axes
     growing, needed = len(leaf.grow), NEEDED[rule.role]
-    said = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
+    message = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
     if len(leaf.sizes) < needed:
-        raise SpecError(said)
+        raise SpecError(message)
     if growing != needed and growing <= 2:
-        warnings.warn(said, UserWarning, stacklevel=4)
+        warnings.warn(message, UserWarning, stacklevel=4)
     return rule.role, axes or axes_for(rule.role, leaf, roles)
 
 
@@ -235,12 +246,12 @@ def _einsum(sizes: Sequence[int], grow: Sequence[int]) -> str:
     return ("i" if inputs else "o") * start + "i" * (last - start) + "o"
 
 
-def _own_axes(name: str, axes: str, shape: Shape, count: int) -> str:
+def _leaf_axes(name: str, axes: str, shape: Shape, count: int) -> str:
     """The letters of an override for the leaf's own axes. Those of the whole shape have a '-' for the stack axis."""
-    own = axes.replace("-", "", 1) if len(axes) == len(shape) > count else axes
-    if len(own) != count:
+    letters = axes.replace("-", "", 1) if len(axes) == len(shape) > count else axes
+    if len(letters) != count:
         raise SpecError(f"overrides: {name} {shape} has {len(shape)} axes, {axes!r} has {len(axes)} letters")
-    return own
+    return letters
 
 
 def axes_for(role: str, leaf: Leaf, roles: Roles) -> str:

@@ -35,15 +35,15 @@ class Trees:
             return ()
         return tuple(a for a, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
 
-    def check_width(self, width: int, overridden: Collection[str], told: Collection[str]) -> None:
-        """Raises SpecError if the tree changes with width, or nothing grows. told: parameters of known role."""
-        for tree, at in ((self.wide, 2 * width), (self.wider, 4 * width)):
+    def check_width(self, width: int, overridden: Collection[str], settled: Collection[str]) -> None:
+        """Raises SpecError if the tree changes with width, or nothing grows. settled: parameters of known role."""
+        for tree, size in ((self.wide, 2 * width), (self.wider, 4 * width)):
             odd = sorted((self.base.keys() ^ tree.keys()) - set(overridden))
             if odd:
                 raise SpecError(
-                    f"the parameter tree changes with width: {odd[0]} is there at only one of {width} and {at}"
+                    f"the parameter tree changes with width: {odd[0]} is there at only one of {width} and {size}"
                 )
-        if not any(self.growing(name) for name in self.base) and not self.base.keys() <= set(told):
+        if not any(self.growing(name) for name in self.base) and not self.base.keys() <= set(settled):
             raise SpecError(
                 f"no parameter grows with width: all shapes at width {width} are those at {2 * width}. init_fn(width, "
                 "depth) must build the model at the width that it is given"
@@ -57,7 +57,7 @@ def trees(init_fn: InitFn, width: int, depth: int) -> Trees:
 
 
 def irregular(name: str, shapes: list[Shape], width: int) -> Unclear | None:
-    """What is wrong with an axis that neither stays nor doubles each time that width does."""
+    """The error of an axis that neither stays nor doubles each time that width does; None if there is none."""
     if len({len(shape) for shape in shapes}) > 1:
         return Unclear(f"{name}: its number of axes changes with width, {' -> '.join(map(str, shapes))}", "hidden")
     for a, (x, y, z) in enumerate(zip(*shapes, strict=True)):
@@ -73,34 +73,34 @@ def irregular(name: str, shapes: list[Shape], width: int) -> Unclear | None:
 def regular_width(init_fn: InitFn, width: int, depth: int, names: Collection[str]) -> int | None:
     """The smallest of 2, 4 and 8 times the width from which all these parameters grow regularly, if there is one."""
     try:
-        at = {k: _shapes(init_fn, k * width, depth)[0] for k in (2, 4, 8, 16, 32) if names}
+        shapes = {k: _shapes(init_fn, k * width, depth)[0] for k in (2, 4, 8, 16, 32) if names}
     except Exception:  # It would only add to an error that is raised in any case.
         return None
     for k in (2, 4, 8) if names else ():
-        if not any(irregular(name, [at[k * j][name] for j in (1, 2, 4)], k * width) for name in names):
+        if not any(irregular(name, [shapes[k * j][name] for j in (1, 2, 4)], k * width) for name in names):
             return k * width
     return None
 
 
 def _shapes(
-    init_fn: InitFn, width: int, depth: int, asked: tuple[int, int] | None = None
+    init_fn: InitFn, width: int, depth: int, base: tuple[int, int] | None = None
 ) -> tuple[dict[str, Shape], Any]:
-    """`flatten_shapes` of the parameters. asked: the shape that the caller asked for, if this is another one."""
-    held: list[Any] = []
+    """`flatten_shapes` of the parameters. base: the shape that the caller asked for, if this is another one."""
+    structures: list[Any] = []
 
     def arrays() -> list[Any]:  # A list: the tree itself may hold what JAX cannot return, or cannot hash.
         leaves, treedef = jax.tree.flatten(parameters_only(init_fn(width, depth)))
-        held.append(treedef)
+        structures.append(treedef)
         return leaves
 
     try:
         leaves = jax.eval_shape(arrays)
     except Exception as error:
-        if asked is None:
+        if base is None:
             raise
         raise SpecError(
             f"init_fn(width={width}, depth={depth}) raises {type(error).__name__}: {error}\n"
-            f"For the specs at width={asked[0]}, depth={asked[1]} it is also called at 2 and 4 times this width and "
+            f"For the specs at width={base[0]}, depth={base[1]} it is also called at 2 and 4 times this width and "
             "twice this depth: count width and depth in a unit that can double (n for 6n + 2 layers)"
         ) from error
-    return flatten_shapes(jax.tree.unflatten(held[-1], leaves))
+    return flatten_shapes(jax.tree.unflatten(structures[-1], leaves))

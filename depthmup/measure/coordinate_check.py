@@ -34,7 +34,7 @@ class CoordinateReport(NamedTuple):
         return self.verdict == OK
 
     def __str__(self) -> str:
-        """The verdict, the slopes that are farthest from 0, what would decide; then a table of all slopes."""
+        """The verdict, the slopes that are farthest from 0, the advice; then a table of all slopes."""
         columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
         head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
         rows = [
@@ -59,7 +59,7 @@ class CoordinateReport(NamedTuple):
         return [s for s in self.slopes if s.answer == UNDECIDED and s.axis not in wrong]
 
     def _advice(self) -> list[str]:
-        """What to do where the check could not decide, a line each."""
+        """Lines that say how undecided slopes could be decided."""
         small = [
             s for s in self.undecided if s.limit and (s.plain.low > self.tolerance or s.plain.high < -self.tolerance)
         ]
@@ -135,21 +135,21 @@ def coordinate_check(
         for value in values:
             at_least_one(name, value)
     trainings, looks = _Trainings(probe_at, max(steps), seeds, progress), stages(seeds, max_seeds)
-    asked = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
+    open_groups = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
     counts: dict[tuple[str, str], int] = {}
     for count in looks:
-        counts |= dict.fromkeys(asked, count)
-        trainings.train(axes, asked, count)
+        counts |= dict.fromkeys(open_groups, count)
+        trainings.train(axes, open_groups, count)
         slopes = _slopes(trainings, axes, counts, steps, tolerance, len(looks))
         report = CoordinateReport(title, slopes, tolerance)
-        asked = [(s.axis, s.group) for s in report.undecided]
-        if not asked:
+        open_groups = [(s.axis, s.group) for s in report.undecided]
+        if not open_groups:
             break
     return report
 
 
 class _Trainings:
-    """The changes measured so far; what is asked for and not there yet is trained, `block` seeds at a time."""
+    """The changes measured so far. `train` adds the missing trainings, `block` seeds at a time."""
 
     def __init__(
         self, probe_at: Callable[[int, int], Probe], steps: int, block: int, progress: Callable[[str], None]
@@ -162,42 +162,43 @@ class _Trainings:
     def groups(self, shapes: Sequence[Shape]) -> list[str]:
         """The groups to train. Raises ValueError for a group that not all shapes have."""
         groups = [(*self._probe_at(*shape).groups, ALL) for shape in shapes]
-        for shape, own in zip(shapes, groups, strict=True):
-            if set(own) != set(groups[0]):
-                differ = sorted(set(own) ^ set(groups[0]))
+        for shape, names in zip(shapes, groups, strict=True):
+            if set(names) != set(groups[0]):
+                differ = sorted(set(names) ^ set(groups[0]))
                 raise ValueError(
                     f"groups of parameters that (width, depth) = {shape} and {shapes[0]} do not share: {differ}"
                 )
         return list(groups[0])
 
-    def train(self, axes: Mapping[str, Sequence[Shape]], asked: Sequence[tuple[str, str]], seeds: int) -> None:
-        """Train what is not there yet of these (axis, group), `seeds` times. All groups of a shape share its starts."""
-        wanted: dict[Shape, list[str]] = {}
-        for axis, group in asked:
+    def train(self, axes: Mapping[str, Sequence[Shape]], pairs: Sequence[tuple[str, str]], seeds: int) -> None:
+        """Train each of these (axis, group) with `seeds` seeds, but for those that are trained already. All groups of a
+        shape share its initial states."""
+        groups_of_shape: dict[Shape, list[str]] = {}
+        for axis, group in pairs:
             for shape in axes[axis]:
-                wanted.setdefault(shape, []).append(group)
-        new = [shape for shape in wanted if not any(done == shape for done, _ in self._blocks)]
+                groups_of_shape.setdefault(shape, []).append(group)
+        new = [shape for shape in groups_of_shape if not any(done == shape for done, _ in self._blocks)]
         if new:
             self._progress(f"compiling {len(new)} shapes")
             starts = compile_ahead([self._probe_at(*shape) for shape in new], self._steps, seed=0)
             self._starts |= dict(zip(new, starts, strict=True))
-        for shape, groups in wanted.items():
-            there = {group: self._blocks.setdefault((shape, group), []) for group in groups}
+        for shape, groups in groups_of_shape.items():
+            trained = {group: self._blocks.setdefault((shape, group), []) for group in groups}
             for block in range(seeds // self._block):
-                missing = [group for group, blocks in there.items() if len(blocks) == block]
+                missing = [group for group, blocks in trained.items() if len(blocks) == block]
                 if missing:
-                    first = block * self._block
-                    self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first}")
-                    more = range(first, first + self._block)
+                    first_seed = block * self._block
+                    self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first_seed}")
+                    more = range(first_seed, first_seed + self._block)
                     start = {0: self._starts[shape]}
-                    found = feature_changes(self._probe_at(*shape), missing, self._steps, more, start)
+                    changes = feature_changes(self._probe_at(*shape), missing, self._steps, more, start)
                     for group in missing:
-                        there[group].append(found[group])
+                        trained[group].append(changes[group])
 
     def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> dict[str, np.ndarray]:
-        """{quantity: RMS changes, (shapes, seeds, steps)} of what `train` has trained."""
-        found = [self._blocks[shape, group][: seeds // self._block] for shape in shapes]
-        return {q: np.stack([np.concatenate([b[q] for b in blocks]) for blocks in found]) for q in found[0][0]}
+        """{quantity: RMS changes, (shapes, seeds, steps)} of the trainings that `train` has made."""
+        rows = [self._blocks[shape, group][: seeds // self._block] for shape in shapes]
+        return {q: np.stack([np.concatenate([b[q] for b in blocks]) for blocks in rows]) for q in rows[0][0]}
 
 
 def _slopes(
@@ -229,8 +230,8 @@ def _slopes(
     slopes = []
     for axis, group, quantity, step, judged, changes in measured:
         sizes = tuple(shape[axis == "depth"] for shape in axes[axis])
-        found = fits(axis, sizes, changes)
-        plain, *limit = (estimate(fit, looks) for fit in found)
-        said = answer(found, tolerance, looks, tests) if judged else ""
-        slopes.append(Slope(axis, group, quantity, step, said, plain, limit[0] if limit else None, sizes, changes))
+        fitted = fits(axis, sizes, changes)
+        plain, *limit = (estimate(fit, looks) for fit in fitted)
+        verdict = answer(fitted, tolerance, looks, tests) if judged else ""
+        slopes.append(Slope(axis, group, quantity, step, verdict, plain, limit[0] if limit else None, sizes, changes))
     return slopes

@@ -65,9 +65,9 @@ def network_fields(
         return outputs.reshape(len(x), -1).sum(axis=0), states
 
     slopes, states = jax.jacrev(summed, has_aux=True)(zeros)
-    h, activated = ([of(state).reshape(len(x), -1) for state in jax.tree.leaves(states)] for of in (jnp.asarray, phi))
+    h, activated = ([f(state).reshape(len(x), -1) for state in jax.tree.leaves(states)] for f in (jnp.asarray, phi))
     by_example = [jnp.moveaxis(slope, 0, 1) for slope in jax.tree.leaves(slopes)]
-    g = [gamma0 * of.shape[1] * slope.reshape(-1, of.shape[1]) for of, slope in zip(h, by_example, strict=True)]
+    g = [gamma0 * hl.shape[1] * slope.reshape(-1, hl.shape[1]) for hl, slope in zip(h, by_example, strict=True)]
     return NetworkFields(h, activated, g)
 
 

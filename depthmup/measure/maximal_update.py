@@ -72,16 +72,18 @@ class MaximalUpdate(NamedTuple):
         if sum(blocks) != self.per_seed.shape[1] or min(blocks) < 1:
             raise ValueError(f"blocks of {list(blocks)} layers: there are {self.per_seed.shape[1]} layers")
         starts = np.cumsum([0, *blocks[:-1]])
-        per_seed, own = (np.add.reduceat(of, starts, axis=1) for of in (self.per_seed, self.mean_squares))
-        return self._replace(per_seed=per_seed, mean_squares=own)
+        per_seed, mean_squares = (np.add.reduceat(s, starts, axis=1) for s in (self.per_seed, self.mean_squares))
+        return self._replace(per_seed=per_seed, mean_squares=mean_squares)
 
     def split(self, parts: Sequence[int]) -> MaximalUpdate:
         """Split layer l into parts[l] layers, each with an equal share of its s_l and mean square. `merged(parts)`
         undoes it. Raises ValueError unless parts has a number of at least 1 for every layer."""
         if len(parts) != self.per_seed.shape[1] or min(parts) < 1:
             raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
-        per_seed, own = (np.repeat(of / np.asarray(parts), parts, axis=1) for of in (self.per_seed, self.mean_squares))
-        return self._replace(per_seed=per_seed, mean_squares=own)
+        per_seed, squares = (
+            np.repeat(s / np.asarray(parts), parts, axis=1) for s in (self.per_seed, self.mean_squares)
+        )
+        return self._replace(per_seed=per_seed, mean_squares=squares)
 
     @property
     def _means(self) -> np.ndarray:
@@ -90,8 +92,8 @@ class MaximalUpdate(NamedTuple):
 
     def __str__(self) -> str:
         error = "" if np.isnan(self.stderr) else f" +- {self.stderr:.2f}"
-        chosen = np.unique(np.linspace(0, len(self.per_layer) - 1, SHOWN).round().astype(int))
-        profile = ", ".join(f"{layer}: {self.per_layer[layer]:.3g}" for layer in chosen)
+        layers = np.unique(np.linspace(0, len(self.per_layer) - 1, SHOWN).round().astype(int))
+        profile = ", ".join(f"{layer}: {self.per_layer[layer]:.3g}" for layer in layers)
         rate = f"{self.learning_rate:.4g} (log2 {np.log2(self.learning_rate):.2f}{error})"
         return f"maximal-update learning rate {rate}\ns_l at layer {profile}"
 
@@ -129,18 +131,18 @@ def maximal_update(
     Warns if the depth (number of activations minus 1) is above .05 times the width: one seed then says little. Raises
     ValueError for an unknown average, or if no layer moves or a change is not finite.
     """
-    chosen = optax.sgd(1.0) if optimizer is None else optimizer
+    tx = optax.sgd(1.0) if optimizer is None else optimizer
 
     @jax.jit
-    def of_seed(seed: Any, batch: PyTree, probe: PyTree) -> jax.Array:
+    def sizes(seed: Any, batch: PyTree, probe: PyTree) -> jax.Array:
         params = init(jax.random.key(seed))
-        direction, _ = chosen.update(jax.grad(loss)(params, batch), chosen.init(params), params)
+        direction, _ = tx.update(jax.grad(loss)(params, batch), tx.init(params), params)
         return update_sizes(lambda params: activations(params, probe), params, direction)
 
     probe = batch if probe is None else probe
     shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
     warn_if_deep(len(shapes) - 1, min(shape.shape[-1] for shape in shapes))
-    return over_seeds(lambda seed: of_seed(seed, batch, probe), seeds, layers, average)
+    return over_seeds(lambda seed: sizes(seed, batch, probe), seeds, layers, average)
 
 
 def over_seeds(
@@ -159,19 +161,19 @@ def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction
     """(2, layers): first s_l, the mean square of each activation's linearised change for a step along `direction`; then
     the mean square of each activation itself."""
     values, changes = jax.jvp(activations, (params,), (direction,))
-    return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(of)]) for of in (changes, values)])
+    return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(tree)]) for tree in (changes, values)])
 
 
-def checked(found: MaximalUpdate) -> MaximalUpdate:
-    """Returns `found`. Raises ValueError if its average change is 0 or not finite: no learning rate follows then."""
-    if not 0 < found.mean < np.inf:
-        still = np.flatnonzero(found.per_layer == 0).tolist()
+def checked(update: MaximalUpdate) -> MaximalUpdate:
+    """Returns `update`. Raises ValueError if its average change is 0 or not finite: no learning rate follows then."""
+    if not 0 < update.mean < np.inf:
+        still = np.flatnonzero(update.per_layer == 0).tolist()
         what = f"does not move layer {', '.join(map(str, still))}" if still else "is not finite"
         raise ValueError(
-            f"the first step {what}: the {found.average} average is {found.mean:g}. Behind a readout that starts at 0 "
-            "there is no gradient, and a parameterization that explodes has no update to measure"
+            f"the first step {what}: the {update.average} average is {update.mean:g}. Behind a readout that starts at "
+            "0 there is no gradient, and a parameterization that explodes has no update to measure"
         )
-    return found
+    return update
 
 
 def warn_if_deep(depth: int, width: int) -> None:

@@ -72,44 +72,44 @@ def empirical_ntk(
     for name in only or ():
         if name not in group_of:
             raise unknown("group of parameters", name, set(group_of))
-    chosen = [i for i, name in enumerate(group_of) if only is None or name in only]
+    indices = [i for i, name in enumerate(group_of) if only is None or name in only]
 
     def gradients(example: jax.Array) -> list[Outer]:
-        found = {} if dense is None else {path: _smaller(outer) for path, outer in dense(params, example).items()}
-        rest = {i: leaves[i] for i in chosen if paths[i] not in found}
+        outers = {} if dense is None else {path: _smaller(outer) for path, outer in dense(params, example).items()}
+        whole_leaves = {i: leaves[i] for i in indices if paths[i] not in outers}
 
-        def outputs(rest: dict[int, jax.Array]) -> jax.Array:
-            of = jax.tree.unflatten(treedef, [rest.get(i, leaf) for i, leaf in enumerate(leaves)])
-            return f(of, example[None]).reshape(-1)
+        def outputs(whole_leaves: dict[int, jax.Array]) -> jax.Array:
+            tree = jax.tree.unflatten(treedef, [whole_leaves.get(i, leaf) for i, leaf in enumerate(leaves)])
+            return f(tree, example[None]).reshape(-1)
 
-        for i, jacobian in (jax.jacrev(outputs)(rest) if rest else {}).items():
-            found[paths[i]] = _whole(jacobian.reshape(len(jacobian), -1))
-        return [found[paths[i]] for i in chosen]
+        for i, jacobian in (jax.jacrev(outputs)(whole_leaves) if whole_leaves else {}).items():
+            outers[paths[i]] = _whole(jacobian.reshape(len(jacobian), -1))
+        return [outers[paths[i]] for i in indices]
 
     def product(rows: list[Outer], columns: list[Outer]) -> dict[str, jax.Array]:
         result: dict[str, Any] = {}
-        for i, row, column in zip(chosen, rows, columns, strict=True):
+        for i, row, column in zip(indices, rows, columns, strict=True):
             result[group_of[i]] = result.get(group_of[i], 0) + rate_of[i] * _product(row, column)
         return result
 
-    every, others = jax.vmap(gradients), x if x2 is None else x2
-    if max(len(x), len(others)) <= block:
-        rows = every(x)
-        kernels = jax.tree.map(lambda kernel: kernel[None, None], product(rows, rows if x2 is None else every(x2)))
+    outers_of, columns_x = jax.vmap(gradients), x if x2 is None else x2
+    if max(len(x), len(columns_x)) <= block:
+        rows = outers_of(x)
+        kernels = jax.tree.map(lambda kernel: kernel[None, None], product(rows, rows if x2 is None else outers_of(x2)))
     else:
 
         def against_all(part: jax.Array) -> dict[str, jax.Array]:
-            rows = every(part)
-            return jax.lax.map(lambda other: product(rows, every(other)), _blocks(others, block))
+            rows = outers_of(part)
+            return jax.lax.map(lambda examples: product(rows, outers_of(examples)), _blocks(columns_x, block))
 
         kernels = jax.lax.map(against_all, _blocks(x, block))
-    return {name: _joined(kernel, len(x), len(others)) for name, kernel in kernels.items()}
+    return {name: _joined(kernel, len(x), len(columns_x)) for name, kernel in kernels.items()}
 
 
-def linen_dense(model: nn.Module, *arguments: Any, **held: Any) -> Callable[[PyTree, jax.Array], dict[str, Outer]]:
+def linen_dense(model: nn.Module, *arguments: Any, **state: Any) -> Callable[[PyTree, jax.Array], dict[str, Outer]]:
     """The argument `dense` of `empirical_ntk`, for the kernels and biases of every `nn.Dense` of a Linen model.
 
-    The model is called as `model.apply({"params": params, **held}, x, *arguments)`, so params must be the weights in
+    The model is called as `model.apply({"params": params, **state}, x, *arguments)`, so params must be the weights in
     its equation: in a storage form with multipliers, give `forward_params(...)` as params and lr * multiplier^2 as
     rates. A layer may be called several times. A layer in a scan works if the scan stacks all collections on axis 0, as
     in our scanned models. Every kernel must be used as it is stored, without `nn.WeightNorm`.
@@ -126,7 +126,7 @@ def linen_dense(model: nn.Module, *arguments: Any, **held: Any) -> Callable[[PyT
     def outers(params: PyTree, example: jax.Array) -> dict[str, Outer]:
         def run(mutable: list[str], **shifts: PyTree) -> tuple[jax.Array, Any]:
             with nn.intercept_methods(intercept):
-                return model.apply({**held, "params": params, **shifts}, example[None], *arguments, mutable=mutable)
+                return model.apply({**state, "params": params, **shifts}, example[None], *arguments, mutable=mutable)
 
         shapes = jax.eval_shape(lambda: run([INPUTS, SHIFTS])[1].get(SHIFTS, {}))
         zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), shapes)
@@ -166,10 +166,10 @@ def _smaller(outer: Outer) -> Outer:
     return _whole(jnp.einsum("ltn,lctm->clnm", *outer).reshape(outputs, -1))
 
 
-def _product(one: Outer, other: Outer) -> jax.Array:
+def _product(row: Outer, column: Outer) -> jax.Array:
     """dF dF' between the examples of two blocks, (examples, outputs, examples, outputs), for one parameter."""
-    inputs = jnp.einsum("pltn,qlsn->lptqs", one.a, other.a)
-    slopes = jnp.einsum("plctm,qldsm->lpctqds", one.g, other.g)
+    inputs = jnp.einsum("pltn,qlsn->lptqs", row.a, column.a)
+    slopes = jnp.einsum("plctm,qldsm->lpctqds", row.g, column.g)
     return jnp.einsum("lptqs,lpctqds->pcqd", inputs, slopes)
 
 
@@ -189,7 +189,7 @@ def _joined(kernel: jax.Array, rows: int, columns: int) -> jax.Array:
 
 def _leaves_like(params: PyTree, tree: PyTree, what: str) -> list[Any]:
     pairs = map(jax.tree_util.tree_leaves_with_path, (params, tree))
-    own, leaves = ({jax.tree_util.keystr(path): leaf for path, leaf in of} for of in pairs)
-    if odd := ", ".join(sorted(own.keys() ^ leaves.keys())[:3]):
+    expected, leaves = ({jax.tree_util.keystr(path): leaf for path, leaf in pair} for pair in pairs)
+    if odd := ", ".join(sorted(expected.keys() ^ leaves.keys())[:3]):
         raise ValueError(f"{what} must be a tree with one leaf for each parameter; they differ in {odd}")
     return list(leaves.values())

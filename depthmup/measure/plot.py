@@ -31,9 +31,9 @@ def plot_coordinates(title: str, slopes: Sequence[Slope], path: str | Path) -> N
         panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=f"{s.group} ({s.quantity})")
         panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
         if s.answer != OK:
-            at = (s.sizes[-1], mean[-1])
+            end = (s.sizes[-1], mean[-1])
             panel.annotate(
-                f"{s.plain.slope:+.2f}", at, xytext=(5, 0), textcoords="offset points", fontsize=7, color=color
+                f"{s.plain.slope:+.2f}", end, xytext=(5, 0), textcoords="offset points", fontsize=7, color=color
             )
         panel.set_xscale("log", base=2)
         panel.set_xticks(s.sizes, [str(size) for size in s.sizes])

@@ -67,8 +67,8 @@ def probe(
       head_dim: size of an attention head at this width, for the attention factor; None without attention.
       **options: options of `dm.optimizer`, such as eps.
     """
-    first = jax.tree.leaves(specs, is_leaf=is_spec)[0]
-    forward = p.forward_factors(width=first.width, depth=first.depth, head_dim=head_dim)
+    spec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    forward = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
     factors = leaf_factors(p, specs, families_of(optimizer, specs))
 
     def transformation(hyper: Any) -> optax.GradientTransformation:
@@ -127,7 +127,7 @@ def feature_changes(
 
 
 def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
-    """Compile what `feature_changes` will run for these probes, side by side: half of a check is compilation.
+    """Compile the programs that `feature_changes` will run, in parallel: half of a check is compilation.
 
     Returns the initial states of this seed, which the programs are compiled for.
     """
@@ -167,17 +167,17 @@ def _programs(step: Callable, features: Callable | None, steps: int) -> tuple[An
     The init is no part of this program: for a list of blocks it would be the larger part of its compilation.
     """
 
-    def both(state: Any, batch: PyTree, hyper: PyTree) -> tuple[Any, Mapping[str, jax.Array]]:
+    def step_and_features(state: Any, batch: PyTree, hyper: PyTree) -> tuple[Any, Mapping[str, jax.Array]]:
         after, before = step(state, batch, hyper)
         return after, before if features is None else features(state, batch, hyper)
 
     def run(start: Any, batch: PyTree, hyper: PyTree) -> dict[str, jax.Array]:
-        shapes = jax.eval_shape(both, start, batch, hyper)[1]
+        shapes = jax.eval_shape(step_and_features, start, batch, hyper)[1]
         _check_features(shapes)
 
         def advance(carry: Any, step_number: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
             state, before = carry
-            after, now = both(state, batch, hyper)
+            after, now = step_and_features(state, batch, hyper)
             before = {k: jnp.where(step_number == 0, now[k], before[k]) for k in before}
             changes = {k: jnp.sqrt(jnp.mean((now[k] - before[k]) ** 2)) for k in before}
             return (after, before), changes

@@ -28,13 +28,11 @@ class Slope(NamedTuple):
 
     axis: str  # "width" or "depth"
     group: str  # the group of parameters that was trained, or "all"
-    quantity: str  # what changed: "hidden", "logits" or another key of `Probe.features`
+    quantity: str  # the quantity that changed: "hidden", "logits" or another key of `Probe.features`
     step: int  # number of training steps
     answer: str  # OK, NOT_OK or UNDECIDED; "" for a slope that is only shown
     plain: Estimate  # of the line
-    limit: (
-        Estimate | None
-    )  # along depth from three depths on: of the line with a term 1/depth, the slope at large depth
+    limit: Estimate | None  # the slope at large depth, of the line with a term 1/depth; None below three depths
     sizes: tuple[int, ...]  # widths or depths
     changes: np.ndarray  # (sizes, seeds), RMS changes since initialization
 
@@ -52,12 +50,12 @@ def fits(axis: str, sizes: Sequence[int], changes: np.ndarray) -> list[np.ndarra
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         y, x = np.log2(changes), np.log2(sizes) - np.mean(np.log2(sizes))
-        found = [x @ y / (x @ x)]
+        slopes = [x @ y / (x @ x)]
         if axis == "depth" and len(set(sizes)) > 2:
             term = 1 / np.array(sizes) - np.mean(1 / np.array(sizes))
-            alone = x - term * (x @ term) / (term @ term)  # what the term cannot explain of log2 depth
-            found.append(alone @ y / (alone @ alone))
-    return found
+            rest = x - term * (x @ term) / (term @ term)  # the part of log2 depth that the term does not explain
+            slopes.append(rest @ y / (rest @ rest))
+    return slopes
 
 
 def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
@@ -77,25 +75,30 @@ def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def answer(found: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests: int = 1) -> str:
-    """Is the slope within +-tolerance? found: from `fits`; looks: how often it is asked; tests: of how many slopes.
+def answer(fitted: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests: int = 1) -> str:
+    """Is the slope within +-tolerance? OK, NOT_OK or UNDECIDED.
 
-    A report is ok if all of its slopes are, and not ok if one is not. So a wrong report is called ok only if its wrong
-    slope is (an intersection-union test): the 95% interval of a slope within the tolerance is enough for "ok", however
-    many slopes there are. But a right report is called not ok if any of its slopes is: for "not ok" the interval must
-    lie beyond the tolerance with 95% confidence for all slopes together. Both are corrected for the number of looks.
+    fitted: the slopes of `fits`. looks: how often the question is asked while seeds are added. tests: the number of
+    slopes of the report.
 
-    Where the term 1/depth is fitted, "ok" needs the interval of either slope within the tolerance, and the one at large
-    depth not beyond it; "not ok" needs both beyond, on the same side. The reason is that at small depth a right model
-    has a slope that falls like 1/depth, while the term makes the interval several times wider: a slope that is flat at
-    the depths measured is ok without it (docs/rules.md section 0 has the errors of this rule and of others).
+    A report is ok if all of its slopes are ok, and not ok if one slope is not. So a wrong report is called ok only if
+    its wrong slope is called ok (an intersection-union test): the 95% interval of a slope within the tolerance is
+    enough for "ok", however many slopes there are. But a right report is called not ok if any slope is called so: for
+    "not ok" the interval must lie beyond the tolerance with 95% confidence for all slopes together. Both answers are
+    corrected for the number of looks.
+
+    Where the term 1/depth is fitted, "ok" needs the interval of either slope within the tolerance, and the slope at
+    large depth not beyond it; "not ok" needs both slopes beyond, on the same side. The reason is that at small depth a
+    right model has a slope that falls like 1/depth, while the term makes the interval several times wider: a slope that
+    is flat at the measured depths is ok without the term (docs/rules.md section 0 has the errors of this rule and of
+    others).
 
     A slope that is not finite is not ok: nothing moved, or a training blew up.
     """
-    if not all(np.isfinite(slopes).all() for slopes in found):
+    if not all(np.isfinite(slopes).all() for slopes in fitted):
         return NOT_OK
-    within = [max(-e.low, e.high) <= tolerance for e in (estimate(slopes, looks) for slopes in found)]
-    sides = [_side(estimate(slopes, looks, tests), tolerance) for slopes in found]
+    within = [max(-e.low, e.high) <= tolerance for e in (estimate(slopes, looks) for slopes in fitted)]
+    sides = [_side(estimate(slopes, looks, tests), tolerance) for slopes in fitted]
     if set(sides) in ({1}, {-1}):
         return NOT_OK
     return OK if within[-1] or (within[0] and not sides[-1]) else UNDECIDED
@@ -112,8 +115,8 @@ def _side(interval: Estimate, tolerance: float) -> int:
 
 
 def stages(seeds: int, max_seeds: int) -> list[int]:
-    """The numbers of seeds at which slopes are looked at: doubled up to max_seeds, in whole multiples of `seeds`."""
-    found, most = [seeds], max(1, max_seeds // seeds) * seeds
-    while found[-1] < most:
-        found.append(min(2 * found[-1], most))
-    return found
+    """The numbers of seeds at which slopes are judged: doubled up to max_seeds, in whole multiples of `seeds`."""
+    counts, largest = [seeds], max(1, max_seeds // seeds) * seeds
+    while counts[-1] < largest:
+        counts.append(min(2 * counts[-1], largest))
+    return counts

@@ -66,7 +66,7 @@ def circular_conv(
     padding: Sequence[tuple[int, int]],
     dimension_numbers: Any = None,
     precision: Any = None,
-    **others: Any,
+    **options: Any,
 ) -> jax.Array:
     """`conv_general_dilated` of images on a torus, whose padding wraps around; for Flax's `nn.Conv`, as above.
 
@@ -83,7 +83,7 @@ def circular_conv(
     # The wrapped image is padded with zeros all the same, and the outer pixels of the result are cut off below: on a
     # CPU this is four times faster than a convolution without padding (docs/design.md).
     out = conv_general_dilated(
-        lhs, rhs, window_strides, padding, dimension_numbers=dimension_numbers, precision=precision, **others
+        lhs, rhs, window_strides, padding, dimension_numbers=dimension_numbers, precision=precision, **options
     )
     for axis, ((low, _), size) in enumerate(zip(padding, space, strict=True), 1):
         out = lax.slice_in_dim(out, low, low + size, axis=axis)
@@ -97,16 +97,16 @@ def _wrapped(x: jax.Array, axis: int, low: int, high: int) -> jax.Array:
 
 
 def _by_rows(lhs: jax.Array, rhs: jax.Array, padding: Sequence[tuple[int, int]], precision: Any) -> jax.Array:
-    """The same as one product: each pixel with its neighbours in its row, times the rows of the kernel side by side.
-    What each row of the kernel contributes then moves to the row of the image that it belongs to."""
+    """`circular_conv` as one matrix product: each pixel with its neighbours in its row, times the rows of the kernel
+    side by side. The contribution of each row of the kernel then moves to the row of the image that it belongs to."""
     (low, _), beside = padding
-    high, wide, into, out = rhs.shape
+    high, wide, fan_in, out = rhs.shape
     wrapped = _wrapped(lhs, 2, *beside)
     columns = jnp.concatenate([wrapped[:, :, at : at + lhs.shape[2]] for at in range(wide)], axis=-1)
-    kernel = rhs.transpose(1, 2, 0, 3).reshape(wide * into, high * out)
-    parts = jnp.dot(columns.reshape(-1, wide * into), kernel, precision=precision).reshape(*lhs.shape[:-1], high * out)
-    rows = [parts[..., row * out : (row + 1) * out] for row in range(high)]
-    return functools.reduce(jnp.add, [jnp.roll(part, low - row, axis=1) for row, part in enumerate(rows)])
+    kernel = rhs.transpose(1, 2, 0, 3).reshape(wide * fan_in, high * out)
+    products = jnp.dot(columns.reshape(-1, wide * fan_in), kernel, precision=precision)
+    rows = jnp.split(products.reshape(*lhs.shape[:-1], high * out), high, axis=-1)
+    return functools.reduce(jnp.add, [jnp.roll(row_sum, low - row, axis=1) for row, row_sum in enumerate(rows)])
 
 
 class Window(NamedTuple):
@@ -225,10 +225,10 @@ def _batched(operands: tuple[Any, Any], axes: tuple[int | None, int | None], *, 
     return out.reshape(*out.shape[:axis], count, -1, *out.shape[axis + 1 :]), axis
 
 
-def _merge(array: jax.Array, axis: int, into: int) -> jax.Array:
-    """The array with `axis` merged into the axis `into`, as its slower part; `into` is counted without `axis`."""
-    array = jnp.moveaxis(array, axis, into)
-    return array.reshape(*array.shape[:into], -1, *array.shape[into + 2 :])
+def _merge(array: jax.Array, axis: int, target: int) -> jax.Array:
+    """The array with `axis` merged into the axis `target`, as its slower part; `target` is counted without `axis`."""
+    array = jnp.moveaxis(array, axis, target)
+    return array.reshape(*array.shape[:target], -1, *array.shape[target + 2 :])
 
 
 def _dilated(size: int, by: int) -> int:

@@ -1,4 +1,4 @@
-"""What the families of models share: activations, initializers, convolutions, norms, the readout, `Model`."""
+"""The parts that all families of models share: activations, initializers, convolutions, norms, the readout, `Model`."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ class Model(nn.Module):
 
     @nn.nowrap
     def block_count(self, depth: int) -> int:
-        """The number of residual blocks (of layers, in a plain network) that this model has at a depth: what the branch
-        factor counts."""
+        """The number of residual blocks (of layers, in a plain network) that this model has at a depth. The branch
+        factor counts them."""
         return depth
 
     @property
@@ -228,15 +228,15 @@ class Model(nn.Module):
         raise NotImplementedError
 
     @nn.nowrap
-    def forward(self, factors: ForwardFactors, **held: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
+    def forward(self, factors: ForwardFactors, **state: Any) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]:
         """The forward function (params, inputs, shifts) -> (logits, states) that `measure.network_kernels` takes.
 
         states: the sown h^0 .. h^L, {"h": tuple}. shifts: None, or a tree like states; each of its arrays is added to
-        its state before anything is computed from the state. held: other collections, such as batch_stats.
+        its state before anything is computed from the state. state: other collections, such as batch_stats.
         """
 
         def run(params: Any, inputs: jax.Array, shifts: Any) -> tuple[jax.Array, Any]:
-            variables = {**held, "params": params, "shift": shifts or {}}
+            variables = {**state, "params": params, "shift": shifts or {}}
             logits, sown = self.apply(variables, inputs, factors, mutable=["stream"])
             return logits, sown["stream"]
 

@@ -40,10 +40,10 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     shapes = jax.eval_shape(lambda: init(model))
     stacked = stack_blocks(specs, shapes, join=_stack)
     leaves, treedef = jax.tree.flatten(stacked, is_leaf=is_spec)
-    named = zip(leaves, flatten_shapes(shapes)[0], strict=True)
-    return jax.tree.unflatten(treedef, [dataclasses.replace(spec, path=path) for spec, path in named])
+    pairs = zip(leaves, flatten_shapes(shapes)[0], strict=True)
+    return jax.tree.unflatten(treedef, [dataclasses.replace(spec, path=path) for spec, path in pairs])
 
 
 def _stack(*blocks: ParamSpec) -> Any:
-    first = blocks[0]
-    return dataclasses.replace(first, shape=(len(blocks), *first.shape), stack_axis=0)
+    spec = blocks[0]
+    return dataclasses.replace(spec, shape=(len(blocks), *spec.shape), stack_axis=0)

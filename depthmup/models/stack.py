@@ -129,4 +129,4 @@ def unstack_blocks(tree: PyTree) -> PyTree:
 
 def natural(name: str) -> list[Any]:
     """Sort key under which block_2 comes before block_10, and block_0 before blocks."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", name)]
