@@ -37,10 +37,8 @@ def of_step(task: Task, hyper: Hyper, batch_size: int) -> float:
 
 def of_step_by_dtype(task: Task, hyper: Hyper, batch_size: int) -> dict[str, float]:
     """`by_dtype` of a training step, forwards and backwards."""
-    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
-    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    arrays = hyper.arrays()
-    return by_dtype(task.step, jax.eval_shape(task.init, arrays), (inputs, labels), arrays)
+    batch, arrays = task.model.batch_shapes(batch_size, task.input_shape), hyper.arrays()
+    return by_dtype(task.step, jax.eval_shape(task.init, arrays), batch, arrays)
 
 
 def _count(jaxpr: Any) -> Counter[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from depthmup.data import Batches
 from depthmup.data.dataset import Records, Split
-from depthmup.data.pipeline import EVALUATION_BATCH, TRAIN_EVALUATED, Batch, part_of
+from depthmup.data.pipeline import EVALUATION_BATCH, Batch, part_of
 from depthmup.specs import PyTree
 from depthmup.train.devices import Placement
 from depthmup.train.task import FOREVER, NEVER, Hyper, Task, TrainState, diverged, going
@@ -183,7 +183,7 @@ class TrialLoop:
 
     def evaluate(self, state: PyTree, hyper: PyTree, split: Split | Records) -> dict[str, np.ndarray]:
         """Loss and accuracy over a split, (trials,) each. Of the training split only the first examples are used."""
-        limit = TRAIN_EVALUATED if split is self.batches.dataset.train else None
+        limit = self.batches.train_evaluated if split is self.batches.dataset.train else None
         queue: deque[PyTree] = deque()
         total: Any = None
 

@@ -20,7 +20,7 @@ from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterizat
 from depthmup.settings import OptimizerSettings
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group, is_spec
-from depthmup.train.recipe import Recipe
+from depthmup.train.recipe import Recipe, of_examples
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Whole = Int[Array, ""]
     Truth = Bool[Array, ""]
 
-Batch = tuple[jax.Array, jax.Array]  # inputs (batch, *input_shape), labels (batch,)
+Batch = tuple[jax.Array, jax.Array]  # inputs (batch, *input_shape), labels (batch,), or (batch, context) of tokens
 Metrics = dict[str, jax.Array]
 
 
@@ -200,8 +200,8 @@ class Task:
         params = state.average if self.recipe.ema else state.params
         logits, _ = self._outputs(params, state, state.statistics, inputs, hyper, None)
         losses = self.recipe.example_losses(logits, jnp.maximum(labels, 0), train=False)
-        values = {"loss": losses, "accuracy": logits.argmax(-1) == labels}
-        counted = labels >= 0
+        values = {"loss": losses, "accuracy": of_examples(logits.argmax(-1) == labels)}
+        counted = labels.reshape(len(labels), -1)[:, 0] >= 0
         sums = {name: Average(jnp.where(counted, v, 0.0).sum(), counted.sum()) for name, v in values.items()}
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
 
@@ -233,7 +233,7 @@ class Task:
 
     def init_model(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """(parameters with the standard fan-in init, statistics); `init` rescales the parameters."""
-        variables = dict(self.model.init(key, jnp.ones((1, *self.input_shape)), UNIT))
+        variables = dict(self.model.init(key, jnp.ones_like(self.model.batch_shapes(1, self.input_shape)[0]), UNIT))
         params = variables.pop("params")
         return params, {k: v for k, v in variables.items() if k == "batch_stats"}
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from depthmup.data.pipeline import TRAIN_EVALUATED
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
@@ -108,9 +107,7 @@ def memory(task: Task, hyper: Hyper, batch_size: int, layout: str, sharpness: bo
         held += ITERATIONS * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     if layout != "vmap":
         return held
-    inputs = jax.ShapeDtypeStruct((batch_size, *task.input_shape), np.float32)
-    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    step = jax.jit(task.step).lower(state, (inputs, labels), arrays).compile()
+    step = jax.jit(task.step).lower(state, task.model.batch_shapes(batch_size, task.input_shape), arrays).compile()
     analysis: Any = step.memory_analysis()
     return held + (analysis.temp_size_in_bytes if analysis else 0.0)
 
@@ -176,9 +173,9 @@ class Estimator:
         """
         sweep = group.settings.sweep
         measuring = sweep.measure_points * sum(MEASURING[name] for name in sweep.measure)
-        dataset, per_step = batches_of(group.settings).dataset, 3 * group.settings.data.batch_size
-        train = min(dataset.train.examples, TRAIN_EVALUATED)
-        evaluated = (train + dataset.validation.examples + dataset.test.examples) / per_step
+        batches, per_step = batches_of(group.settings), 3 * group.settings.data.batch_size
+        held_out = batches.dataset.validation.examples + batches.dataset.test.examples
+        evaluated = (batches.train_evaluated + held_out) / per_step
         return sum(steps_of(t.settings) for t in group.trials) + (evaluated + measuring) * len(group.trials)
 
 
