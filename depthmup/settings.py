@@ -234,7 +234,7 @@ CHECKS = {
     "simple_resnet": _short(-5.0, -10.0, widths=(128, 256, 512), depths=(4, 8, 16, 32), width=256, depth=4),
     "resnet": _short(-12.0, -13.0, widths=(16, 32, 64), depths=(2, 4, 8, 16), width=16, depth=1, beta0=1 / 16),
     "vit": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(4, 8, 16, 32), width=64, depth=4),
-    "gpt": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(4, 8, 16, 32), width=64, depth=4),
+    "gpt": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(4, 8, 16, 32), width=64, depth=4, batch_size=2),
 }
 DATA = {family: DataSettings(name="text") for family, model in MODELS.items() if model.tokens}
 

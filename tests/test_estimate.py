@@ -81,7 +81,7 @@ def test_operations(monkeypatch):
     assert found.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
     assert found.seconds is None
     assert estimator.seconds(groups[0]) / estimator.seconds(groups[1]) == pytest.approx(20 / 16)
-    monkeypatch.setattr(estimate, "TRAIN_EVALUATED", 1000)
+    monkeypatch.setattr("depthmup.data.pipeline.TRAIN_EVALUATED", 1000)
     assert estimator.total(groups).flops == pytest.approx(36 * step * (11 + 1360 / (3 * 64)))
 
 
