@@ -66,13 +66,28 @@ FAMILIES: dict[str, dict] = dict(
     vit=dict(  # ViT
         width=64,  # the size of a token, a multiple of heads
         depth=4,  # blocks of attention and MLP, each with two residual branches
-        activation="gelu",  # linear | relu | erf | tanh | gelu
+        activation="gelu",  # linear | relu | erf | tanh | gelu | silu
         heads=4,  # their number is fixed: the head size width / heads grows with width
         patch=2,  # side of a patch in pixels, which must divide the image's
         mlp_ratio=4,  # hidden units of the MLP over width
         norm="layer",  # layer | none; before each branch and the readout
         pool="cls",  # cls | mean; what the readout reads: the class token, or the mean of the tokens
         use_bias=True,  # biases everywhere
+        zero_init_branch=False,  # branches start at 0
+    ),
+    gpt=dict(  # GPT
+        width=64,  # the size of a token's state, a multiple of heads
+        depth=4,  # blocks of attention and MLP, each with two residual branches
+        activation="gelu",  # linear | relu | erf | tanh | gelu | silu
+        heads=4,  # their number is fixed: the head size width / heads grows with width
+        # learned | rotary; learned: a table added to the embedding; rotary: queries and keys are turned
+        positions="learned",
+        # plain | gated; gated: phi(W_g x) * W_1 x in place of phi(W_1 x), GEGLU with gelu, SwiGLU with silu
+        mlp="plain",
+        mlp_ratio=4,  # hidden units of the MLP over width
+        norm="layer",  # layer | rms; before each branch and the readout
+        tied=False,  # the readout is the embedding
+        use_bias=True,  # biases in the blocks
         zero_init_branch=False,  # branches start at 0
     ),
 )
@@ -127,6 +142,21 @@ CHECKS: dict[str, dict] = dict(
         steps=(1, 4),
         batch_size=8,
     ),
+    gpt=dict(
+        log2_learning_rates=dict(sgd=-12.0, momentum=-12.0, adam=-13.0, adamw=-10.0),
+        widths=(64, 128, 256),
+        depths=(4, 8, 16, 32),
+        width=64,
+        depth=4,
+        steps=(1, 4),
+        batch_size=8,
+    ),
+)
+# The data set of a family that does not take images.
+DATA: dict[str, dict] = dict(
+    gpt=dict(
+        name="text",
+    ),
 )
 
 
@@ -138,7 +168,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
 
     config.model = dict(
         name=model,
-        activation="relu",  # linear | relu | erf | tanh | gelu
+        activation="relu",  # linear | relu | erf | tanh | gelu | silu
         dtype="float32",  # float32 | bfloat16; the type of the computation; parameters are float32
         scan=True,  # equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled
         # gradients keep only the states between blocks and compute the blocks again: less memory, more work
@@ -171,14 +201,17 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
 
     config.data = dict(
-        # digits | patches | folder | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
+        # digits | patches | folder | text | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
         name="digits",
-        # folder of images; or of prepared data sets, unset: ~/tensorflow_datasets
+        # folder of images; file or folder of text, unset: NumPy's docstrings; or folder of prepared data sets, unset:
+        # ~/tensorflow_datasets
         data_dir=config_dict.placeholder(str),
         batch_size=64,  # examples of a step
         seed=0,  # of the order of examples and their augmentation
         # side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)
         image_size=config_dict.placeholder(int),
+        # bytes of text that a model sees, each with the next one as its label (unset: 64)
+        context=config_dict.placeholder(int),
         # random changes of training images, each image with its own draw
         augment=dict(
             flip=False,  # images are mirrored left to right, half of the time
@@ -271,5 +304,6 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
 
     config.model.update(FAMILIES[model])
+    config.data.update(DATA.get(model, {}))
     config.check.update(CHECKS.get(model, {}))
     return config

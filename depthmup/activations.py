@@ -21,4 +21,5 @@ ACTIVATIONS: dict[str, Activation] = {
     "erf": jax.lax.erf,
     "tanh": jnp.tanh,
     "gelu": gelu,
+    "silu": jax.nn.silu,
 }

@@ -15,7 +15,17 @@ from typing import Any
 
 from depthmup.keys import Key, declared
 from depthmup.models import MODELS, Model
-from depthmup.settings import CHECKS, MODEL_NAME, CheckSettings, Interval, Settings, is_group, keys
+from depthmup.settings import (
+    CHECKS,
+    DATA,
+    MODEL_NAME,
+    CheckSettings,
+    DataSettings,
+    Interval,
+    Settings,
+    is_group,
+    keys,
+)
 
 WIDTH = 120  # columns of configs/default.py
 HEADER = """\"\"\"Every key there is, with its meaning. Other configs override this one: they add no key.
@@ -33,6 +43,9 @@ FAMILIES: dict[str, dict] = dict("""
 CHECKED = """)
 # What main.py check does where it is not as for the residual MLP, which has the values of config.check below.
 CHECKS: dict[str, dict] = dict("""
+DATA_SETS = """)
+# The data set of a family that does not take images.
+DATA: dict[str, dict] = dict("""
 GET_CONFIG = """)
 
 
@@ -46,6 +59,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         name=model,"""
 RETURN = """
     config.model.update(FAMILIES[model])
+    config.data.update(DATA.get(model, {}))
     config.check.update(CHECKS.get(model, {}))
     return config
 """
@@ -69,10 +83,8 @@ def default_config() -> str:
     for family, model in MODELS.items():
         lines += [f"    {family}=dict(  # {model.__name__}", *_assignments(_own(model), 8), "    ),"]
     lines += [CHECKED]
-    for family, check in CHECKS.items():
-        values = {name: getattr(check, name) for name in declared(CheckSettings)}
-        changed = {name: value for name, value in values.items() if value != getattr(CheckSettings(), name)}
-        lines += [f"    {family}=dict(", *(f"        {name}={_python(v)}," for name, v in changed.items()), "    ),"]
+    lines += _changed(CHECKS, CheckSettings())
+    lines += [DATA_SETS, *_changed(DATA, DataSettings())]
     lines += [GET_CONFIG, *_assignments(declared(Model), 8), "    )"]
     for name, k in declared(Settings).items():
         if is_group(k) and name != "model":
@@ -81,6 +93,14 @@ def default_config() -> str:
         elif name != "model":
             lines += _commented(f"    config.{name} = {_python(k.default, k.kind)}", k)
     return "\n".join([*lines, RETURN])
+
+
+def _changed(of_family: Mapping[str, Any], usual: Any) -> Iterator[str]:
+    """`family=dict(key=value)` with the settings of each family that are not the usual ones."""
+    for family, settings in of_family.items():
+        values = {name: getattr(settings, name) for name in declared(type(usual))}
+        changed = {name: value for name, value in values.items() if value != getattr(usual, name)}
+        yield from (f"    {family}=dict(", *(f"        {name}={_python(v)}," for name, v in changed.items()), "    ),")
 
 
 def _own(model: type[Model]) -> dict[str, Key]:

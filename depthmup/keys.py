@@ -25,6 +25,7 @@ class Key:
     nonempty: a list must have at least one value.
     traced: the compiled program takes the value as an argument, so trials that differ in it alone share the program.
     decides: a change of the setting changes the result of a training.
+    newer: there are published results older than the setting: where it is None, the identity of a result leaves it out.
     at_start: the update of the first step at learning rate 1, which a calibration measures, depends on the setting.
     column: the name of the setting in the rows of a sweep; "" for the usual one (`settings.column`).
     kind, default: the type of the field, as annotated, and its default.
@@ -39,6 +40,7 @@ class Key:
     nonempty: bool = False
     traced: bool = False
     decides: bool = True
+    newer: bool = False
     at_start: bool = True
     column: str = ""
     kind: Any = None

@@ -132,7 +132,10 @@ class OptimizerSettings:
 class DataSettings:
     name: str = key("digits", " | ".join(names()), column="data")
     data_dir: str | None = key(
-        None, "folder of images; or of prepared data sets, unset: ~/tensorflow_datasets", decides=False
+        None,
+        "folder of images; file or folder of text, unset: NumPy's docstrings; or folder of prepared data sets, unset: "
+        "~/tensorflow_datasets",
+        decides=False,
     )
     batch_size: int = key(64, "examples of a step", low=1)
     seed: int = key(
@@ -140,6 +143,9 @@ class DataSettings:
     )
     image_size: int | None = key(
         None, "side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)", low=1, high=2**14
+    )
+    context: int | None = key(
+        None, "bytes of text that a model sees, each with the next one as its label (unset: 64)", low=1, newer=True
     )
     augment: Augment = key(Augment(), "random changes of training images, each image with its own draw")
     workers: int = key(
@@ -228,7 +234,9 @@ CHECKS = {
     "simple_resnet": _short(-5.0, -10.0, widths=(128, 256, 512), depths=(4, 8, 16, 32), width=256, depth=4),
     "resnet": _short(-12.0, -13.0, widths=(16, 32, 64), depths=(2, 4, 8, 16), width=16, depth=1, beta0=1 / 16),
     "vit": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(4, 8, 16, 32), width=64, depth=4),
+    "gpt": _short(-12.0, -13.0, widths=(64, 128, 256), depths=(4, 8, 16, 32), width=64, depth=4, batch_size=2),
 }
+DATA = {family: DataSettings(name="text") for family, model in MODELS.items() if model.tokens}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,7 +366,8 @@ class Settings:
 
 def defaults(family: str = FAMILY) -> Settings:
     """The settings of configs/default.py for a family of models."""
-    return Settings(model=ModelSettings.of(family), check=CHECKS.get(family, CheckSettings()))
+    data, check = DATA.get(family, DataSettings()), CHECKS.get(family, CheckSettings())
+    return Settings(model=ModelSettings.of(family), data=data, check=check)
 
 
 @functools.cache
@@ -403,8 +412,12 @@ def value_of(settings: Settings, name: str) -> Any:
 
 def flat(settings: Settings) -> dict[str, Any]:
     """{config key: value} of every setting that decides what a training results in, as JSON has it."""
-    values = {name: value_of(settings, name) for name, k in keys(settings.model.name).items() if k.decides}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    values = {name: (k, value_of(settings, name)) for name, k in keys(settings.model.name).items() if k.decides}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, (k, value) in values.items()
+        if not (k.newer and value is None)
+    }
 
 
 def put(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -32,6 +32,22 @@ CASES = {
     "resnet bottleneck": ("resnet", dict(width=4, depth=1, stages=(2, 2), bottleneck=True, norm="layer"), IMAGE),
     "vit": ("vit", dict(width=8, depth=3, patch=4), IMAGE),
     "vit mean": ("vit", dict(width=8, depth=2, pool="mean", norm="none", use_bias=False, patch=2), IMAGE),
+    "gpt": ("gpt", dict(width=8, depth=3), (6,)),
+    "gpt options": (
+        "gpt",
+        dict(
+            width=8,
+            depth=2,
+            heads=2,
+            positions="rotary",
+            mlp="gated",
+            activation="silu",
+            norm="rms",
+            tied=True,
+            use_bias=False,
+        ),
+        (6,),
+    ),
 }
 
 
@@ -57,7 +73,10 @@ def model(case, **attributes):
 
 
 def inputs(case, examples=4, dtype=np.float64):
-    return np.random.default_rng(0).normal(size=(examples, *CASES[case][2])).astype(dtype)
+    rng, module, shape = np.random.default_rng(0), model(case), (examples, *CASES[case][2])
+    if module.tokens:
+        return rng.integers(0, module.outputs, shape)
+    return rng.normal(size=shape).astype(dtype)
 
 
 def variables(case, module):

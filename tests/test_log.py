@@ -50,11 +50,11 @@ def test_rows(log, tmp_path, capsys):
     one.close()
     first, second, evaluation, final = rows(tmp_path)
     assert first == {"step": 10, "epoch": 0.5, "loss": 2.0, "learning_rate": 0.1}
-    expected = {"images_per_second": 80.0, "images_per_second_per_device": 40.0, "input_wait": 0.25, "mfu": 0.1}
+    expected = {"examples_per_second": 80.0, "examples_per_second_per_device": 40.0, "input_wait": 0.25, "mfu": 0.1}
     assert second == {"step": 20, "epoch": 1.0, "loss": None, "learning_rate": 0.1, **expected}
     assert evaluation == {"step": 20, "validation_loss": 1.5, "validation_accuracy": 0.5}
     assert final == {"step": 40, "loss": 1.0, "test_loss": 1.1}
-    assert "step 20/40: loss nan, 80 images/s" in capsys.readouterr().out
+    assert "step 20/40: loss nan, 80 examples/s" in capsys.readouterr().out
 
 
 def test_rows_that_come_again(log, tmp_path):

@@ -3,7 +3,7 @@
 import re
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
 import depthmup as dm
@@ -41,6 +41,12 @@ EXPECTED = {
     | {f"block_*/{part}/scale": B + VEC for part in ("mlp_norm", "attention_norm")},
 }  # fmt: skip
 EXPECTED["resnet bottleneck"] = EXPECTED["resnet"]
+ALIKE = {path: role for path, role in EXPECTED["vit"].items() if "block" in path or "final" in path}
+EXPECTED["gpt"] = ALIKE | {"embed/embedding": IN, "positions": IN, "readout/kernel": OUT}
+EXPECTED["gpt options"] = {path: role for path, role in ALIKE.items() if "bias" not in path} | {
+    "block_*/mlp_gate/kernel": B + HID,
+    "embed/embedding": IN,
+}
 
 
 def leaves(specs):
@@ -76,7 +82,7 @@ def test_scanned_specs_are_the_unrolled_ones_stacked(case):
     module = model(case, scan=True)
     scanned = leaves(model_specs(module, shape))
     forward = dm.ForwardFactors(1.0, 1.0, 1.0)
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), np.ones((1, *shape)), forward))["params"]
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones_like(module.batch_shapes(1, shape)[0]), forward))["params"]
     assert [s.shape for s in scanned] == [leaf.shape for leaf in jax.tree.leaves(shapes)]
     p = dm.parameterization("depth_mup", base_width=2, base_depth=1)
     for s in scanned:

@@ -20,6 +20,7 @@ SIZES = {
     "simple_resnet": dict(width=64, depth=3, norm="batch"),
     "resnet": dict(width=4, depth=1),
     "vit": dict(width=16, depth=1, heads=2, patch=4),
+    "gpt": dict(width=16, depth=1, heads=2),
 }
 
 
@@ -30,10 +31,11 @@ def settings(family, optimizer="adam", **model):
     config.optimizer.name, config.optimizer.learning_rate = optimizer, 2.0**-7
     config.parameterization.base_width, config.parameterization.base_depth = 16, 2
     config.schedule, config.data.batch_size = "constant", 32
+    config.data.context = 16 if config.data.name == "text" else None
     return from_config(config)
 
 
-@pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16"), ("gpt", "bfloat16")])
 def test_twenty_steps_lower_the_loss(family, dtype):
     s, seen = settings(family, dtype=dtype), []
     loop = TrialLoop(task_of(s), batches_of(s), TrialsOverDevices(1))
@@ -90,7 +92,8 @@ def test_errors_before_anything_is_built(family, model, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"heads": 4}, "config.model.heads is a setting of vit, not of residual_mlp: choose the family by the config"),
+        ({"patch": 4}, "config.model.patch is a setting of vit, not of residual_mlp: choose the family by the config"),
+        ({"heads": 4}, "config.model.heads is a setting of vit, gpt, not of residual_mlp"),
         ({"use_bais": True}, "unknown key 'config.model.use_bais'; did you mean 'config.model.use_bias'"),
         ({"name": "resnt"}, "unknown model.name 'resnt'; did you mean 'resnet'"),
         ({"name": "vit"}, "config.model.readout is a setting of residual_mlp, not of vit"),

@@ -11,6 +11,7 @@ import pytest
 from depthmup.models import (
     ACTIVATIONS,
     CNN,
+    GPT,
     MLP,
     MODELS,
     ResidualCNN,
@@ -173,17 +174,25 @@ def leaves_like(params, *names):
         (ViT(128, 1), (8, 8, 3), ["out", "attention", "kernel"], 1 / 128),
         (ViT(128, 1), (8, 8, 3), ["mlp_out", "kernel"], 1 / 128),
         (ViT(128, 1, patch=2), (8, 8, 3), ["positions"], 1),
+        (GPT(128, 1), (32,), ["positions"], 1),
+        (GPT(128, 1), (32,), ["embed", "embedding"], 1),
+        (GPT(128, 1, tied=True), (32,), ["embed", "embedding"], 0.02**2),
+        (GPT(128, 1, tied=True), (32,), ["positions"], 0.02**2),
+        (GPT(128, 1), (32,), ["mlp_out", "kernel"], 1 / 512),
+        (GPT(128, 1, mlp="gated"), (32,), ["mlp_gate", "kernel"], 1 / 128),
+        (GPT(128, 1), (32,), ["readout", "kernel"], 1 / 128),
     ],
 )
 def test_initial_variance(module, shape, names, variance):
-    params = init(module, np.ones((1, *shape)))["params"]
+    params = init(module, jnp.ones_like(module.batch_shapes(1, shape)[0]))["params"]
     (kernel, *_) = leaves_like(params, *names)
     assert kernel.var() == pytest.approx(variance, rel=5 * np.sqrt(2 / kernel.size))  # five standard errors
 
 
-def test_queries_start_at_zero():
-    params = init(ViT(16, 1), np.ones((1, 8, 8, 3)))["params"]
-    assert [float(np.abs(leaf).max()) for leaf in leaves_like(params, "query")] == [0, 0]
+@pytest.mark.parametrize("family", ["vit", "gpt"])
+def test_queries_start_at_zero(family):
+    params = init(model(family), inputs(family, 1))["params"]
+    assert {float(np.abs(leaf).max()) for leaf in leaves_like(params, "query")} == {0}
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "erf", "linear"])
@@ -193,7 +202,7 @@ def test_stationary_gain(activation):
     assert stationary_gain(activation) * moment == pytest.approx(1, abs=5e-3)
 
 
-@pytest.mark.parametrize("family", ["residual_mlp", "residual_cnn", "simple_resnet", "resnet", "vit"])
+@pytest.mark.parametrize("family", ["residual_mlp", "residual_cnn", "simple_resnet", "resnet", "vit", "gpt"])
 def test_zero_init_branch(family):
     """With branches at 0 the branch factor does not matter; otherwise it does."""
     x = jnp.asarray(inputs(family, dtype=np.float32))
@@ -206,7 +215,7 @@ def test_zero_init_branch(family):
 
 def stream(module, shape):
     """The shapes of the states h^0 .. h^L, without the examples."""
-    x = jnp.ones((1, *shape))
+    x = jnp.ones_like(module.batch_shapes(1, shape)[0])
     held = jax.eval_shape(lambda: module.init(jax.random.key(0), x, FACTORS))
     sown = jax.eval_shape(lambda held: module.apply(held, x, FACTORS, mutable=["stream"])[1], held)
     return [h.shape[1:] for h in states(sown["stream"])]
@@ -225,6 +234,7 @@ def stream(module, shape):
         ("resnet", dict(depth=2, stages=(1, 1, 1, 1)), 8, 1),  # ResNet-18
         ("resnet", dict(depth=1, stages=(3, 4, 6, 3)), 16, 1),  # ResNet-34
         ("vit", dict(depth=5), 5, 1),
+        ("gpt", dict(depth=5), 5, 1),
     ],
 )
 def test_block_count(case, attributes, blocks, more):
@@ -267,7 +277,7 @@ def test_no_such_resnet():
         resnet(19)
 
 
-@pytest.mark.parametrize("case", ["residual_cnn", "simple_resnet", "resnet", "vit"])
+@pytest.mark.parametrize("case", ["residual_cnn", "simple_resnet", "resnet", "vit", "gpt", "gpt options"])
 def test_bfloat16(case):
     """Computes in bfloat16, keeps parameters and statistics, and returns logits, in float32."""
     x = jnp.asarray(inputs(case, dtype=np.float32))
@@ -312,6 +322,9 @@ def test_dropout_is_for_training_only():
         ("vit", dict(width=8, depth=1, patch=3), (8, 8, 3), "patch must divide the image: patches of 3x3"),
         ("vit", dict(width=8, depth=1, pool="max"), (8, 8, 3), "unknown pool 'max'"),
         ("vit", dict(width=8, depth=1), (64,), "inputs must be .batch, height, width, channels., got"),
+        ("gpt", dict(width=8, depth=1), (8, 8, 3), r"inputs must be tokens .batch, context., got .1, 8, 8, 3."),
+        ("gpt", dict(width=10, depth=1, heads=4), (6,), "heads must divide the width: 4 heads, width 10"),
+        ("gpt", dict(width=12, depth=1, positions="rotary"), (6,), "the head size width / heads = 3 must be even"),
         ("cnn", dict(width=4, depth=2, padding="same"), (8, 3), "unknown padding 'same'"),
         ("cnn", dict(width=4, depth=2, kernels=(9,)), (3, 3), "kernel of 9 needs images of 4 or more"),
         ("cnn", dict(width=4, depth=2, channels=(0.3,)), (8, 3), "0.3 x width 4 must be a whole number of channels"),

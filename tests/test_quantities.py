@@ -244,6 +244,7 @@ def test_calibrations_are_kept(tmp_path):
         ("simple_resnet", {}, 27 + 3 * 64 + 3 * 125 + 216),
         ("resnet", {"stages": (1, 1), "depth": 1}, 1 + 8 + 27 + 64),
         ("vit", {"depth": 1}, 2 * 8 + 64),
+        ("gpt", {"depth": 1}, 2 * 8 + 64),
     ],
 )
 def test_path_sum_of_the_families(family, options, paths):

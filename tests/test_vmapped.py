@@ -27,6 +27,7 @@ SMALL = {
     "simple_resnet": dict(width=16, depth=3, norm="batch"),
     "resnet": dict(width=2, depth=1),
     "vit": dict(width=8, depth=1, heads=2, patch=4),
+    "gpt": dict(width=8, depth=1, heads=2),
 }
 STEPS = 3
 

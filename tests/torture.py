@@ -44,7 +44,7 @@ SWEEP = [
     "--config.epochs=12",
     "--config.checkpoint.every=40 steps",
 ]
-TIMING = ("images_per_second", "images_per_second_per_device", "input_wait", "mfu")
+TIMING = ("examples_per_second", "examples_per_second_per_device", "input_wait", "mfu")
 LIMIT = 300  # seconds that a run may take
 LONGEST = 1.0  # seconds from the first progress to a kill, at most
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 
-from depthmup.data import digits, folder, images, patches
+from depthmup.data import digits, folder, images, patches, text
 from depthmup.data.augment import NONE, Augment
 from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split, checked
@@ -20,23 +20,34 @@ __all__ += ["names", "steps_per_epoch"]
 
 def names() -> tuple[str, ...]:
     """The names of all data sets."""
-    return (*EMBEDDED, "folder", *images.TFDS)
+    return (*EMBEDDED, "folder", "text", *images.TFDS)
 
 
 @functools.lru_cache(maxsize=2)
-def load(name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+def load(
+    name: str,
+    data_dir: str | None = None,
+    image_size: int | None = None,
+    skip_corrupt: bool = False,
+    context: int | None = None,
+) -> Dataset:
     """The data set `name`; the same object for the same arguments.
 
     Args:
-      name: digits, patches, folder, a data set of TFDS (images.TFDS), or blank: before one of those (images.blank).
-      data_dir: the folder of images; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
+      name: digits, patches, folder, text, a data set of TFDS (images.TFDS), or blank: before one of those
+        (images.blank).
+      data_dir: the folder of images; the file or folder of text, None: NumPy's docstrings (text.load); or the folder of
+        the TFDS data sets, None: ~/tensorflow_datasets.
       image_size: side of the images in pixels, for patches, folders and data sets that do not fit in memory; None: the
         usual side.
       skip_corrupt: leave out records that cannot be read instead of raising.
+      context: number of bytes in an example of text; None: 64.
 
     Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
     message has the command that prepares it), or a bad split.
     """
+    if context and name != "text":
+        raise ValueError(f"data.context is for text, not for {name}: leave it unset")
     if name.startswith(images.BLANK) and name.removeprefix(images.BLANK) in images.TFDS:
         return checked(images.blank(name.removeprefix(images.BLANK), image_size))
     if name not in names():
@@ -45,12 +56,12 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
             f"data.name: unknown data set {name!r}"
             + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(names())})")
         )
-    if name in EMBEDDED:
-        if name == "patches":
-            return checked(patches.load(image_size))
+    if name == "patches":
+        return checked(patches.load(image_size))
+    if name in EMBEDDED or name == "text":
         if image_size:
             raise ValueError(f"data.image_size is for patches, folders and what does not fit in memory, not for {name}")
-        return checked(EMBEDDED[name]())
+        return checked(EMBEDDED[name]() if name in EMBEDDED else text.load(data_dir, context))
     if name == "folder":
         return checked(folder.load(data_dir, image_size, skip_corrupt))
     return checked(images.load(name, data_dir, image_size, skip_corrupt))

@@ -1,4 +1,4 @@
-"""The types of a data set: three splits, in memory or as records on disk, and the normalization of its pixels."""
+"""The types of a data set: three splits, in memory or as records on disk, and the normalization of its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ HELD_OUT = 0.1  # share of the training examples that become the validation spli
 
 
 class Split(NamedTuple):
-    """Examples in memory. inputs: (examples, height, width, channels), uint8 or float32; labels: (examples,) int32."""
+    """Examples in memory. inputs: (examples, height, width, channels), uint8 or float32; labels: (examples,) int32. Or
+    inputs: tokens (examples, context), uint8; labels: the token behind each, (examples, context) int32."""
 
     inputs: np.ndarray
     labels: np.ndarray
@@ -42,11 +43,16 @@ class Dataset(NamedTuple):
     train: Split | Records
     validation: Split | Records
     test: Split | Records
-    mean: np.ndarray  # mean of the raw pixels, which is subtracted; broadcasts to one example
-    std: np.ndarray  # standard deviation of the raw pixels, which divides; broadcasts to one example
+    mean: np.ndarray | None  # of the raw pixels, which is subtracted; broadcasts to one example; None: of tokens
+    std: np.ndarray | None  # standard deviation of the raw pixels, which divides; likewise
     shape: tuple[int, ...]  # shape of one example
     names: tuple[str, ...]  # names of the classes
     digest: str = ""  # what the examples are, where the name of the data set does not say it
+
+    @property
+    def tokens(self) -> bool:
+        """Whether inputs are tokens, with a label for each."""
+        return self.mean is None
 
     @property
     def classes(self) -> int:
@@ -75,8 +81,8 @@ def held_out(examples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked(dataset: Dataset) -> Dataset:
-    """Returns the data set. Raises ValueError if a split is empty, has inputs of another shape or inputs that are not
-    finite, or has a label that is not the number of a class."""
+    """Returns the data set. Raises ValueError if a split is empty, has inputs or labels of another shape or inputs that
+    are not finite, or has a label that is not the number of a class."""
     for name in ("train", "validation", "test"):
         split = getattr(dataset, name)
         if not split.examples:
@@ -88,6 +94,9 @@ def checked(dataset: Dataset) -> Dataset:
                 f"{name} split: inputs of shape {split.inputs.shape} do not fit {split.examples} labels of examples of "
                 f"shape {dataset.shape}"
             )
+        of_tokens = dataset.shape if dataset.tokens else ()
+        if split.labels.shape != (split.examples, *of_tokens):
+            raise ValueError(f"{name} split: labels of an example must be {of_tokens}, got {split.labels.shape[1:]}")
         if np.issubdtype(split.inputs.dtype, np.floating):
             bad = np.flatnonzero(~np.isfinite(split.inputs).all(axis=tuple(range(1, split.inputs.ndim))))
             if bad.size:

@@ -1,4 +1,4 @@
-"""Batches of a data set for training and evaluation, and the preparation of their pixels on the device."""
+"""Batches of a data set for training and evaluation, and the preparation of their inputs on the device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split
 
 EVALUATION_BATCH = 256
-TRAIN_EVALUATED = 10_000  # The training split is evaluated on its first examples; the split's order is random.
-Batch = tuple[np.ndarray, np.ndarray]  # raw inputs (batch, ...), labels (batch,) int32
+TRAIN_EVALUATED = 10_000  # The training split is evaluated on its first labels; the split's order is random.
+Batch = tuple[np.ndarray, np.ndarray]  # raw inputs (batch, ...), labels (batch,) or, of tokens, (batch, context) int32
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
     """The batches of a data set: a pure function of (seed, step), the same for all trials, devices and workers.
 
-    Raises ValueError if a batch is larger than the training split.
+    Raises ValueError if a batch is larger than the training split, and for an augmentation of tokens.
     """
 
     dataset: Dataset
@@ -36,10 +36,18 @@ class Batches:
 
     def __post_init__(self) -> None:
         self.steps_per_epoch  # noqa: B018 - raises
+        if self.dataset.tokens and self.augment != NONE:
+            raise ValueError("data.augment changes images, and these examples are tokens: leave its keys as they are")
 
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(self.dataset.train.examples, self.batch_size)
+
+    @property
+    def train_evaluated(self) -> int:
+        """The number of training examples that are evaluated."""
+        labels = self.dataset.shape[0] if self.dataset.tokens else 1
+        return min(self.dataset.train.examples, max(1, TRAIN_EVALUATED // labels))
 
     def indices(self, start: int, stop: int) -> np.ndarray:
         """The indices of the training examples of steps start..stop-1, (steps, batch_size) int32."""
@@ -80,7 +88,7 @@ class Batches:
             for start in range(0, steps * batch_size, batch_size):
                 places = np.arange(start, start + batch_size)[part_of(batch_size, shard)]
                 inputs, labels = (leaf[np.minimum(places, count - 1)] for leaf in split)
-                yield inputs, np.where(places < count, labels, -1)
+                yield inputs, np.where((places < count).reshape(-1, *[1] * (labels.ndim - 1)), labels, -1)
             return
         from depthmup.data.stream import Examples, stream
 
@@ -98,14 +106,14 @@ class Batches:
         return {"": data.train, "validation_": data.validation, "test_": data.test}
 
     def evaluated(self, split: Split | Records, parts: int = 1, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
-        """The batches of a split on which it is evaluated, of the training split the first TRAIN_EVALUATED examples."""
-        limit = TRAIN_EVALUATED if split is self.dataset.train else None
+        """The batches of a split on which it is evaluated, of the training split the first `train_evaluated` examples."""
+        limit = self.train_evaluated if split is self.dataset.train else None
         return self.evaluation(split, limit, -(-EVALUATION_BATCH // parts) * parts, shard)
 
     @property
     def evaluated_examples(self) -> int:
         data = self.dataset
-        return min(data.train.examples, TRAIN_EVALUATED) + data.validation.examples + data.test.examples
+        return self.train_evaluated + data.validation.examples + data.test.examples
 
     def resident(self) -> Batch:
         """(inputs (examples, numbers of an example), labels) of the training split. A TPU pads an array's last axes: of
@@ -121,7 +129,8 @@ class Batches:
 
     def raw_shapes(self, examples: int) -> Any:
         inputs = jax.ShapeDtypeStruct((examples, *self.dataset.shape), np.uint8)
-        return inputs, jax.ShapeDtypeStruct((examples,), np.int32)
+        labels = (examples, *self.dataset.shape) if self.dataset.tokens else (examples,)
+        return inputs, jax.ShapeDtypeStruct(labels, np.int32)
 
     def prepared(self, raw: Any, step: Any = None, places: Any = None) -> tuple[jax.Array, jax.Array]:
         """(inputs, labels) with `prepare`d inputs."""
@@ -131,11 +140,14 @@ class Batches:
     def prepare(
         self, inputs: jax.Array, step: jax.Array | int | None = None, places: jax.Array | None = None
     ) -> jax.Array:
-        """Raw inputs -> the network's inputs, inside the compiled step: augmented if `step` is given, then normalized.
+        """Raw inputs -> the network's inputs, inside the compiled step: augmented if `step` is given, then normalized;
+        tokens as int32.
 
         Augmentation depends on (seed, step, place in the batch) only, so it is the same for all trials.
         places: (examples,) int, the inputs' places in the whole batch; None: the inputs are the whole batch.
         """
+        if self.dataset.mean is None:
+            return inputs.astype(jnp.int32)
         how = self.augment if self.dataset.in_memory else dataclasses.replace(self.augment, crop=(1.0, 1.0))
         if step is not None and how != NONE:
             inputs = augment(jax.random.fold_in(jax.random.key(self.seed), step), inputs, how, places)

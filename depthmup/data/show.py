@@ -23,10 +23,12 @@ COLUMNS, ROWS = 8, 4
 
 
 def grid(batches: Batches, path: str | Path) -> None:
-    """Draw up to COLUMNS x ROWS images of the first step's batch into a picture file."""
+    """Draw up to COLUMNS x ROWS images of the first step's batch into a picture file. Raises ValueError for tokens."""
     import matplotlib.pyplot as plt
 
     dataset = batches.dataset
+    if dataset.mean is None or dataset.std is None:
+        raise ValueError("data.name: the examples are tokens, and show draws images")
     inputs, labels = next(batches.train(0, 1))
     rows = min(ROWS, -(-len(labels) // COLUMNS))
     figure, axes = plt.subplots(2 * rows, COLUMNS, figsize=(1.2 * COLUMNS, 2.5 * rows), squeeze=False)
@@ -49,7 +51,7 @@ def grid(batches: Batches, path: str | Path) -> None:
 def main(argv: Sequence[str]) -> None:
     data, out = flags.FLAGS.config.data, Path(flags.FLAGS.out)
     try:
-        dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
+        dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context)
         batches = Batches(dataset, data.batch_size, data.seed, Augment(**data.augment), 0, data.skip_corrupt)
         grid(batches, out)
     except (ValueError, OSError) as error:

@@ -113,9 +113,10 @@ def coordinate_check(
     For most groups the slope of "hidden" is judged. The slope of "logits" is judged instead for groups that do not move
     "hidden" (the readout, a norm before it, scalars). Along depth, vectors in branches are judged by the "logits", and
     where these are not ok by the change of the "loss", if the probe has it: norms act on the features mainly through
-    random weights, whose sum over blocks has a slope of its own, and to first order the loss sees none of it. A judged
-    group that did not move is not ok. If the readout starts at 0 nothing else moves in the first step, so take
-    steps=(2, 10) then.
+    random weights, whose sum over blocks has a slope of its own, and to first order the loss sees none of it. So are,
+    along width, vectors that do not move "hidden": with more classes than units the noise of the readout's random
+    weights is what the logits see. A judged group that did not move is not ok. If the readout starts at 0 nothing else
+    moves in the first step, so take steps=(2, 10) then.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
     the logits. Source: docs/rules.md section 0, "How to make a coordinate check".
@@ -215,8 +216,8 @@ def _slopes(
         tables = trainings.changes(axes[axis], group, count)
         still = not tables["hidden"].any()
         by = "logits" if still else "hidden"
-        if group.startswith("branch/vector") and axis == "depth":
-            sizes = tuple(shape[1] for shape in axes[axis])
+        if group.startswith("branch/vector") if axis == "depth" else still and group.startswith("vector"):
+            sizes = tuple(shape[axis == "depth"] for shape in axes[axis])
             answers = [answer(fits(axis, sizes, tables["logits"][..., step - 1]), tolerance, looks) for step in steps]
             by = "loss" if "loss" in tables and set(answers) != {OK} else "logits"
         for quantity, table in tables.items():

@@ -1,10 +1,11 @@
-"""Flax Linen models with channels last; each is called as model(inputs, ForwardFactors, train=False).
+"""Flax Linen models, each called as model(inputs, ForwardFactors, train=False): images with channels last, or tokens.
 
 In the docstrings, paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.md), and "ours" marks
 a choice of our own where the papers leave one open.
 """
 
 from depthmup.models.cnn import CNN, ResidualCNN
+from depthmup.models.gpt import GPT
 from depthmup.models.layers import ACTIVATIONS, Model, stationary_gain
 from depthmup.models.mlp import MLP, ResidualMLP
 from depthmup.models.resnet import ResNet, SimpleResNet, resnet
@@ -20,11 +21,13 @@ MODELS: dict[str, type[Model]] = {
     "simple_resnet": SimpleResNet,
     "resnet": ResNet,
     "vit": ViT,
+    "gpt": GPT,
 }
 
 __all__ = [
     "ACTIVATIONS",
     "CNN",
+    "GPT",
     "MLP",
     "MODELS",
     "Model",

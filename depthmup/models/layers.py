@@ -137,7 +137,8 @@ def matrix_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, preci
 
 def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
     """Normalize x, (batch, ..., width); the same shape. kind: "none"; "batch": over batch and space, on all devices
-    that share the batch (`batch_axis`); "layer": over the last axis; "plane": over the space of each channel."""
+    that share the batch (`batch_axis`); "layer": over the last axis; "rms": likewise, by its root mean square;
+    "plane": over the space of each channel."""
     # Flax's fast variance <x^2> - <x>^2 is good to 1e-4 in float32 where the mean is within 10 standard deviations
     # of 0. The two-pass variance takes 9 times longer to compile on a CPU for an unrolled ViT of depth 32.
     if kind == "batch":
@@ -148,11 +149,21 @@ def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) 
         return nn.GroupNorm(num_groups=None, group_size=1, epsilon=1e-5, dtype=dtype, name=name)(x)
     if kind == "layer":
         return nn.LayerNorm(epsilon=1e-6, dtype=dtype, name=name)(x)
+    if kind == "rms":
+        return nn.RMSNorm(epsilon=1e-6, dtype=dtype, name=name)(x)
     return x
 
 
+def scaled_logits(h: jax.Array, kernel: jax.Array, factors: ForwardFactors, dtype: Any = None) -> jax.Array:
+    """output factor * h kernel; (..., features), (features, outputs) -> (..., outputs), in float32 or wider."""
+    h, kernel = nn.dtypes.promote_dtype(h, kernel, dtype=dtype)
+    logits = h @ kernel
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return jnp.asarray(factors.output, logits.dtype) * logits
+
+
 class Readout(nn.Module):
-    """logits = output factor * W h + bias; (batch, features) -> (batch, outputs), in float32 or wider."""
+    """logits = output factor * W h + bias; (..., features) -> (..., outputs), in float32 or wider."""
 
     outputs: int
     use_bias: bool = False
@@ -161,10 +172,7 @@ class Readout(nn.Module):
     @nn.compact
     def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
         kernel = self.param("kernel", fan_in_init(), (h.shape[-1], self.outputs))
-        h, kernel = nn.dtypes.promote_dtype(h, kernel, dtype=self.dtype)
-        logits = h @ kernel
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        logits = jnp.asarray(factors.output, logits.dtype) * logits
+        logits = scaled_logits(h, kernel, factors, self.dtype)
         if self.use_bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (self.outputs,))
         return logits
@@ -172,7 +180,7 @@ class Readout(nn.Module):
 
 class Model(nn.Module):
     """The base class of the families. Models map (inputs (batch, ...), ForwardFactors, train=False) -> logits (batch,
-    outputs).
+    outputs), a language model (tokens (batch, context), ...) -> logits (batch, context, outputs).
 
     The factors may be traced. `train` switches dropout on (it needs the PRNG "dropout") and makes batch norm use, and
     update, the batch's statistics in the collection "batch_stats". Where the collection "features" is mutable, a model
@@ -191,6 +199,7 @@ class Model(nn.Module):
 
     residual: ClassVar[bool] = True  # Are the blocks residual branches?
     even_scan: ClassVar[bool] = False  # Is the number of scanned blocks proportional to depth?
+    tokens: ClassVar[bool] = False  # Are inputs tokens, with logits and a label for each?
 
     width: int
     depth: int
@@ -208,6 +217,12 @@ class Model(nn.Module):
         """Raises ValueError if an attribute is out of range or does not fit inputs of this shape, (batch, ...)."""
         for name, declaration in declared(type(self)).items():
             declaration.check(name, getattr(self, name))
+
+    @nn.nowrap
+    def batch_shapes(self, examples: int, shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shapes and types of (inputs, labels) of a batch of examples of this shape."""
+        inputs = jax.ShapeDtypeStruct((examples, *shape), np.int32 if self.tokens else np.float32)
+        return inputs, jax.ShapeDtypeStruct((examples, *(shape if self.tokens else ())), np.int32)
 
     @nn.nowrap
     def block_count(self, depth: int) -> int:

@@ -26,7 +26,7 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     """
 
     def init(model: Model) -> PyTree:
-        return model.init(jax.random.key(0), jnp.ones((1, *input_shape)), UNIT)["params"]
+        return model.init(jax.random.key(0), jnp.ones_like(model.batch_shapes(1, input_shape)[0]), UNIT)["params"]
 
     direct = model.even_scan or not model.scan
     specs = infer_specs(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.keys import key
+from depthmup.models.attention import Attention
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.models.layers import (
     ACTIVATIONS,
@@ -24,40 +25,6 @@ from depthmup.models.layers import (
 )
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
-
-
-class Attention(nn.Module):
-    """softmax(a q . k) v, per head, then the output projection; (batch, tokens, width) -> the same shape."""
-
-    heads: int
-    use_bias: bool
-    zero_init: bool
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array, attention_factor: Any) -> jax.Array:
-        width = x.shape[-1]
-
-        def project(name: str, gain: float) -> jax.Array:
-            shape = (self.heads, width // self.heads)
-            init = fan_in_init(gain)
-            options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
-            return nn.DenseGeneral(shape, **options, dot_general=matrix_product, name=name)(x)
-
-        q, k, v = project("query", 0), project("key", 1), project("value", 1)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
-        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-        weights = nn.softmax(jnp.asarray(attention_factor, scores.dtype) * scores).astype(v.dtype)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-        return nn.DenseGeneral(
-            width,
-            axis=(-2, -1),
-            use_bias=self.use_bias,
-            kernel_init=fan_in_init(0 if self.zero_init else 1),
-            dtype=self.dtype,
-            dot_general=matrix_product,
-            name="out",
-        )(mixed)
 
 
 class TransformerBlock(nn.Module):

@@ -35,8 +35,8 @@ class SweepResult:
 
     @property
     def learning_rate(self) -> float | None:
-        """The best learning rate of the first parameterization at the smallest size, a value for `m.optimizer`; None if it
-        has none. The verdicts say whether it is right at larger sizes."""
+        """The best learning rate of the first parameterization at the smallest size, a value for `m.optimizer`; None if
+        it has none. The verdicts say whether it is right at larger sizes."""
         name = self.study.sweep.parameterizations[0]
         results = [c.result for c in self.curves if c.parameterization == name and c.hyperparameter == "learning_rate"]
         if results:
@@ -91,8 +91,8 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
     """Verdicts, pictures and report of trials that were trained anywhere: a table with a row for each.
 
     Args:
-      table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "seed", "diverged", "optimizer",
-        "parameterization". With both sizes, depths are compared at the width that most depths have, and the other way
+      table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "seed", "diverged",
+        "optimizer", "parameterization". With both sizes, depths are compared at the width that most depths have, and the other way
         round. Other columns in which trials differ are taken for variants if they are words, and are else left out.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.

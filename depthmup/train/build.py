@@ -16,18 +16,19 @@ from depthmup.train.recipe import Recipe
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 
-FILES = "files of data.data_dir"  # the entry of an identity that says which images a folder has
+FILES = "files of data.data_dir"  # the entry of an identity that says which images or text it has
 
 
 def batches_of(settings: Settings) -> Batches:
     """The batches of a config's data set. Raises ValueError for bad data or a batch larger than the data set."""
     data = settings.data
-    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt)
+    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context)
     return Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
 
 
 def identity_of_data(settings: Settings) -> dict[str, str]:
-    """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder."""
+    """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder or a
+    text."""
     digest = batches_of(settings).dataset.digest
     return {FILES: digest} if digest else {}
 
@@ -58,6 +59,12 @@ def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
     model = MODELS[settings.model.name](
         width=settings.model.width, depth=settings.model.depth, outputs=dataset.classes, **options
     )
+    if model.tokens != dataset.tokens:
+        kinds = {True: "tokens", False: "images"}
+        raise SettingsError(
+            f"model.name={settings.model.name} takes {kinds[model.tokens]}, and data.name={settings.data.name} has "
+            f"{kinds[dataset.tokens]}: change one of them"
+        )
     try:
         model.check((1, *dataset.shape))
     except ValueError as error:

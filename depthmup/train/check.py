@@ -58,13 +58,15 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
 
 @functools.lru_cache
 def _features(task: Task) -> Callable[[TrainState, Batch, Hyper], Mapping[str, jax.Array]]:
-    """The function that returns what the model sows in "features", and its logits.
+    """The function that returns what the model sows in "features", its logits and, of a language model, its loss.
 
     The same task gets the same function, so that checks share compiled programs.
     """
 
     def features(state: TrainState, batch: Batch, hyper: Hyper) -> Mapping[str, jax.Array]:
         logits, sown = task.sown("features", state.params, state, batch, hyper)
-        return {**sown, "logits": logits}
+        if not task.model.tokens:
+            return {**sown, "logits": logits}
+        return {**sown, "logits": logits, "loss": task.recipe.example_losses(logits, batch[1], train=True).mean()}
 
     return features

@@ -79,13 +79,13 @@ class RunLog:
         now = (time.perf_counter(), self._waited())
         if self._clock:  # the first report has no rate: its time is mostly compilation
             seconds = now[0] - self._clock[0]
-            row["images_per_second"] = count * self._batch_size / seconds
-            row["images_per_second_per_device"] = row["images_per_second"] / self._devices
+            row["examples_per_second"] = count * self._batch_size / seconds
+            row["examples_per_second_per_device"] = row["examples_per_second"] / self._devices
             row["input_wait"] = (now[1] - self._clock[1]) / seconds
             if self._share:
                 row["mfu"] = self._share * count / seconds
         self._clock = now
-        rate = f", {row['images_per_second']:,.0f} images/s" if "images_per_second" in row else ""
+        rate = f", {row['examples_per_second']:,.0f} examples/s" if "examples_per_second" in row else ""
         text = f"loss {row['loss']:.4f}{rate}"
         if self._drawn:
             self._bar.update(self._task, completed=step, description=text)

@@ -58,7 +58,8 @@ class Recipe:
         return rising * SCHEDULES[self.schedule](done)
 
     def example_losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
-        """The loss of each example: logits (batch, classes), labels (batch,) -> (batch,).
+        """The loss of each example: logits (batch, classes), labels (batch,) -> (batch,). Of tokens, logits (batch,
+        context, classes) and labels (batch, context), the mean over the context.
 
         For "mse" and "centered_mse" labels may also be real targets: floating, (batch, classes). train: whether the
         labels are smoothed. Raises ValueError for labels of another type or shape.
@@ -67,15 +68,20 @@ class Recipe:
         shape = logits.shape if real else logits.shape[:-1]
         if labels.shape != shape or not (real or jnp.issubdtype(labels.dtype, jnp.integer)):
             raise ValueError(
-                f"labels must be integers (batch,) or, for an mse, real targets of the logits' shape {logits.shape}: "
+                f"labels must be integers {logits.shape[:-1]} or, for an mse, real targets {logits.shape}: "
                 f"{self.loss} got {labels.dtype} {labels.shape}"
             )
         if self.loss == "cross_entropy" and not (train and self.label_smoothing):
-            return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return of_examples(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
         targets = labels if real else jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         if self.loss == "cross_entropy":
-            return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing))
-        return 0.5 * jnp.square(logits - targets).sum(-1)
+            return of_examples(optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing)))
+        return of_examples(0.5 * jnp.square(logits - targets).sum(-1))
+
+
+def of_examples(values: jax.Array) -> jax.Array:
+    """The mean of each example: (batch, ...) -> (batch,)."""
+    return values.mean(tuple(range(1, values.ndim)))
 
 
 def chance(loss: str, classes: int) -> float:

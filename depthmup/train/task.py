@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from depthmup.models import Model, model_specs, states
@@ -17,7 +16,7 @@ from depthmup.optim import OPTIONS, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, Parameterization
 from depthmup.settings import OptimizerSettings
 from depthmup.specs import factors as leaf_factors
-from depthmup.train.recipe import Recipe
+from depthmup.train.recipe import Recipe, of_examples
 from depthmup.train.trainable import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
 if TYPE_CHECKING:
@@ -100,13 +99,12 @@ class Task(Trainable):
         inputs, labels = batch
         logits, _ = self._outputs(params, state, state.statistics, inputs, hyper, None)
         losses = self.recipe.example_losses(logits, jnp.maximum(labels, 0), train=False)
-        values = {"loss": losses, "accuracy": logits.argmax(-1) == labels}
-        counted = labels >= 0
+        values = {"loss": losses, "accuracy": of_examples(logits.argmax(-1) == labels)}
+        counted = labels.reshape(len(labels), -1)[:, 0] >= 0
         return {name: Average(jnp.where(counted, v, 0.0).sum(), counted.sum()) for name, v in values.items()}
 
     def batch_shapes(self, examples: int) -> Batch:
-        inputs = jax.ShapeDtypeStruct((examples, *self.input_shape), np.float32)
-        return inputs, jax.ShapeDtypeStruct((examples,), np.int32)
+        return self.model.batch_shapes(examples, self.input_shape)
 
     def stream(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> list[jax.Array]:
         """The states h^0 .. h^L of the residual stream, (batch, ..., width) each."""
@@ -126,7 +124,7 @@ class Task(Trainable):
         return logits, sown[collection]
 
     def init_model(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        variables = dict(self.model.init(key, jnp.ones((1, *self.input_shape)), UNIT))
+        variables = dict(self.model.init(key, jnp.ones_like(self.batch_shapes(1)[0]), UNIT))
         params = variables.pop("params")
         return params, {k: v for k, v in variables.items() if k == "batch_stats"}
 

@@ -1,0 +1,69 @@
+"""Multi-head attention with the parameterization's attention factor, causal or not, with rotary positions or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.models.layers import fan_in_init, matrix_product
+
+ROTARY_BASE = 10_000.0
+
+
+class Attention(nn.Module):
+    """softmax(a q . k) v, per head, then the output projection; (batch, tokens, width) -> the same shape.
+
+    causal: a token sees itself and the tokens before it. rotary: queries and keys are `rotated`.
+    """
+
+    heads: int
+    use_bias: bool
+    zero_init: bool
+    dtype: Any
+    causal: bool = False
+    rotary: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, attention_factor: Any) -> jax.Array:
+        width = x.shape[-1]
+
+        def project(name: str, gain: float) -> jax.Array:
+            shape = (self.heads, width // self.heads)
+            init = fan_in_init(gain)
+            options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
+            return nn.DenseGeneral(shape, **options, dot_general=matrix_product, name=name)(x)
+
+        q, k, v = project("query", 0), project("key", 1), project("value", 1)
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+        scores = jnp.asarray(attention_factor, scores.dtype) * scores
+        if self.causal:
+            scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores).astype(v.dtype), v)
+        return nn.DenseGeneral(
+            width,
+            axis=(-2, -1),
+            use_bias=self.use_bias,
+            kernel_init=fan_in_init(0 if self.zero_init else 1),
+            dtype=self.dtype,
+            dot_general=matrix_product,
+            name="out",
+        )(mixed)
+
+
+def rotated(x: jax.Array) -> jax.Array:
+    """Rotary position embedding (Su et al. 2021, eq. 34) of x, (batch, tokens, heads, head_dim); the same shape.
+
+    At position t the pair (x_i, x_{i + d/2}) is turned by the angle t ROTARY_BASE^(-2i/d), d = head_dim: a product of
+    two turned vectors depends on the difference of their positions.
+    """
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)

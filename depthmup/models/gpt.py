@@ -1,0 +1,140 @@
+"""A causal language model, the GPT of Radford et al. 2019 with options of later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup.keys import key
+from depthmup.models.attention import Attention
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    Model,
+    Readout,
+    constant_init,
+    fan_in_init,
+    matrix_product,
+    norm,
+    scaled_logits,
+)
+from depthmup.models.stack import sow_hidden, stack, state
+from depthmup.parameterization import ForwardFactors
+
+TIED_DEVIATION = 0.02  # initial, of a tied embedding and of positions beside it: GPT-2's, with which logits start small
+
+
+class Block(nn.Module):
+    """h <- h + b attention(norm(h));  h <- h + b mlp(norm(h)); (batch, context, width) -> the same shape."""
+
+    heads: int
+    rotary: bool
+    mlp: str
+    mlp_ratio: int
+    activation: str
+    norm: str
+    use_bias: bool
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
+        width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
+        x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
+        options = (self.heads, self.use_bias, self.zero_init, self.dtype)
+        attention = Attention(*options, causal=True, rotary=self.rotary, name="attention")
+        h = h + b * attention(x, factors.attention)
+        x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
+
+        def dense(x: jax.Array, features: int, name: str, gain: float = 1) -> jax.Array:
+            options = {"use_bias": self.use_bias, "kernel_init": fan_in_init(gain), "dtype": self.dtype}
+            return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
+
+        phi, hidden = ACTIVATIONS[self.activation], self.mlp_ratio * width
+        z = dense(x, hidden, "mlp_in")
+        z = phi(dense(x, hidden, "mlp_gate")) * z if self.mlp == "gated" else phi(z)
+        return h + b * dense(z, width, "mlp_out", gain=0 if self.zero_init else 1)
+
+
+class GPT(Model):
+    """Embedding, positions, depth x (attention, MLP), norm, readout; pre-norm.
+
+    Inputs are tokens, integers below `outputs`, (batch, context). The logits at a position, (batch, context, outputs),
+    are those of the next token: attention is causal. With learned positions the context is that of the init.
+
+    Each block has two residual branches, each multiplied by the branch factor. Attention is as in the ViT, queries that
+    start at 0 included: compute the factors by `forward_factors(..., head_dim=model.head_dim)`.
+
+    Embedding and learned positions start as N(0, 1), tied ones as N(0, .02^2). A tied embedding is of the role "input",
+    and its logits have the output factor too (docs/rules.md section 0). Readouts have no bias.
+    """
+
+    even_scan: ClassVar[bool] = True
+    tokens: ClassVar[bool] = True
+
+    width: int = key(64, "the size of a token's state, a multiple of heads", low=1)
+    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", low=1)
+    activation: str = key("gelu", "", choices=ACTIVATIONS)
+    heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
+    positions: str = key(
+        "learned",
+        "learned: a table added to the embedding; rotary: queries and keys are turned",
+        choices=("learned", "rotary"),
+    )
+    mlp: str = key(
+        "plain",
+        "gated: phi(W_g x) * W_1 x in place of phi(W_1 x), GEGLU with gelu, SwiGLU with silu",
+        choices=("plain", "gated"),
+    )
+    mlp_ratio: int = key(4, "hidden units of the MLP over width", low=1)
+    norm: str = key("layer", "before each branch and the readout", choices=("layer", "rms"))
+    tied: bool = key(False, "the readout is the embedding")
+    use_bias: bool = key(True, "biases in the blocks")
+    zero_init_branch: bool = key(False, "branches start at 0")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        return [(0, 2)] * (2 * self.depth)  # attention: values and output; MLP: in and out
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        if len(shape) != 2:
+            raise ValueError(f"inputs must be tokens (batch, context), got {tuple(shape)}")
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide the width: {self.heads} heads, width {self.width}")
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(f"rotary positions turn pairs: the head size width / heads = {self.head_dim} must be even")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: ForwardFactors, train: bool = False) -> jax.Array:
+        self.check(x.shape)
+        dtype, init = DTYPES[self.dtype], constant_init(TIED_DEVIATION if self.tied else 1.0)
+        embed = nn.Embed(self.outputs, self.width, embedding_init=init, dtype=dtype, name="embed")
+        h = embed(x)
+        if self.positions == "learned":
+            h = h + self.param("positions", init, h.shape[1:]).astype(h.dtype)
+        h = state(self, h)
+        options = (self.heads, self.positions == "rotary", self.mlp, self.mlp_ratio, self.activation, self.norm,
+                   self.use_bias, self.zero_init_branch, dtype)  # fmt: skip
+        h = stack(
+            self,
+            lambda name: Block(*options, name=name),
+            lambda block, h: block(h, factors),
+            h,
+            self.depth,
+            scan=self.scan,
+            remat=self.remat,
+        )
+        sow_hidden(self, h)
+        h = norm(h, self.norm, "final_norm", train=train, dtype=dtype)
+        if self.tied:
+            return scaled_logits(h, embed.embedding.T, factors, dtype)
+        return Readout(self.outputs, dtype=dtype, name="readout")(h, factors)
