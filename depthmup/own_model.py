@@ -566,8 +566,8 @@ class Setup:
             adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
             launcher ("local", "ray"), shard ((i, n)), progress (True).
 
-        Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir of
-        another model, other data or settings, and Stopped when interrupted.
+        Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
+        of another model, other data or settings, and Stopped when interrupted.
         """
         from depthmup.tuning import sweep  # the engine is loaded when it is needed
 

@@ -166,7 +166,7 @@ def by_hand(framework, m, rate, seed, make=lambda m, rate: m.optimizer("adamw", 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_sweep_is_what_a_hand_written_loop_gives(framework, tmp_path):
-    """To the last bit, at another depth than the base's; its factors, powers of 2, are exact in float32 as in float64."""
+    """To the last bit, at another depth than the base's, whose factors are powers of 2 and exact in float32."""
     m = setup(framework)
     result = small(m, widths=(), depths=(4 * DEPTH,), weight_decay=0.1, seeds=2, workdir=tmp_path)
     curves = sweep.curves(tmp_path).groupby("key")
@@ -193,11 +193,13 @@ def test_what_a_sweep_says(whole, tmp_path):
         ("sp", "depth", 4 * len(RATES)),
     ]
     text = str(result)
-    assert text.count("adamw, depth_mup, depth 1 to 4: ") == 1 and "learning rate to use" in text
+    assert text.count("adamw, depth_mup, depth 1 to 4: ") == 1
+    assert "learning rate to use" in text
     first = result.curves[0].result
     assert result.learning_rate == first.tuned
     m.optimizer("adamw", result.learning_rate)
-    assert result.report() == workdir / "report.html" and (workdir / "loss_over_depth.png").exists()
+    assert result.report() == workdir / "report.html"
+    assert (workdir / "loss_over_depth.png").exists()
     result.plot(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png" in result._repr_html_()
@@ -348,7 +350,8 @@ def test_a_search_from_a_first_guess():
     """It leaves the grid where the best rate is at its end, and trains less than the grid of all octaves."""
     result = small(setup(), learning_rates=2.0**-9, steps=30)
     rates = np.log2(sorted(set(result.rows["learning_rate"])))
-    assert rates[0] == -11.5 and rates[-1] > -6.5
+    assert rates[0] == -11.5
+    assert rates[-1] > -6.5
     assert 2.0**-7 < result.learning_rate
 
 
@@ -357,7 +360,8 @@ def test_tune_says_what_it_would_cost_to_be_sure(capsys):
     result = m.tune(loss, batches, steps=20, learning_rate=2.0**-5, seeds=1, progress=False)
     assert set(zip(result.rows["width"], result.rows["depth"], strict=True)) == {(WIDTH, DEPTH)}
     assert f"learning rate for width {4 * WIDTH}, depth 8 under depth_mup: {result.learning_rate:.3g}" in str(result)
-    assert "m.sweep over widths (8, 16, 32) and depths (1, 2, 4): " in str(result) and "trials" in str(result)
+    assert "m.sweep over widths (8, 16, 32) and depths (1, 2, 4): " in str(result)
+    assert "trials" in str(result)
     assert "nothing is stored" in str(result)
 
 
@@ -415,5 +419,8 @@ def test_what_cannot_be_trained_is_refused(wrong):
 
 def test_the_workdir_says_what_decides_its_rows(whole):
     saved = json.loads((whole[3] / "settings.json").read_text())
-    assert saved["model"] == "LinenNet" and saved["base"] == [WIDTH, DEPTH] and saved["steps"] == STEPS
-    assert set(saved["program"]) == {"jax", "step"} and saved["data"]
+    assert saved["model"] == "LinenNet"
+    assert saved["base"] == [WIDTH, DEPTH]
+    assert saved["steps"] == STEPS
+    assert set(saved["program"]) == {"jax", "step"}
+    assert saved["data"]

@@ -106,7 +106,7 @@ class Batches:
         return {"": data.train, "validation_": data.validation, "test_": data.test}
 
     def evaluated(self, split: Split | Records, parts: int = 1, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
-        """The batches of a split on which it is evaluated, of the training split the first `train_evaluated` examples."""
+        """The batches on which a split is evaluated, of the training split its first `train_evaluated` examples."""
         limit = self.train_evaluated if split is self.dataset.train else None
         return self.evaluation(split, limit, -(-EVALUATION_BATCH // parts) * parts, shard)
 

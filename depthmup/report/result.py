@@ -92,8 +92,8 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
 
     Args:
       table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "seed", "diverged",
-        "optimizer", "parameterization". With both sizes, depths are compared at the width that most depths have, and the other way
-        round. Other columns in which trials differ are taken for variants if they are words, and are else left out.
+        "optimizer", "parameterization". With both sizes, depths are compared at the width that most depths have,
+        and widths at the depth that most widths have. Other columns of words tell variants apart.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
 
