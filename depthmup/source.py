@@ -78,7 +78,7 @@ class Source:
 
     @property
     def initial(self) -> bool:
-        """Whether the power of depth is in the init of branches, as in AM-muP, so that specs must tell who is in one."""
+        """Whether the power of depth is in the init of branches (AM-muP), so that specs must tell who is in one."""
         return self.residual and self.p.arithmetic_mean
 
     def sites(self, width: int, depth: int) -> list[Site]:

@@ -658,3 +658,22 @@ def test_regret_in_a_gap_of_the_grid():
 def test_log_losses():
     found = fit.log_losses(np.array([[0.0, 0.5], [0.2, np.nan]]), 0.9)
     np.testing.assert_allclose(np.exp(found), [[0.1, 0.5], [0.2, 0.9]])
+
+
+def test_a_verdict_is_printed_and_drawn(tmp_path):
+    """`print` gives a row for each size with what the fields say, and `plot` writes a picture."""
+    rows = [
+        {"depth": depth, "learning_rate": 2.0**x, "seed": seed, "loss": 1 + 0.1 * (x + 3) ** 2 + 0.001 * seed * (x % 2)}
+        for depth in (2, 4)
+        for x in range(-7, 2)
+        for seed in range(3)
+    ]
+    result = fit.transfer(rows)
+    first, head, *table = str(result).splitlines()
+    assert first == result.line == f"depth 2 to 4: {result.verdict}: {result.reason}"
+    assert head.split()[:2] == ["depth", "best"]
+    for line, size, optimum, answer in zip(table, result.values, result.optima, result.answers, strict=True):
+        cells = line.split()
+        assert (cells[0], cells[1], cells[-1]) == (f"{size:g}", f"{optimum.learning_rate:.4g}", answer)
+    result.plot(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

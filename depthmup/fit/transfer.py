@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -66,8 +67,30 @@ class Transfer(NamedTuple):
     diverged: list[np.ndarray]  # (points, seeds) each, bool
     cap: float | None
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> str:
+        """The verdict and its evidence in one line."""
         return f"{self.axis} {self.values[0]:g} to {self.values[-1]:g}: {self.verdict}: {self.reason}"
+
+    def __str__(self) -> str:
+        """The verdict, then a row for each size: the best value with its interval and loss, what the tuned one costs."""
+        form = "{:>8} {:>10}  {:23} {:>10}  {:24} {}"
+        rows = [form.format(self.axis, "best", "95% interval", "loss", "cost of the tuned one", "answer")]
+        for size, o, cost, answer in zip(self.values, self.optima, self.costs, self.answers, strict=True):
+            best, loss = (f"{x:.4g}" if o.learning_rate else "none" for x in (o.learning_rate, o.loss))
+            interval = f"[{o.low:.4g}, {o.high:.4g}]" if o.learning_rate and not math.isnan(o.low) else ""
+            rows.append(form.format(f"{size:g}", best, interval, loss, str(cost or ""), answer).rstrip())
+        return "\n".join([self.line, *rows])
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the loss against the hyperparameter, a line for each size, to a PNG."""
+        from depthmup.fit.picture import picture
+
+        curves = [
+            (size, rates, self.log_losses(i), optimum)
+            for i, (size, rates, optimum) in enumerate(zip(self.values, self.learning_rates, self.optima, strict=True))
+        ]
+        picture(f"{self.verdict}: {self.reason}", self.axis, self.hyperparameter, curves).savefig(path, dpi=120)
 
     def log_losses(self, i: int) -> np.ndarray:
         """(points, seeds), log losses at the size with index `i`, cut to the cap; NaN where a seed was not trained."""

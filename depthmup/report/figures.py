@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from depthmup.fit import Optimum, Verdict
+from depthmup.fit.picture import SizeCurve, draw_losses, size_colors
 from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 
@@ -40,23 +40,11 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
 
     def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
         found = c.result
-        of_sizes = zip(found.values, found.learning_rates, found.optima, colors, strict=True)
-        highest = 0.0
-        for i, (size, rates, optimum, color) in enumerate(of_sizes):
-            log = found.log_losses(i)
-            mean, spread = np.nanmean(log, axis=1), np.nanstd(log, axis=1)
-            panel.plot(rates, np.exp(mean), color=color, label=f"{axis} {size:g}")
-            panel.fill_between(rates, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
-            highest = max(highest, np.exp(mean).max())
-            if optimum.learning_rate is not None:
-                at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(rates), mean))
-                panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
-            if optimum.edge and optimum.edge.learning_rate:
-                foot = panel.get_xaxis_transform()
-                panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
+        lines = zip(found.values, found.learning_rates, found.optima, strict=True)
+        sizes = [SizeCurve(size, rates, found.log_losses(i), best) for i, (size, rates, best) in enumerate(lines)]
+        highest = draw_losses(panel, axis, sizes, colors)
         if highest > c.chance / 1.5:  # far above all curves the line would squeeze them
             panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
-        panel.set_xscale("log", base=2)
         words = textwrap.fill(found.reason, 50, max_lines=3, placeholder=" ...")
         panel.set_title(
             f"{_names(c, f': {found.verdict}')}\n{words}", fontsize=8.5, color=VERDICT_COLORS[found.verdict]
@@ -231,7 +219,7 @@ def _grid(
     for c, place in zip(curves, places, strict=True):
         panel = panels[place]
         panel.set_title(_names(c), fontsize=10)
-        draw(panel, c, matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(c.result.values))))
+        draw(panel, c, size_colors(len(c.result.values)))
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if not handles:

@@ -44,7 +44,7 @@ def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None 
         for c in curves:
             best, found = c.result.optima[0].learning_rate, c.result
             at = "no best learning rate" if best is None else f"best learning rate {best:.4g}"
-            notes.append(f"{c.name}, {c.optimizer}: {at} at {c.axis} {found.values[0]:g}; {found}")
+            notes.append(f"{c.name}, {c.optimizer}: {at} at {c.axis} {found.values[0]:g}; {found.line}")
     if settings.parameterization.name == "sp":
         model = task_of(tuned).model
         changes["parameterization.name"] = "depth_mup"

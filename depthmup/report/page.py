@@ -217,7 +217,7 @@ def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | N
 
 def answers(curves: Sequence[TransferCurve]) -> str:
     """What a sweep has found, for people: a line for each curve, then the learning rates to use at other sizes."""
-    lines = [f"{c.optimizer}, {c.name}, {_followed(c)}{c.result}" for c in curves]
+    lines = [f"{c.optimizer}, {c.name}, {_followed(c)}{c.result.line}" for c in curves]
     rates = [c for c in curves if c.hyperparameter == "learning_rate"]
     of_name: dict[tuple[str, str], list[TransferCurve]] = {}
     for c in rates:
