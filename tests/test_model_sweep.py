@@ -1,12 +1,16 @@
 """`m.sweep`: a user's model of any framework, trained by the engine as a hand-written loop trains it."""
 
+import dataclasses
 import json
+import signal
 
+import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -14,7 +18,12 @@ from flax import nnx
 import depthmup as dm
 from depthmup import sweep
 from depthmup.settings import SettingsError
+from depthmup.train.build import batches_of, task_of
+from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.group import GroupHooks, Runner
+from depthmup.trials.plan import Group, trials
+from tests import tiny
 
 WIDTH, DEPTH, INPUTS, CLASSES, BATCH, STEPS = 8, 1, 6, 4, 16, 70  # more steps than one call of a program takes
 RATES = tuple(2.0**x for x in range(-9, -2))
@@ -212,8 +221,6 @@ def test_what_a_sweep_says(whole, tmp_path):
 def test_a_program_serves_all_parameterizations(whole):
     """Their factors are traced: where the shapes of all factors are equal, there is one program for each shape."""
     _, result, _, _ = whole
-    from depthmup.trials.plan import trials
-
     programs = {}
     for trial in trials(result.study):
         programs.setdefault(trial.point.program, set()).add((trial.point.depth, trial.point.parameterization))
@@ -424,3 +431,104 @@ def test_the_workdir_says_what_decides_its_rows(whole):
     assert saved["steps"] == STEPS
     assert set(saved["program"]) == {"jax", "step"}
     assert saved["data"]
+
+
+class NoisyNNX(nnx.Module):
+    """Batch norm and dropout, whose random state is in the model."""
+
+    def __init__(self, width, depth, rngs):
+        self.first, self.head = nnx.Linear(INPUTS, width, rngs=rngs), nnx.Linear(width, CLASSES, rngs=rngs)
+        self.norms = nnx.List([nnx.BatchNorm(width, rngs=rngs) for _ in range(depth)])
+        self.drops = nnx.List([nnx.Dropout(0.3, rngs=rngs) for _ in range(depth)])
+        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        h = self.first(x)
+        for norm, drop, block in zip(self.norms, self.drops, self.blocks, strict=True):
+            h = h + block(drop(nnx.relu(norm(h))))
+        return self.head(h)
+
+
+def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    """Optimizer state, running averages and random state of the model are in the checkpoint."""
+    m = dm.setup("mup", NoisyNNX, jnp.zeros((2, INPUTS)), width=WIDTH, depth=1, base=(WIDTH, 1), fan_in_init=False)
+    options = {"steps": 150, "learning_rates": RATES[:5], "evaluate": [(X, Y)]}
+    whole = small(m, batches, **options, workdir=tmp_path / "whole")
+    asks = iter([None, signal.SIGTERM, signal.SIGTERM])
+    monkeypatch.setattr(GroupHooks, "requested", property(lambda hooks: next(asks)))
+    with pytest.raises(Stopped, match="at step 128: saved"):
+        small(m, batches, **options, workdir=tmp_path / "stopped")
+    monkeypatch.undo()
+    again = small(m, batches, **options, workdir=tmp_path / "stopped")
+    assert again.rows.equals(whole.rows)
+    assert sweep.curves(tmp_path / "stopped").equals(sweep.curves(tmp_path / "whole"))
+
+
+def test_a_study_travels_to_other_machines(whole):
+    """As Ray sends it: what comes back trains the same trials."""
+    _, result, _, _ = whole
+    study = cloudpickle.loads(cloudpickle.dumps(result.study))
+    plan = trials(study)
+    assert [trial.key for trial in plan] == list(result.rows["key"])
+    (finished,) = Runner().train(Group((plan[3],), 1, study))
+    assert finished.row["last_loss"] == result.rows["last_loss"][3]
+
+
+def test_more_seeds_until_it_is_decided(whole):
+    m, _, options, workdir = whole
+    decided = m.sweep(
+        loss, batches, **{**options, "against": ()}, until="decided", max_seeds=4, workdir=workdir, progress=False
+    )
+    counts = decided.rows.groupby(["depth", "learning_rate"])["seed"].nunique()
+    assert set(counts) <= {2, 4}
+    verdicts = {c.result.verdict for c in decided.curves}
+    assert verdicts - {"undecided"} or counts.max() == 4
+
+
+def test_smaller_groups_where_memory_runs_out(tmp_path, monkeypatch, capsys):
+    """Once, with a word: a group that does not fit is trained in halves."""
+    train, sizes = Runner._train, []
+
+    def too_much(runner, group, *more):
+        sizes.append(group.size)
+        if group.size > 4:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
+        return train(runner, group, *more)
+
+    monkeypatch.setattr(Runner, "_train", too_much)
+    result = small(setup(), steps=10, workdir=tmp_path, progress=True)
+    assert sizes == [7, 4, 4]
+    assert len(result.rows) == 7
+    assert "7 trials do not fit in memory at once; 4 at a time" in capsys.readouterr().err
+    monkeypatch.setattr(Runner, "_train", lambda *_: too_much(_[0], dataclasses.replace(_[1], size=9), *_[2:]))
+    with pytest.raises(SettingsError, match=r"out of memory; set sweep\.at_once below"):
+        small(setup(), steps=11, seeds=1)
+
+
+def test_our_own_networks_are_trained_as_by_the_command(tmp_path):
+    """The residual MLP through `m.sweep` on the command's batches: the rows of main.py's sweep."""
+    rates = tuple(2.0**x for x in range(-5, 0))
+    settings = tiny.settings(
+        sweep__optimizers=("sgd",), sweep__parameterizations=("depth_mup",), sweep__depths=(2,), sweep__widths=(),
+        sweep__axes=f"learning_rate = {', '.join(map(str, rates))}", model__depth=2, epochs=3.0,
+    )  # fmt: skip
+    by_command = pandas.DataFrame(sweep.train(settings, tmp_path, progress=False))
+    feed, p = batches_of(settings), settings.parameterization
+
+    def batch(step):
+        inputs, labels = next(feed.train(step, step + 1))
+        return np.asarray(jax.jit(feed.prepare)(inputs)), labels
+
+    model = task_of(settings).model
+    m = dm.setup(
+        "depth_mup", lambda width, depth: model.clone(width=width, depth=depth), jnp.zeros((1, 64)),
+        width=model.width, depth=2, base=(p.base_width, p.base_depth), fan_in_init=False, options={"train": True},
+    )  # fmt: skip
+    steps = int(by_command["steps"][0])
+    result = m.sweep(
+        loss, batch, steps=steps, optimizer="sgd", learning_rates=rates, widths=(model.width,), depths=(),
+        seeds=settings.sweep.seeds, schedule=settings.schedule, progress=False,
+    )  # fmt: skip
+    named = {row.learning_rate: row for row in by_command[by_command["seed"] == 0].itertuples()}
+    for row in result.rows[result.rows["seed"] == 0].itertuples():
+        assert row.last_loss == pytest.approx(named[row.learning_rate].last_loss, rel=1e-6)

@@ -20,7 +20,7 @@ from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.adaptive import Search
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
-from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
+from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
 from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
 from depthmup.trials.progress import CompileClock, Progress, about
 from depthmup.trials.store import Claims, Finished, Store
@@ -212,10 +212,23 @@ class _Training:
                 if self.study.checkpoint.every.unit != "never":
                     checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, self.progress.say)
                     stack.callback(checkpoints.close)
-                self._keep(planned, group, self.runner.train(group, say, checkpoints, self.stop))
+                try:
+                    finished = self.runner.train(group, say, checkpoints, self.stop)
+                except OutOfMemory as error:
+                    finished = self._in_halves(group, error)
+                self._keep(planned, group, finished)
                 if checkpoints:
                     checkpoints.remove()
             self._stop_if_asked(f"after {group}")
+
+    def _in_halves(self, group: Group, error: OutOfMemory) -> list[Finished]:
+        """Train a group that did not fit in two parts, once: what does not fit then is an error."""
+        if len(group.trials) < 2:
+            raise error
+        half = -(-len(group.trials) // 2)
+        self.progress.say(f"{group}: {len(group.trials)} trials do not fit in memory at once; {half} at a time")
+        parts = [dataclasses.replace(group, trials=t, size=half) for t in (group.trials[:half], group.trials[half:])]
+        return [finished for part in parts for finished in self.runner.train(part, stop=self.stop)]
 
     def _on_ray(self, todo: Sequence[Group], cluster: Cluster) -> None:
         running: dict[Any, tuple[Group, Group]] = {}

@@ -36,6 +36,10 @@ CACHE = "compiled"  # folder of compiled programs
 FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the first settings in a row
 
 
+class OutOfMemory(SettingsError):
+    """So many trials do not fit in memory at once."""
+
+
 class Runner:
     """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size."""
 
@@ -67,14 +71,14 @@ class Runner:
 
         progress: is called with the share of the steps that is done.
 
-        Raises Stopped when asked to stop, after a checkpoint, and SettingsError if memory runs out.
+        Raises Stopped when asked to stop, after a checkpoint, and OutOfMemory.
         """
         try:
             return self._train(group, progress, checkpoints, stop)
         except jax.errors.JaxRuntimeError as error:
             if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
                 raise
-            raise SettingsError(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
+            raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
 
     def _train(
         self, group: Group, progress: Callable[[float], None], checkpoints: GroupCheckpoints | None, stop: Stop | None
