@@ -2,10 +2,10 @@
 
     python -m benchmarks.model_sweep            # PyTorch: pip install -e '.[bench]', else it is left out
 
-A GPT of 4 blocks, width 64, on bytes of NumPy's docstrings: 16 learning rates with AdamW, 100 steps of 16 sequences of 32
-bytes, one seed. By hand: `jax.jit` of a whole training, a scan over its steps, called for one learning rate after another;
-the same under `jax.lax.map` and `jax.vmap` over the learning rates; and a jitted step in a Python loop, as most people
-write it. PyTorch trains the same sizes (torch.nn.TransformerEncoderLayer) one learning rate after another.
+A GPT of 4 blocks, width 64, on bytes of NumPy's docstrings: 16 learning rates with AdamW, 100 steps of 16 sequences of
+32 bytes, one seed. By hand: `jax.jit` of a whole training, a scan over its steps, called for one learning rate after
+another; the same under `jax.lax.map` and `jax.vmap` over the learning rates; and a jitted step in a Python loop, as
+most people write it. PyTorch trains the same sizes (torch.nn.TransformerEncoderLayer) one after another.
 
 It prints seconds until the first trained step (setup, tracing and compilation), trials a minute once compiled and with
 compilation, and the largest difference between `m.sweep`'s final losses and those by hand. Compiled programs are not
@@ -26,7 +26,7 @@ import optax
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.data.text import corpus
+from depthmup.data.text import docstrings
 from depthmup.train.loop import CHUNK
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import Group, trials
@@ -35,7 +35,7 @@ from experiments.language.gpt_linen import GPT
 
 WIDTH, DEPTH, CONTEXT, BATCH, STEPS = 64, 4, 32, 16, 100
 RATES = [2.0**x for x in np.arange(-12, -4, 0.5)]
-TEXT = np.asarray(corpus(), np.int32)
+TEXT = np.asarray(docstrings(), np.int32)
 
 
 def batches(step: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -112,19 +112,14 @@ def by_hand(kind: str) -> tuple[float, float, np.ndarray]:
 
 
 def swept() -> tuple[float, float, float, np.ndarray]:
-    """(seconds until the first stretch of steps is done, seconds with compilation and all that is stored, seconds of the
-    trainings once compiled, last losses)"""
+    """(seconds until the first stretch of steps is done, seconds with compilation and all that is stored, seconds once
+    compiled, last losses)"""
     start = time.perf_counter()
     m = setup()
     first: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {
-            "learning_rates": RATES,
-            "widths": (WIDTH,),
-            "depths": (),
-            "seeds": 1,
-            "steps": STEPS,
-        }
+        shape: dict[str, Any] = {"widths": (WIDTH,), "depths": ()}
+        options = {"learning_rates": RATES, "seeds": 1, "steps": STEPS, **shape}
         result = m.sweep(loss, batches, workdir=folder, progress=False, **options)
         cold = time.perf_counter() - start
     study = study_of(setup(), loss, batches, **options)
