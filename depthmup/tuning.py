@@ -19,6 +19,7 @@ from depthmup.data.user_feed import Batches, feed_of
 from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
+from depthmup.parameterization import Parameterization
 from depthmup.report.result import SweepResult
 from depthmup.report.run import run
 from depthmup.settings import (
@@ -179,7 +180,7 @@ def study_of(
         "model": name_of(getattr(setup, "source", setup)),
         "loss": _callable_name(loss),
         "base": [width, depth],
-        "parameterizations": {name: str(own.parameterization) for name, own in setups.items()},
+        "parameterization": _settings_of(setup.parameterization),
         "steps": steps,
         "batch_size": feed.batch_size,
         "data": feed.digest,
@@ -194,6 +195,12 @@ def study_of(
     }
     study = dataclasses.replace(study, about=about)
     return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+
+
+def _settings_of(p: Parameterization) -> dict[str, Any]:
+    """The settings of a parameterization, as JSON; its numbers of blocks stand for the function that counts them."""
+    fields = {field.name: getattr(p, field.name) for field in dataclasses.fields(p) if field.name != "blocks"}
+    return fields | {"blocks": [p.count_blocks(depth) for depth in (p.base_depth, 2 * p.base_depth)]}
 
 
 def base_of(setup: SetupLike) -> tuple[int, int]:

@@ -499,7 +499,7 @@ def test_smaller_groups_where_memory_runs_out(tmp_path, monkeypatch, capsys):
     result = small(setup(), steps=10, workdir=tmp_path, progress=True)
     assert sizes == [7, 4, 4]
     assert len(result.rows) == 7
-    assert "7 trials do not fit in memory at once; 4 at a time" in capsys.readouterr().err
+    assert "7 trials do not fit in memory at once; 4 at a time" in capsys.readouterr().out
     monkeypatch.setattr(Runner, "_train", lambda *_: too_much(_[0], dataclasses.replace(_[1], size=9), *_[2:]))
     with pytest.raises(SettingsError, match=r"out of memory; set sweep\.at_once below"):
         small(setup(), steps=11, seeds=1)
@@ -510,7 +510,7 @@ def test_our_own_networks_are_trained_as_by_the_command(tmp_path):
     rates = tuple(2.0**x for x in range(-5, 0))
     settings = tiny.settings(
         sweep__optimizers=("sgd",), sweep__parameterizations=("depth_mup",), sweep__depths=(2,), sweep__widths=(),
-        sweep__axes=f"learning_rate = {', '.join(map(str, rates))}", model__depth=2, epochs=3.0,
+        sweep__axes=f"optimizer.learning_rate = {', '.join(map(str, rates))}", model__depth=2, epochs=3.0,
     )  # fmt: skip
     by_command = pandas.DataFrame(sweep.train(settings, tmp_path, progress=False))
     feed, p = batches_of(settings), settings.parameterization
