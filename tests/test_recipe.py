@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.recipe import SCHEDULES, Recipe, chance
-from depthmup.train.task import NEVER
+from depthmup.train.divergence import NEVER, chance
 from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import settings
@@ -22,7 +22,7 @@ STEPS = 40
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
-    recipe = Recipe(name)
+    recipe = Recipe(schedule=name)
     values = np.array(
         [recipe.multiplier(jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
     )
@@ -51,11 +51,12 @@ def test_losses():
 
 @pytest.fixture
 def setup(x64):
-    """A function: recipe -> (task, state in float64, batch, hyper), for the residual MLP."""
+    """A function: recipe -> (task, state in float64, batch, hyper), for the residual MLP; the schedule is constant."""
 
     def of(optimizer="adam", warmup=0, steps=STEPS, **recipe):
         s = settings("residual_mlp", optimizer)
-        task, (inputs, labels) = task_of(s, Recipe(**recipe)), examples(batches_of(s), 32)
+        recipe = Recipe(**{"schedule": "constant", **recipe})
+        task, (inputs, labels) = task_of(s, recipe), examples(batches_of(s), 32)
         hyper = hyper_of(s)._replace(warmup=warmup, steps=steps).arrays()
         return task, double(jax.jit(task.init)(hyper)), (double(inputs), labels), hyper
 
@@ -159,7 +160,7 @@ class InfiniteGradient(Task):
 def test_label_noise(setup):
     """A label is replaced by any class alike, with the given probability, anew in every step."""
     plain, state, (inputs, labels), hyper = setup("sgd")
-    noisy = setup("sgd", label_noise=True)[0]
+    noisy = setup("sgd", label_noise=0.4)[0]
     hyper = hyper._replace(label_noise=np.float32(0.4))
     one = inputs[:1]
     losses = [float(plain.objective(state.params, state, (one, np.full(1, label)), hyper)) for label in range(10)]

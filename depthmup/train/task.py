@@ -15,20 +15,20 @@ import optax
 from depthmup.models import Model, model_specs, states
 from depthmup.models.layers import batch_axis
 from depthmup.models.specs import UNIT
-from depthmup.optim import OPTIONS, family_of, from_factors
+from depthmup.optim import DEFAULTS, OPTIONS, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
-from depthmup.settings import OptimizerSettings
+from depthmup.recipe import Recipe
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group, is_spec
-from depthmup.train.recipe import Recipe
+from depthmup.train.divergence import NEVER, going
+from depthmup.train.divergence import diverged as diverged
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Bool, Float, Int, PyTree
+    from jaxtyping import Array, Float, Int, PyTree
 
     Scalar = Float[Array, ""]
     Whole = Int[Array, ""]
-    Truth = Bool[Array, ""]
 
 Batch = tuple[jax.Array, jax.Array]  # inputs (batch, *input_shape), labels (batch,)
 Metrics = dict[str, jax.Array]
@@ -46,8 +46,6 @@ class Average(NamedTuple):
 
 # "loss" and "accuracy" as sums and counts over examples. Examples that only fill up the last batch do not count.
 Evaluation = dict[str, Average]
-DIVERGED_ABOVE = 2.0  # a final loss above this multiple of the first batch's loss counts as diverged
-NEVER = -1  # value of `TrainState.halted` while loss and gradient are finite
 FOREVER = 2**30  # number of steps of a training that has no end
 LABEL_NOISE = 1  # this number folded into the random key of a step gives the key of its label noise
 
@@ -127,14 +125,13 @@ class Task:
         """The hyperparameters of one trial under a parameterization.
 
         p: its base_depth is in the unit of the model's depth.
-        optimizer: values of `Hyper.optimizer` that differ from the defaults (`OptimizerSettings`).
+        optimizer: values of `Hyper.optimizer` that differ from the defaults (`optim.DEFAULTS`).
         """
         p = self.counting_blocks(p)
-        numbers = {**dataclasses.asdict(OptimizerSettings()), **optimizer}
         return Hyper(
             seed=seed,
             learning_rate=learning_rate,
-            optimizer={key: value for key, value in numbers.items() if key not in ("name", "learning_rate")},
+            optimizer={**DEFAULTS, **optimizer},
             steps=steps,
             warmup=warmup,
             label_noise=label_noise,
@@ -309,16 +306,6 @@ class Task:
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
         (loss, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts))
         return loss / count, jax.tree.map(lambda leaf: leaf / count, grads), statistics
-
-
-def going(state: TrainState, hyper: Hyper) -> Truth:
-    """Whether a trial still trains: it has not diverged, and its steps are not done."""
-    return (state.halted == NEVER) & (state.step < hyper.steps)
-
-
-def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
-    """Whether a loss at the end of training is not finite, or above twice the loss of the first batch."""
-    return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
 
 
 @functools.lru_cache
