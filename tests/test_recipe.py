@@ -206,6 +206,28 @@ def test_a_trial_freezes(setup, what):
     assert_same(later._replace(step=frozen.step), frozen, rtol=0)
 
 
+def test_a_trial_ends_after_its_steps(setup):
+    """A frozen trial's state does not move, but it has not diverged."""
+    task, state, batch, hyper = setup(steps=2)
+    after, _ = steps(task, state, batch, hyper, count=2)
+    later, metrics = steps(task, after, batch, hyper)
+    assert_same(later._replace(step=after.step), after, rtol=0)
+    assert jnp.isnan(metrics["loss"])
+    assert later.halted == NEVER
+
+
+def test_what_a_step_is_compiled_for():
+    """Trials share a task whatever their traced numbers are; label noise is compiled in or left out."""
+    base = tiny.settings(label_noise=0.1, clip=0.5, log_updates=True)
+    other = dataclasses.replace(base, epochs=7.0, warmup_epochs=1.0, label_noise=0.2, seed=5)
+    assert task_of(base) is task_of(other)
+    assert base.compiled == Recipe(schedule=base.schedule, clip=0.5, log_updates=True, label_noise=1.0)
+    for change in (dict(label_noise=0.0), dict(schedule="cosine"), dict(clip=None), dict(ema=0.5), dict(accumulate=2)):
+        assert task_of(dataclasses.replace(base, **change)) is not task_of(base)
+    assert other.traced(10) == {"steps": 70, "warmup": 10, "label_noise": 0.2}
+    assert hyper_of(other).label_noise == 0.2
+
+
 def test_update_rms(setup):
     """Of every group of parameters: what the step of SGD moved."""
     task, state, batch, hyper = setup("sgd", log_updates=True)
