@@ -73,7 +73,7 @@ class Transfer(NamedTuple):
         return f"{self.axis} {self.values[0]:g} to {self.values[-1]:g}: {self.verdict}: {self.reason}"
 
     def __str__(self) -> str:
-        """The verdict, then a row for each size: the best value with its interval and loss, what the tuned one costs."""
+        """The verdict, then a row for each size: the best value, its interval and loss, what the tuned one costs."""
         form = "{:>8} {:>10}  {:23} {:>10}  {:24} {}"
         rows = [form.format(self.axis, "best", "95% interval", "loss", "cost of the tuned one", "answer")]
         for size, o, cost, answer in zip(self.values, self.optima, self.costs, self.answers, strict=True):
