@@ -48,6 +48,7 @@ from depthmup.backend import prepare_cpu  # noqa: E402
 from depthmup.data import Batches  # noqa: E402
 from depthmup.data.dataset import Dataset, Split  # noqa: E402
 from depthmup.models import MODELS  # noqa: E402
+from depthmup.recipe import Recipe  # noqa: E402
 from depthmup.train import BatchOverDevices, Task, TrialLoop, TrialsOverDevices, flops  # noqa: E402
 from depthmup.train.chips import chip_of  # noqa: E402
 
@@ -85,7 +86,7 @@ def case(
     few = Split(*(leaf[:256] for leaf in split))
     dataset = Dataset(split, few, few, np.array(127.0), np.array(60.0), shape, tuple(map(str, range(classes))))
     model = MODELS[family](outputs=classes, **attributes)
-    task = Task(model, shape, optimizer)
+    task = Task(model, shape, optimizer, Recipe(schedule="constant"))
     p = dm.parameterization("depth_mup", base_width=model.width, base_depth=model.depth)
     return task, Batches(dataset, batch), p
 

@@ -18,6 +18,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, load
 from depthmup.models import ResidualMLP
+from depthmup.recipe import Recipe
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
@@ -28,7 +29,8 @@ LEARNING_RATES = {"sgd": 2.0**-4, "adam": 2.0**-10}
 def first_and_second_run(width: int, depth: int, scan: bool, optimizer: str) -> tuple[float, float]:
     """Seconds of each."""
     batches = Batches(load("digits"), BATCH)
-    task = Task(ResidualMLP(width, depth, batches.dataset.classes, scan=scan), batches.dataset.shape, optimizer)
+    model = ResidualMLP(width, depth, batches.dataset.classes, scan=scan)
+    task = Task(model, batches.dataset.shape, optimizer, Recipe(schedule="constant"))
     p = dm.parameterization("depth_mup", base_width=32, base_depth=2)
     hypers = [task.hyper(p, LEARNING_RATES[optimizer], seed=seed, steps=STEPS) for seed in range(TRIALS)]
     loop = TrialLoop(task, batches, TrialsOverDevices(TRIALS))

@@ -26,6 +26,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.patches import photographs
 from depthmup.models import MODELS
+from depthmup.recipe import Recipe
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task, TrialLoop, TrialsOverDevices
 from depthmup.train.loop import Reader, ends
@@ -72,7 +73,7 @@ def loop_of(config: Any, batches: Batches) -> tuple[TrialLoop, Hyper]:
     settings, dataset = from_config(config), batches.dataset
     how = settings.model
     model = MODELS[how.name](width=how.width, depth=how.depth, outputs=dataset.classes, **how.options)
-    task = Task(model, dataset.shape, settings.optimizer.name)
+    task = Task(model, dataset.shape, settings.optimizer.name, Recipe(schedule="constant"))
     hyper = task.hyper(settings.parameterization.build(), settings.optimizer.learning_rate)
     return TrialLoop(task, batches, TrialsOverDevices(1)), hyper
 

@@ -32,6 +32,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, Split, load
 from depthmup.models import ResidualMLP
+from depthmup.recipe import Recipe
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2
@@ -50,7 +51,8 @@ def ours(batches: Batches) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
     p = dm.parameterization("depth_mup", base_width=BASE_WIDTH, base_depth=BASE_DEPTH)
     start = time.perf_counter()
-    task = Task(ResidualMLP(WIDTH, DEPTH, batches.dataset.classes), batches.dataset.shape, "sgd")
+    model = ResidualMLP(WIDTH, DEPTH, batches.dataset.classes)
+    task = Task(model, batches.dataset.shape, "sgd", Recipe(schedule="constant"))
     loop = TrialLoop(task, batches, TrialsOverDevices(len(RATES)))
     hypers = [task.hyper(p, rate, seed=SEED, steps=STEPS) for rate in RATES]
     losses = loop.run(hypers, STEPS)["loss"].tolist()

@@ -3,7 +3,7 @@
 python main.py explain --config=configs/default.py
 python main.py explain --config=configs/default.py:vit        (another family of models)
 
-`make configs` writes this file from the declarations in depthmup/settings.py, depthmup/models and depthmup/data.
+`make configs` writes this file from the declarations of the settings: settings.py, recipe.py, models/, data/.
 """
 
 from ml_collections import config_dict
@@ -237,9 +237,9 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     config.accumulate = 1  # parts in which a batch is computed, one after another
     # decay of a moving average of the weights, which is evaluated; unset: no average
     config.ema = config_dict.placeholder(float)
+    config.log_updates = False  # log the root mean square update of every group of parameters as well
     config.seed = 0  # of the initial parameters
     config.log_every = 10  # steps between two lines of progress
-    config.log_updates = False  # also the root mean square update of every group of parameters
     config.evaluate_every = "1 epoch"  # "100 steps" | "0.5 epochs" | "never": at the end
 
     # main.py train with a workdir goes on from its last checkpoint. A sweep checkpoints the trials that it trains. A

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from depthmup.init_std import InitProgram, Std, evaluate, spread, traced
-from depthmup.parameterization import Parameterization
+from depthmup.parameterization import Parameterization, Role
 from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
@@ -29,7 +29,7 @@ class Init:
     factor: the number that must multiply the parameter."""
 
     path: str
-    role: str
+    role: Role
     std: float
     width: float
     needed: float

@@ -33,7 +33,7 @@ HEADER = """\"\"\"Every key there is, with its meaning. Other configs override t
 python main.py explain --config=configs/default.py
 python main.py explain --config=configs/default.py:vit        (another family of models)
 
-`make configs` writes this file from the declarations in depthmup/settings.py, depthmup/models and depthmup/data.
+`make configs` writes this file from the declarations of the settings: settings.py, recipe.py, models/, data/.
 \"\"\"
 
 from ml_collections import config_dict

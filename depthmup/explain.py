@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from depthmup.optim import OPTIONS, families_of
+from depthmup.optim import DEFAULTS, OPTIONS, Decay, families_of
 from depthmup.parameterization import FamilyName, Parameterization
 from depthmup.specs import ParamSpec, PyTree, is_spec, starred
 
@@ -162,8 +162,8 @@ def explain(
     learning_rate: float | Schedule = 1.0,
     *,
     weight_decay: float | Schedule = 1.0,
-    eps: float = 1e-8,
-    decay: str = "uncoupled",
+    eps: float = DEFAULTS["eps"],
+    decay: Decay = "uncoupled",
     step: int | None = None,
     params: PyTree | None = None,
     stds: Mapping[str, float | None] | None = None,
@@ -249,7 +249,7 @@ def _row(
     lr: float,
     weight_decay: float,
     eps: float | None,
-    decay: str,
+    decay: Decay,
 ) -> Row:
     """The row of a leaf, without its init std."""
     factors = spec.factors(p, family)

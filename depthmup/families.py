@@ -199,7 +199,7 @@ def _by_glob(leaves: Sequence[ParamSpec], family: PyTree) -> list[FamilyName | N
     return [next((name for glob, name in family.items() if fnmatch.fnmatchcase(s.path, glob)), None) for s in leaves]
 
 
-def _probed(specs: PyTree, tx: optax.GradientTransformation, names: Sequence[str | None]) -> list[Update]:
+def _probed(specs: PyTree, tx: optax.GradientTransformation, names: Sequence[FamilyName | None]) -> list[Update]:
     try:
         return probe_updates(specs, tx)
     except Exception as error:
@@ -232,18 +232,23 @@ def _of_matrices(family: FamilyName | None) -> bool:
     return family is not None and FAMILIES[family].eps == "norm"
 
 
+def _may_have_size(family: FamilyName | None) -> bool:
+    """Whether the optimizer sets the update's size, so that it may depend on the shape of the matrix."""
+    return family is not None and not FAMILIES[family].linear and not FAMILIES[family].weight
+
+
 def _is_stack_of_vectors(spec: ParamSpec) -> bool:
     return spec.stack_axis is not None and spec.role == "vector"
 
 
 def _warn_of_contradictions(
-    leaves: Sequence[ParamSpec], names: Sequence[str | None], updates: Sequence[Update]
+    leaves: Sequence[ParamSpec], names: Sequence[FamilyName | None], updates: Sequence[Update]
 ) -> None:
     """One warning for all leaves that are given one family and have the update of another."""
-    paths: dict[tuple[str, str], list[str]] = {}
+    paths: dict[tuple[FamilyName | None, FamilyName | None], list[str]] = {}
     for spec, name, update in zip(leaves, names, updates, strict=True):
         if name is not None and update.family not in (None, name):
-            paths.setdefault((name, str(update.family)), []).append(spec.path)
+            paths.setdefault((name, update.family), []).append(spec.path)
     for (name, probed_name), matching in paths.items():
         more = f" (and {len(matching) - 1} more)" if len(matching) > 1 else ""
         warnings.warn(
@@ -251,7 +256,9 @@ def _warn_of_contradictions(
         )
 
 
-def _eps(leaves: Sequence[ParamSpec], families: Sequence[str], updates: Sequence[Update], eps: list[Any]) -> list[Any]:
+def _eps(
+    leaves: Sequence[ParamSpec], families: Sequence[FamilyName], updates: Sequence[Update], eps: list[Any]
+) -> list[Any]:
     """The number by which each leaf's gradient is divided."""
     pairs = [(s, u) for s, u in zip(leaves, updates, strict=True)]
     nonlinear = [u.family is not None and not FAMILIES[u.family].linear for u in updates]
@@ -421,7 +428,7 @@ class _Probe:
         gradient, and ones along all others, so that the update has rank one at any shape (or fills the null space).
         """
         sized = [
-            (_of_matrices(update.family) or update.family == "adam") and spec.role in MATRICES
+            _may_have_size(update.family) and spec.role in MATRICES
             for update, spec in zip(updates, self.leaves, strict=True)
         ]
         if not any(sized):
@@ -487,8 +494,9 @@ def _rank_one(spec: ParamSpec, turns: Collection[int], fans: Sequence[int]) -> t
 
 
 def _with_size(update: Update, norms: np.ndarray) -> Update:
-    """The update with the one of SIZES that its norms at FANS show, those of "adam" beside sqrt(fan_in fan_out)."""
-    entries = np.array([math.prod(fans) for fans in FANS]) ** (0.5 if update.family == "adam" else 0.0)
+    """The update with the one of SIZES that its norms at FANS show, beside sqrt(fan_in fan_out) where its entries, and
+    not its singular values, are of order 1."""
+    entries = np.array([math.prod(fans) for fans in FANS]) ** (0.0 if _of_matrices(update.family) else 0.5)
     for size in SIZES:
         expected = entries * [size(*fans) for fans in FANS]
         if np.allclose(norms / norms[0], expected / expected[0], rtol=0.1):

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
+from depthmup.parameterization import KINDS, Kind
 from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
 
-KINDS = ("branch", "output", "attention")
 RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 
 
@@ -26,7 +26,7 @@ RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  
 class Site:
     """A value that a factor multiplies.
 
-    kind: one of KINDS; or "sum": a sum of two activations that is no residual addition.
+    kind: that of its factor; or "sum": a sum of two activations that is no residual addition.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
@@ -46,7 +46,7 @@ class Site:
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
-    kind: str
+    kind: Kind | Literal["sum"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class Site:
 
 
 def absorb(
-    specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: Any, kinds: Collection[str] = KINDS
+    specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs: Any, kinds: Collection[Kind] = KINDS
 ) -> PyTree:
     """The spec tree with the parameters named that the form "absorbed" stores the forward pass's factors in.
 
@@ -86,7 +86,7 @@ def absorb(
 def place(
     specs: PyTree,
     sites: Sequence[Site],
-    kinds: Collection[str] = KINDS,
+    kinds: Collection[Kind] = KINDS,
     products: Sequence[int] | None = None,
     placed: Collection[str] = (),
 ) -> PyTree:
@@ -106,7 +106,7 @@ def place(
     }
     check_branches(leaves, branches, placed)
     for site in sites:
-        if site.kind not in kinds or (site.kind == "branch" and site not in branches):
+        if site.kind == "sum" or site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))

@@ -20,7 +20,7 @@ from flax import linen as nn
 
 from depthmup.init_std import InitProgram, evaluate
 from depthmup.parameterization import ForwardFactors
-from depthmup.specs import PyTree, is_parameter, parameters_only
+from depthmup.specs import Layout, PyTree, is_parameter, parameters_only
 
 KEY = 0  # of random numbers whose values do not matter
 # Options of a call by the names that libraries give them, and their values in evaluation.
@@ -55,7 +55,7 @@ class Model:
     factors: ForwardFactors | None = None
     training: bool = True
 
-    layout: ClassVar[str | None] = None  # of infer_specs, where the framework has one
+    layout: ClassVar[Layout | None] = None  # of infer_specs, where the framework has one
     init_calls: ClassVar[bool] = False  # whether the framework's init runs the forward pass
 
     def init(self, key: Any) -> tuple[PyTree, PyTree]:

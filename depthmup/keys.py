@@ -21,7 +21,7 @@ class Key:
     meaning: one sentence or phrase; configs/default.py and docs/settings.md print it.
     low: the smallest value. high: values are below it. most: the largest value. positive: values are above 0 and
       finite. A list is checked value by value; None, the value of an optional setting that is not set, passes.
-    choices: all names that the setting takes; () for any.
+    choices: all names that the setting takes, those of its type if this is a `Literal`; () for any.
     nonempty: a list must have at least one value.
     traced: the compiled program takes the value as an argument, so trials that differ in it alone share the program.
     decides: a change of the setting changes the result of a training.
@@ -97,4 +97,12 @@ def declared(kind: type) -> Mapping[str, Key]:
 @functools.cache
 def _declared(kind: type) -> Mapping[str, Key]:
     hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
-    return {f.name: dataclasses.replace(f.metadata["key"], kind=hints[f.name]) for f in fields if "key" in f.metadata}
+    return {f.name: _typed(f.metadata["key"], hints[f.name]) for f in fields if "key" in f.metadata}
+
+
+def _typed(k: Key, hint: Any) -> Key:
+    """The key with the type of its field. The names of a `Literal`, or of a tuple of them, are its choices."""
+    names = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    if typing.get_origin(names) is typing.Literal:
+        return dataclasses.replace(k, kind=str if names is hint else tuple[str, ...], choices=typing.get_args(names))
+    return dataclasses.replace(k, kind=hint)

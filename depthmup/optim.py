@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +15,96 @@ from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Paramet
 from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec
 from depthmup.specs import factors as leaf_factors
 
-# optimizer -> family of its LR rule: those of a config, and those of `optimizer` alone
-OPTIMIZERS: dict[str, FamilyName] = {"sgd": "sgd", "momentum": "sgd", "adam": "adam", "adamw": "adam"}
-OTHERS: dict[str, FamilyName] = {"lion": "adam", "adafactor": "adafactor", "muon": "muon"}
-# optimizer that trains the hidden weights alone -> the optimizer, and family, of all other leaves
-REST: dict[str, FamilyName] = {"muon": "adam"}
+Decay = Literal["uncoupled", "coupled"]
+ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
 
 
-def family_of(name: str) -> FamilyName:
-    """The family of an optimizer, of "muon" that of the hidden weights. Raises ValueError for an unknown optimizer."""
+class Optimizer(NamedTuple):
+    """An optimizer.
+
+    family: the family of its update.
+    options: its options beside learning rate and weight decay, with their defaults.
+    direction: (specs, **options) -> the transformation that makes the update, before factors and learning rate; None:
+      the update is the gradient.
+    rest: the family of all leaves but the hidden weights, if these alone have `family`.
+    """
+
+    family: FamilyName
+    options: Mapping[str, Any]
+    direction: Callable[..., optax.GradientTransformation] | None
+    rest: FamilyName | None = None
+
+
+def _adam(specs: PyTree, **options: Any) -> optax.GradientTransformation:
+    return optax.scale_by_adam(**options)
+
+
+def _adafactor(specs: PyTree) -> optax.GradientTransformation:
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
+
+
+def _muon(specs: PyTree, momentum: Any, nesterov: bool, b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+    """optax.contrib.muon before its learning rate, for the hidden weights; Adam for all others."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    hidden = [spec.role == "hidden" for spec in leaves]
+    axes = [
+        optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
+        for s, yes in zip(leaves, hidden, strict=True)
+    ]
+    # A constant: the fans of a hidden weight grow alike.
+    sizes = jax.tree.map(lambda spec: max(1.0, spec.fan_out / spec.fan_in) ** 0.5, specs, is_leaf=is_spec)
+
+    def of_matrices(tree: PyTree) -> PyTree:
+        """The axes of each leaf, but where a leaf is hidden."""
+        weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
+        return jax.tree.unflatten(treedef, [w if is_hidden(w) else own for w, own in zip(weights, axes, strict=True)])
+
+    def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
+        return jax.tree.unflatten(
+            jax.tree.structure(tree, is_leaf=is_hidden), ["muon" if yes else "adam" for yes in hidden]
+        )
+
+    muon = optax.contrib.scale_by_muon(beta=momentum, nesterov=nesterov, eps=eps, weight_dimension_numbers=of_matrices)
+    adam = _adam(specs, b1=b1, b2=b2, eps=eps)
+    return optax.partition({"muon": optax.chain(muon, scale_by_tree(sizes)), "adam": adam}, labels)
+
+
+OPTIMIZERS: dict[str, Optimizer] = {  # that a config may name
+    "sgd": Optimizer("sgd", {}, None),
+    "momentum": Optimizer(
+        "sgd",
+        {"momentum": DEFAULTS["momentum"], "nesterov": False},
+        lambda specs, momentum, nesterov: optax.trace(momentum, nesterov),
+    ),
+    "adam": Optimizer("adam", ADAM, _adam),
+    "adamw": Optimizer("adam", ADAM, _adam),
+}
+OTHERS: dict[str, Optimizer] = {
+    "lion": Optimizer("adam", {"b1": 0.9, "b2": 0.99}, lambda specs, b1, b2: optax.scale_by_lion(b1, b2)),
+    "adafactor": Optimizer("adafactor", {}, _adafactor),
+    "muon": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam"),
+}
+OPTIONS = {name: row.options for name, row in (OPTIMIZERS | OTHERS).items()}
+
+
+def _row(name: str) -> Optimizer:
     known = OPTIMIZERS | OTHERS
     if name not in known:
         raise unknown("optimizer", name, known, "; any other optax transformation goes through dm.wrap")
     return known[name]
 
 
+def family_of(name: str) -> FamilyName:
+    """The family of an optimizer, of "muon" that of the hidden weights. Raises ValueError for an unknown optimizer."""
+    return _row(name).family
+
+
 def families_of(name: str, specs: PyTree) -> PyTree:
     """The family of each leaf's update, a tree: "muon" trains the hidden weights by Muon and all others by Adam."""
-    hidden = family_of(name)
-    rest = REST.get(name, hidden)
-    return jax.tree.map(lambda s: hidden if s.role == "hidden" else rest, specs, is_leaf=is_spec)
+    row = _row(name)
+    rest = row.rest or row.family
+    return jax.tree.map(lambda s: row.family if s.role == "hidden" else rest, specs, is_leaf=is_spec)
 
 
 def scale_by_parameterization(
@@ -80,7 +150,7 @@ def optimizer(
     b2: float | jax.Array | None = None,
     eps: float | jax.Array | None = None,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    decay: str = "uncoupled",
+    decay: Decay = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
     """SGD, Adam, Lion, Adafactor or Muon with the LR, eps and weight decay that `p` gives to every leaf.
@@ -118,94 +188,37 @@ def optimizer(
     return _of_specs(specs, tx if own is p else in_form_mup(p, specs, tx))
 
 
-ADAM = ("b1", "b2", "eps")
-MOMENTUM = ("momentum", "nesterov")
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": MOMENTUM,
-    "adam": ADAM,
-    "adamw": ADAM,
-    "lion": ("b1", "b2"),
-    "adafactor": (),
-    "muon": (*MOMENTUM, *ADAM),
-}
-
-
 def from_factors(
     factors: LeafFactors,
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     *,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    decay: str = "uncoupled",
+    decay: Decay = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     specs: PyTree | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
     """`optimizer` from trees of factors, and for "muon" the specs. The factors may be traced: then call this inside the
     jitted step."""
-    family = family_of(name)
+    row = _row(name)
     if isinstance(learning_rate, float | int | np.number) and not 0 < learning_rate < np.inf:
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
-    if decay not in ("uncoupled", "coupled"):
-        raise unknown("decay", decay, ("uncoupled", "coupled"))
+    if decay not in get_args(Decay):
+        raise unknown("decay", decay, get_args(Decay))
     for key in options:
-        if key not in OPTIONS[name]:
-            raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(OPTIONS[name]) or 'none'}")
+        if key not in row.options:
+            raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(row.options) or 'none'}")
     parts = []
-    if not FAMILIES[family].linear:
+    if not FAMILIES[row.family].linear:
         parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps))]
-    if name != "sgd":
-        parts += [_direction(name, specs, options)]
+    if row.direction:
+        parts += [row.direction(specs, **{**row.options, **options})]
     parts += [scale_by_tree(factors.lr)]
     if not isinstance(weight_decay, float | int) or weight_decay != 0:
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
         parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
-
-
-def _direction(name: str, specs: PyTree, options: dict[str, Any]) -> optax.GradientTransformation:
-    """The transformation that makes the update, before factors and learning rate."""
-    if name == "momentum":
-        return optax.trace(decay=options.get("momentum", 0.9), nesterov=options.get("nesterov", False))
-    if name == "lion":
-        return optax.scale_by_lion(**options)
-    if name == "adafactor":
-        return optax.chain(
-            optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
-        )
-    adam = optax.scale_by_adam(**{key: value for key, value in options.items() if key in ADAM})
-    return _muon(specs, adam, options) if name == "muon" else adam
-
-
-def _muon(specs: PyTree, adam: optax.GradientTransformation, options: dict[str, Any]) -> optax.GradientTransformation:
-    """optax.contrib.muon before its learning rate, for the hidden weights; `adam` for all others."""
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    hidden = [spec.role == "hidden" for spec in leaves]
-    axes = [
-        optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
-        for s, yes in zip(leaves, hidden, strict=True)
-    ]
-    # A constant: the fans of a hidden weight grow alike.
-    sizes = jax.tree.map(lambda spec: max(1.0, spec.fan_out / spec.fan_in) ** 0.5, specs, is_leaf=is_spec)
-
-    def of_matrices(tree: PyTree) -> PyTree:
-        """The axes of each leaf, but where a leaf is hidden."""
-        weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
-        return jax.tree.unflatten(treedef, [w if is_hidden(w) else own for w, own in zip(weights, axes, strict=True)])
-
-    def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
-        return jax.tree.unflatten(
-            jax.tree.structure(tree, is_leaf=is_hidden), ["muon" if yes else "adam" for yes in hidden]
-        )
-
-    muon = optax.contrib.scale_by_muon(
-        beta=options.get("momentum", 0.95),
-        nesterov=options.get("nesterov", True),
-        eps=options.get("eps", 1e-8),
-        weight_dimension_numbers=of_matrices,
-    )
-    return optax.partition({"muon": optax.chain(muon, scale_by_tree(sizes)), "adam": adam}, labels)
 
 
 def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -28,16 +28,28 @@ from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import at_least_one, unknown
-from depthmup.parameterization import FAMILIES, ForwardFactors, Name, Parameterization, parameterization
+from depthmup.parameterization import FAMILIES, ForwardFactors, Kind, Name, Parameterization, parameterization
 from depthmup.source import Source, made_up, traceable
-from depthmup.specs import ParamSpec, PyTree, group, is_spec, one_glob, parameters_only, rescale, starred, subset
+from depthmup.specs import (
+    Layout,
+    ParamSpec,
+    PyTree,
+    group,
+    is_spec,
+    one_glob,
+    parameters_only,
+    rescale,
+    starred,
+    subset,
+)
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
 
-RATES = {"sgd": 2.0**-8, "adam": 2.0**-10}  # of a check, relative to the base width
+RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
 # What a check trains alone.
-GROUPS: dict[str, Callable[[ParamSpec], str]] = {
+Groups = Literal["role", "path"]
+GROUPS: dict[Groups, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
 }
@@ -45,7 +57,7 @@ GROUPS: dict[str, Callable[[ParamSpec], str]] = {
 # the last one (docs/results.md, figure 2b, by accuracy).
 MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
 # How a model that takes factors uses them.
-USES = {
+USES: dict[Kind, str] = {
     "branch": "h + factors.branch * branch(h)",
     "output": "factors.output * logits",
     "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim), and give the model an attribute head_dim",
@@ -72,7 +84,7 @@ def setup(
     output: Callable[[Any], jax.Array] = _all,
     overrides: Mapping[str, str] | None = None,
     residual: bool = True,
-    layout: str | None = None,
+    layout: Layout | None = None,
     fan_in_init: bool | None = None,
     **settings: Any,
 ) -> Setup:
@@ -253,7 +265,7 @@ def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
         factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
         return Graph(*traceable(dataclasses.replace(model, factors=factors)), model.inputs)
 
-    def acts(kind: str) -> bool:
+    def acts(kind: Kind) -> bool:
         return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
 
     plain = graph()
@@ -486,7 +498,7 @@ class Setup:
         steps: Sequence[int] = (1, 4),
         seeds: int = 4,
         max_seeds: int = 32,
-        groups: str = "role",
+        groups: Groups = "role",
         progress: Callable[[str], None] = lambda message: print(message, file=sys.stderr, flush=True),
         **options: Any,
     ) -> CoordinateReport:
@@ -659,7 +671,7 @@ class Setup:
         batch: Sequence[Any],
         optimizer: str | Callable[[Setup], optax.GradientTransformation],
         learning_rate: float | None = None,
-        groups: str = "role",
+        groups: Groups = "role",
     ) -> Probe:
         """This model as `coordinate_check` trains it; the arguments are those of `check`."""
         if groups not in GROUPS:
@@ -668,7 +680,7 @@ class Setup:
             tx = optimizer(self)
         else:
             linear = FAMILIES[optim.family_of(optimizer)].linear
-            tx = self.optimizer(optimizer, learning_rate or RATES["sgd" if linear else "adam"])
+            tx = self.optimizer(optimizer, learning_rate or RATES[linear])
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
         inside = self._output_before_readout()
 

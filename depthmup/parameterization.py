@@ -17,9 +17,11 @@ from depthmup.names import at_least_one, unknown
 Role = Literal["input", "hidden", "output", "readout", "vector", "scalar", "fixed"]
 FamilyName = Literal["sgd", "adam", "muon", "adafactor", "shampoo2"]
 Form = Literal["mup", "fan_in", "canonical", "absorbed"]
+Kind = Literal["branch", "output", "attention"]  # the factors of the forward pass
 Name = Literal["sp", "depth_sp", "ntp", "mup", "depth_mup", "depth_ode", "am_mup", "completep"]
 ROLES: tuple[Role, ...] = get_args(Role)
 FORMS: tuple[Form, ...] = get_args(Form)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Powers(NamedTuple):
@@ -200,12 +202,12 @@ class Parameterization:
         return self.table.lr_depth is not None
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[Kind, ...]:
         """The factors of the forward pass that can differ from 1, or for "attention" from 1/sqrt(head_dim)."""
         branch = self.beta0 != 1 or (self.alpha is not None and not self.arithmetic_mean)
         output = self.gamma0 != 1 or self.table.gamma_width != 0 or self.table.width
         applied = {"branch": branch, "output": output, "attention": self.table.attention != 0.5}
-        return tuple(kind for kind, applies in applied.items() if applies)
+        return tuple(kind for kind in KINDS if applied[kind])
 
     def count_blocks(self, depth: int) -> int:
         """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""
@@ -246,7 +248,7 @@ class Parameterization:
         fan_in: float,
         family: FamilyName = "sgd",
         path: str = "",
-        absorbs: Mapping[str, int] | None = None,
+        absorbs: Mapping[Kind, int] | None = None,
     ) -> LeafFactors:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
@@ -298,7 +300,7 @@ class Parameterization:
         in_lr = s**kind.storage
         return LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
 
-    def scales_init(self, role: str, in_branch: bool, path: str) -> bool:
+    def scales_init(self, role: Role, in_branch: bool, path: str) -> bool:
         """Whether AM-muP gives a parameter's init a power of depth: weights of branches that `branch_init` matches."""
         weights = self.arithmetic_mean and in_branch and role not in ("vector", "scalar")
         return weights and fnmatch.fnmatchcase(path, self.branch_init)
@@ -343,7 +345,7 @@ class Parameterization:
         return (m**OUTPUT.m_in if self.table.width else 1.0) / self._gamma(m)
 
     def _storage(
-        self, role: Role, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[str, int]
+        self, role: Role, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[Kind, int]
     ) -> float:
         """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":

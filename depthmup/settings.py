@@ -1,7 +1,7 @@
 """The settings of a run: every key of a config, declared once, and what follows from the declarations.
 
-A key is added by declaring it here, or on its family of models, or in `Augment`, and by using it; `make configs` then
-writes configs/default.py and docs/settings.md anew.
+A key is added by declaring it here, in `Recipe`, on its family of models or in `Augment`, and by using it; `make
+configs` then writes configs/default.py and docs/settings.md anew.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from depthmup.data import Augment, names
 from depthmup.fit.curve import POINTS
 from depthmup.keys import Key, declared, key
 from depthmup.models import MODELS
 from depthmup.names import unknown
-from depthmup.optim import OPTIMIZERS
+from depthmup.optim import DEFAULTS, OPTIMIZERS
 from depthmup.parameterization import TABLES, Parameterization, parameterization
+from depthmup.recipe import LOSSES, Recipe
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"
-JUDGED = ("loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy")
-QUANTITIES = ("updates", "sharpness", "kernels")  # train.quantities measures them
-UNTIL = ("planned", "decided")
-SCHEDULES = ("linear", "cosine", "constant")
-LOSSES = ("cross_entropy", "mse", "centered_mse")
+Judged = Literal["loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy"]
+Until = Literal["planned", "decided"]
+Wrapper = Literal["pmap", "jit"]
+Quantity = Literal["updates", "sharpness", "kernels"]  # `train.quantities` measures them
 # The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
 OWN = {
     "parameterization.name": "sweep.parameterizations",
@@ -121,11 +121,13 @@ class ParameterizationSettings:
 class OptimizerSettings:
     name: str = key("sgd", "", choices=OPTIMIZERS, column="optimizer")
     learning_rate: float = key(0.5, "at the base shape", positive=True, traced=True, at_start=False)
-    momentum: float = key(0.9, "for momentum", low=0, high=1, traced=True, at_start=False)
-    b1: float = key(0.9, "for adam and adamw", low=0, high=1, traced=True)
-    b2: float = key(0.999, "for adam and adamw", low=0, high=1, traced=True)
-    eps: float = key(1e-8, "for adam and adamw", low=0, traced=True)
-    weight_decay: float = key(0.0, "learning rate x decay is the same at every shape", low=0, traced=True)
+    momentum: float = key(DEFAULTS["momentum"], "for momentum", low=0, high=1, traced=True, at_start=False)
+    b1: float = key(DEFAULTS["b1"], "for adam and adamw", low=0, high=1, traced=True)
+    b2: float = key(DEFAULTS["b2"], "for adam and adamw", low=0, high=1, traced=True)
+    eps: float = key(DEFAULTS["eps"], "for adam and adamw", low=0, traced=True)
+    weight_decay: float = key(
+        DEFAULTS["weight_decay"], "learning rate x decay is the same at every shape", low=0, traced=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,7 @@ class CheckpointSettings:
 @dataclasses.dataclass(frozen=True)
 class ParallelSettings:
     devices: int | None = key(None, "devices that share each batch of main.py train; unset: all, but one CPU", low=1)
-    wrapper: str = key("pmap", "jit: over a mesh; of sweeps too", choices=("pmap", "jit"))
+    wrapper: Wrapper = key("pmap", "jit: over a mesh; of sweeps too")
     devices_per_trial: int = key(
         1, "devices that share each batch of a trial of main.py sweep; 2 or more by jit", low=1
     )
@@ -182,14 +184,12 @@ class SweepSettings:
     )
     per_octave: int = key(2, "grid points per factor of 2", low=1)
     seeds: int = key(6, "config.seed, config.seed + 1, ...: so many trainings of each point", low=1)
-    until: str = key(
-        "planned", "decided: then more seeds and rates, where verdicts need them (docs/sweeps.md)", choices=UNTIL
-    )
+    until: Until = key("planned", "decided: then more seeds and rates, where verdicts need them (docs/sweeps.md)")
     max_seeds: int = key(24, "seeds are doubled up to this until verdicts are decided", low=1)
     axes: str = key("", 'more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"')
-    judge_by: str = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps", choices=JUDGED)
+    judge_by: Judged = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps")
     calibrate: bool = key(True, "the report predicts learning rates by a gradient and a jvp at each depth too")
-    measure: tuple[str, ...] = key((), "measured of trials trained from now on (docs/laws.md)", choices=QUANTITIES)
+    measure: tuple[Quantity, ...] = key((), "measured of trials trained from now on (docs/laws.md)")
     measure_points: int = key(5, "how often while a trial trains, from its start to its end", low=1)
     adaptive: bool = key(False, "from the second size on, train only the rates around the last size's optimum")
     at_once: int | None = key(None, "trials that run together; unset: as many as fit in memory, at most 128", low=1)
@@ -240,8 +240,8 @@ DATA = {family: DataSettings(name="text") for family, model in MODELS.items() if
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """One config."""
+class TaskSettings:
+    """What is trained, but for the recipe."""
 
     model: ModelSettings = key(ModelSettings.of(), "")
     parameterization: ParameterizationSettings = key(
@@ -250,36 +250,15 @@ class Settings:
     )
     optimizer: OptimizerSettings = key(OptimizerSettings(), "")
     data: DataSettings = key(DataSettings(), "")
-    epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
-    schedule: str = key("linear", "of the learning rate; linear and cosine end at 0", choices=SCHEDULES, at_start=False)
-    warmup_epochs: float = key(0.0, "the learning rate rises linearly first", low=0, traced=True, at_start=False)
-    loss: str = key(
-        "cross_entropy",
-        "centered_mse: of the change of the output since the start",
-        choices=LOSSES,
-        column="loss_function",
-    )
-    label_smoothing: float = key(0.0, "for cross_entropy, in training", low=0, high=1)
-    label_noise: float = key(
-        0.0,
-        "probability that a training label is replaced by a random one, anew at every step",
-        low=0,
-        high=1,
-        traced=True,
-        at_start=False,
-    )
-    clip: float | None = key(None, "largest norm of the gradient; unset: none", positive=True, at_start=False)
-    accumulate: int = key(1, "parts in which a batch is computed, one after another", low=1, at_start=False)
-    ema: float | None = key(
-        None,
-        "decay of a moving average of the weights, which is evaluated; unset: no average",
-        low=0,
-        high=1,
-        at_start=False,
-    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Recipe, TaskSettings):
+    """One config. Its keys are those of `TaskSettings`, those of `Recipe` and its own, in this order: a dataclass has
+    the fields of its last base first."""
+
     seed: int = key(0, "of the initial parameters", low=0, high=2**31, traced=True)
     log_every: int = key(10, "steps between two lines of progress", low=1, decides=False)
-    log_updates: bool = key(False, "also the root mean square update of every group of parameters", decides=False)
     evaluate_every: Interval = key(
         Interval(1, "epoch"), '"100 steps" | "0.5 epochs" | "never": at the end', decides=False
     )
@@ -343,7 +322,7 @@ class Settings:
             )
         if self.evaluate_every.unit == "minute":
             raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
-        if self.label_smoothing and self.loss != "cross_entropy":
+        if self.label_smoothing and not LOSSES[self.loss].of_labels:
             raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
         for name, (low, high) in self.sweep.log2_learning_rates.items():
             grid = f"sweep.log2_learning_rates.{name} = ({low}, {high})"

@@ -20,8 +20,8 @@ from depthmup.frameworks import Model, adapt
 from depthmup.graph import CLOSED, ForwardError, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
-from depthmup.parameterization import Parameterization
-from depthmup.specs import ParamSpec, PyTree, flatten_shapes, is_spec, starred
+from depthmup.parameterization import Parameterization, Role
+from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, starred
 
 SHALLOW = 4  # depth of the forward pass where no base depth is given
 
@@ -38,7 +38,7 @@ class Source:
     output: Callable[[Any], jax.Array]
     overrides: Mapping[str, str]
     residual: bool
-    layout: str | None
+    layout: Layout | None
     fan_in_init: bool | None
     warned: set[str] = dataclasses.field(default_factory=set)
     """The warnings that were given already, at any shape."""
@@ -119,12 +119,12 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        def ends() -> dict[str, str]:
+        def ends() -> dict[str, Role]:
             heads = [site for site in self.sites(width, depth) if site.kind == "output"]
             weights = frozenset[str]().union(*(site.weights for site in heads))
             paths = flatten_shapes(self.model(width, depth).shapes[0])[0]
-            readouts = {path: "readout" for site in heads for path in site.parts or () if path in weights}
-            return {path: "input" for path in paths if path not in weights} | readouts
+            inputs: dict[str, Role] = {path: "input" for path in paths if path not in weights}
+            return inputs | {path: "readout" for site in heads for path in site.parts or () if path in weights}
 
         specs = infer_specs(
             zeros,

@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,11 @@ import numpy as np
 import optax
 from flax.core.meta import AxisMetadata
 
-from depthmup.parameterization import FamilyName, ForwardFactors, LeafFactors, Parameterization, Role
+from depthmup.parameterization import FamilyName, ForwardFactors, Kind, LeafFactors, Parameterization, Role
 
 PyTree = Any
 Shape = tuple[int, ...]
+Layout = Literal["in_out", "out_in"]  # of stored matrices
 
 
 class SpecError(ValueError):
@@ -36,11 +37,11 @@ class SpecError(ValueError):
 class Absorbed(NamedTuple):
     """A factor of the forward pass that the form "absorbed" stores inside a parameter.
 
-    kind: "branch", "output" or "attention". head_dim: of an attention, else 0. axis, ranges: the entries that are
+    head_dim: of an attention, else 0. axis, ranges: the entries that are
     stored times the factor, as half-open ranges along an axis; without ranges all of them.
     """
 
-    kind: str
+    kind: Kind
     head_dim: int = 0
     axis: int = 0
     ranges: tuple[tuple[int, int], ...] = ()

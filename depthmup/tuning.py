@@ -9,7 +9,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -20,20 +20,21 @@ from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
+from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.report.result import SweepResult
 from depthmup.report.run import run
 from depthmup.settings import (
-    JUDGED,
     LEARNING_RATE,
-    UNTIL,
     CheckpointSettings,
     Interval,
+    Judged,
     ParallelSettings,
     SettingsError,
     SweepSettings,
+    Until,
+    Wrapper,
 )
 from depthmup.train.model_task import Loss
-from depthmup.train.recipe import SCHEDULES, Recipe
 from depthmup.trials.engine import cost
 from depthmup.trials.model_study import ModelStudy, Optimizer, SetupLike, Training
 from depthmup.trials.study import Axis
@@ -106,9 +107,9 @@ def study_of(
     batch_size: int | None = None,
     evaluate: Batches = None,
     seeds: int = 3,
-    until: Literal["planned", "decided"] = "planned",
+    until: Until = "planned",
     max_seeds: int = 24,
-    judge_by: str | None = None,
+    judge_by: Judged | None = None,
     chance: float | None = None,
     schedule: str = "constant",
     warmup: int = 0,
@@ -119,7 +120,7 @@ def study_of(
     at_once: int | None = None,
     max_trials: int = 20_000,
     devices_per_trial: int = 1,
-    wrapper: Literal["pmap", "jit"] = "pmap",
+    wrapper: Wrapper = "pmap",
     checkpoint_every: str = "10 minutes",
     **hyperparameters: Any,
 ) -> ModelStudy:
@@ -128,13 +129,14 @@ def study_of(
     at_least_one("seeds", seeds)
     if schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
-    if until not in UNTIL:
-        raise unknown("until", until, UNTIL)
+    if until not in get_args(Until):
+        raise unknown("until", until, get_args(Until))
     if not 0 <= warmup < steps:
         raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
     feed = feed_of(batches, steps, batch_size, evaluate)
     judge_by = judge_by or ("validation_loss" if feed.held_out else "last_loss")
-    known = [name for name in JUDGED if "accuracy" not in name and (feed.held_out or "validation" not in name)]
+    measures = [name for name in get_args(Judged) if "accuracy" not in name]
+    known = [name for name in measures if feed.held_out or "validation" not in name]
     if judge_by not in known:
         raise unknown("judge_by", judge_by, known)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}

@@ -29,6 +29,7 @@ from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.train import run
 from depthmup.train.build import hyper_of, task_of
 from depthmup.train.check import check_optimizer
+from depthmup.train.divergence import DIVERGED_ABOVE
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
@@ -37,7 +38,10 @@ def train(settings: Settings, workdir: Path | None, command: str, profile: bool 
     if jax.process_index() == 0:
         print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
         if metrics["diverged"] and "loss" in metrics:
-            print("diverged: the loss ended not finite or above twice the first batch's; lower the learning rate")
+            print(
+                f"diverged: the loss ended not finite or above {DIVERGED_ABOVE:g} times the first batch's; lower the "
+                "learning rate"
+            )
     return int(metrics["diverged"])
 
 

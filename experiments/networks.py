@@ -19,9 +19,10 @@ import depthmup as dm
 from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
 from depthmup.parameterization import ForwardFactors, LeafFactors, Name
+from depthmup.recipe import Recipe
 from depthmup.specs import is_spec
 from depthmup.theory import Problem
-from depthmup.train import Hyper, Recipe, Task, TrainState
+from depthmup.train import Hyper, Task, TrainState
 from depthmup.train.devices import trial_layout
 from depthmup.train.trainable import FOREVER
 
@@ -29,7 +30,7 @@ PyTree = Any
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
-RECIPE = Recipe(loss="centered_mse")
+RECIPE = Recipe(schedule="constant", loss="centered_mse")
 # How many weights the networks that are trained side by side may have in all. On a CPU they should fit into its cache:
 # of 1, 4, 16 and 64 networks this chooses the fastest at widths 32 to 256 and depth 8; 16 of width 256 take 2.5 times
 # longer side by side than one by one. Elsewhere a gigabyte holds their weights, gradients and initial weights.

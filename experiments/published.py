@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas
@@ -20,7 +20,7 @@ from depthmup.fit.table import ACCURACY
 from depthmup.measure import MaximalUpdate
 from depthmup.report.calibration import FILE
 from depthmup.report.curves import TransferCurve, judge
-from depthmup.settings import JUDGED, Settings, column
+from depthmup.settings import Judged, Settings, column
 from depthmup.sweep import curves, load, measured
 from depthmup.train.build import FILES
 from depthmup.trials.config_study import ConfigStudy
@@ -54,7 +54,7 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     check(path.name, about["settings"], settings, extended)
     rows = pandas.read_parquet(path.with_suffix(".parquet"))
     order = rows["parameterization"].map(settings.sweep.parameterizations.index)
-    measures = [name for name in JUDGED if name in rows]
+    measures = [name for name in get_args(Judged) if name in rows]
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
     extra = path.with_name(f"{path.name}_measured.parquet")
@@ -93,7 +93,7 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
     if different := difference(saved, settings):
         raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
     resumable = "classes" in about
-    measures = dict.fromkeys(JUDGED if resumable else ("loss", settings.sweep.judge_by, ACCURACY))
+    measures = dict.fromkeys(get_args(Judged) if resumable else ("loss", settings.sweep.judge_by, ACCURACY))
     axes = [column(axis.key) for axis in ConfigStudy(settings).axes]
     names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
     found = found.sort_values([*names], ignore_index=True)

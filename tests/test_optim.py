@@ -1,5 +1,6 @@
 """The transformations: decay and eps alone, schedules, dtypes, tracing."""
 
+import inspect
 import itertools
 
 import jax
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 import depthmup as dm
+from depthmup.optim import OPTIONS
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "muon")
 EPS = ("adam", "adamw", "muon")
@@ -34,6 +36,23 @@ def init(width, depth):
 def setup(name="depth_mup", width=16, depth=8, **options):
     p = dm.parameterization(name, base_width=4, base_depth=2, **options)
     return p, dm.infer_specs(init, width=width, depth=depth), jax.tree.map(jnp.asarray, init(width, depth))
+
+
+@pytest.mark.parametrize(
+    ("name", "optax_s", "renamed"),
+    [
+        ("momentum", optax.trace, {"momentum": None}),  # Optax has no default
+        ("adam", optax.adam, {}),
+        ("adamw", optax.adamw, {}),
+        ("lion", optax.lion, {}),
+        ("muon", optax.contrib.muon, {"momentum": "beta", "b1": "adam_b1", "b2": "adam_b2"}),
+    ],
+)
+def test_defaults_are_those_of_optax(name, optax_s, renamed):
+    defaults = inspect.signature(optax_s).parameters
+    for option, value in OPTIONS[name].items():
+        if renamed.get(option, option):
+            assert value == defaults[renamed.get(option, option)].default, option
 
 
 def updates(tx, grads, params, steps=1):

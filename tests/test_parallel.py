@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.train import BatchOverDevices, Recipe, TrialLoop, TrialsOverDevices
+from depthmup.recipe import Recipe
+from depthmup.train import BatchOverDevices, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.run import loop_of
 from depthmup.trials.group import Runner
@@ -18,7 +19,7 @@ from tests.test_train import compilations
 STEPS = 10
 SMALL = {"residual_cnn": dict(width=4, depth=1, dropout=0.0)}
 EVERYTHING = Recipe(clip=0.5, accumulate=2, ema=0.9, label_smoothing=0.1, schedule="cosine")
-RECIPES = {"plain": (Recipe(), 0), "everything": (EVERYTHING, 3)}  # (recipe, steps of warm-up)
+RECIPES = {"plain": (Recipe(schedule="constant"), 0), "everything": (EVERYTHING, 3)}  # (recipe, steps of warm-up)
 
 
 def double(tree):

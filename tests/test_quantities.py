@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from typing import get_args
 
 import jax
 import numpy as np
@@ -13,15 +14,15 @@ from depthmup import sweep
 from depthmup.fit import chain_path_sum
 from depthmup.measure import sharpness
 from depthmup.models import MODELS
-from depthmup.report import page
+from depthmup.report import figures, page
 from depthmup.report.calibration import FILE, calibrations, key
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import SettingsError, from_config, put
+from depthmup.settings import Quantity, SettingsError, from_config, put
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.loop import Measurement
-from depthmup.train.quantities import measurement
+from depthmup.train.quantities import QUANTITIES, measurement
 from depthmup.train.stop import Stopped
 from depthmup.trials.group import Runner, hypers_of
 from depthmup.trials.history import History
@@ -46,6 +47,10 @@ def measured(tmp_path_factory):
     table = sweep.measured(workdir)
     table.attrs["workdir"] = workdir
     return study, rows, table
+
+
+def test_every_quantity_has_a_function_and_a_picture():
+    assert set(QUANTITIES) == set(get_args(Quantity)) == set(figures.QUANTITIES)
 
 
 def test_what_is_measured(measured):

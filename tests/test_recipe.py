@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.recipe import SCHEDULES, Recipe, chance
-from depthmup.train.trainable import NEVER
+from depthmup.train.divergence import NEVER, chance
 from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import settings
@@ -22,7 +22,7 @@ STEPS = 40
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
-    recipe = Recipe(name)
+    recipe = Recipe(schedule=name)
     values = np.array(
         [recipe.multiplier(jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
     )
@@ -51,11 +51,12 @@ def test_losses():
 
 @pytest.fixture
 def setup(x64):
-    """A function: recipe -> (task, state in float64, batch, hyper), for the residual MLP."""
+    """A function: recipe -> (task, state in float64, batch, hyper), for the residual MLP; the schedule is constant."""
 
     def of(optimizer="adam", warmup=0, steps=STEPS, **recipe):
         s = settings("residual_mlp", optimizer)
-        task, (inputs, labels) = task_of(s, Recipe(**recipe)), examples(batches_of(s), 32)
+        recipe = Recipe(**{"schedule": "constant", **recipe})
+        task, (inputs, labels) = task_of(s, recipe), examples(batches_of(s), 32)
         hyper = hyper_of(s)._replace(warmup=warmup, steps=steps).arrays()
         return task, double(jax.jit(task.init)(hyper)), (double(inputs), labels), hyper
 
@@ -159,7 +160,7 @@ class InfiniteGradient(Task):
 def test_label_noise(setup):
     """A label is replaced by any class alike, with the given probability, anew in every step."""
     plain, state, (inputs, labels), hyper = setup("sgd")
-    noisy = setup("sgd", label_noise=True)[0]
+    noisy = setup("sgd", label_noise=0.4)[0]
     hyper = hyper._replace(label_noise=np.float32(0.4))
     one = inputs[:1]
     losses = [float(plain.objective(state.params, state, (one, np.full(1, label)), hyper)) for label in range(10)]
@@ -203,6 +204,28 @@ def test_a_trial_freezes(setup, what):
     assert jnp.isnan(metrics["loss"])
     assert later.step == 4
     assert_same(later._replace(step=frozen.step), frozen, rtol=0)
+
+
+def test_a_trial_ends_after_its_steps(setup):
+    """A frozen trial's state does not move, but it has not diverged."""
+    task, state, batch, hyper = setup(steps=2)
+    after, _ = steps(task, state, batch, hyper, count=2)
+    later, metrics = steps(task, after, batch, hyper)
+    assert_same(later._replace(step=after.step), after, rtol=0)
+    assert jnp.isnan(metrics["loss"])
+    assert later.halted == NEVER
+
+
+def test_what_a_step_is_compiled_for():
+    """Trials share a task whatever their traced numbers are; label noise is compiled in or left out."""
+    base = tiny.settings(label_noise=0.1, clip=0.5, log_updates=True)
+    other = dataclasses.replace(base, epochs=7.0, warmup_epochs=1.0, label_noise=0.2, seed=5)
+    assert task_of(base) is task_of(other)
+    assert base.compiled == Recipe(schedule=base.schedule, clip=0.5, log_updates=True, label_noise=1.0)
+    for change in (dict(label_noise=0.0), dict(schedule="cosine"), dict(clip=None), dict(ema=0.5), dict(accumulate=2)):
+        assert task_of(dataclasses.replace(base, **change)) is not task_of(base)
+    assert other.traced(10) == {"steps": 70, "warmup": 10, "label_noise": 0.2}
+    assert hyper_of(other).label_noise == 0.2
 
 
 def test_update_rms(setup):

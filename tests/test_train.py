@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
+from depthmup.recipe import Recipe
+from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import examples
-from depthmup.train.trainable import diverged
+from depthmup.train.divergence import diverged
 from depthmup.trials.plan import trials
 from tests import tiny
 
@@ -134,7 +135,7 @@ def test_linear_schedule_ends_at_zero(task, batches, hypers):
     hyper, batch = hypers["depth_mup"][0]._replace(steps=2).arrays(), examples(batches, 64)
     start, after = jax.jit(task.init)(hyper), {}
     for schedule in ("constant", "linear"):
-        step = jax.jit(dataclasses.replace(task, recipe=Recipe(schedule)).step)
+        step = jax.jit(dataclasses.replace(task, recipe=Recipe(schedule=schedule)).step)
         one, _ = step(start, batch, hyper)
         two, _ = step(one, batch, hyper)
         change = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), two.params, one.params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import cast, get_args
 
 import jax
 
@@ -15,7 +15,7 @@ from depthmup.infer.roles import Leaf, Roles, axes_for, fans, overridden_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import unknown
 from depthmup.parameterization import Role
-from depthmup.specs import ParamSpec, PyTree, SpecError
+from depthmup.specs import Layout, ParamSpec, PyTree, SpecError
 
 
 def infer_specs(
@@ -24,10 +24,10 @@ def infer_specs(
     width: int,
     depth: int,
     residual: bool = True,
-    layout: str | None = None,
+    layout: Layout | None = None,
     overrides: Mapping[str, str] | None = None,
     inside: Callable[[], Mapping[str, bool]] | None = None,
-    ends: Callable[[], Mapping[str, str]] | None = None,
+    ends: Callable[[], Mapping[str, Role]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -55,8 +55,8 @@ def infer_specs(
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
     arguments. Warns of an override whose role needs other axes to grow than those that do.
     """
-    if layout not in (None, "in_out", "out_in"):
-        raise unknown("layout", layout, ("in_out", "out_in"))
+    if layout not in (None, *get_args(Layout)):
+        raise unknown("layout", layout, get_args(Layout))
     if width < 1 or depth < 1:
         raise ValueError(f"width and depth must be at least 1, got width={width}, depth={depth}")
     shapes = trees(init_fn, width, depth)
@@ -75,9 +75,9 @@ def infer_specs(
     if unclear.reasons:
         raise unclear.error(init_fn, depth, roled, branch)
     specs = [
-        ParamSpec(name, cast(Role, role), branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width,
-                  depth, stacked[name])
-        for name, (role, axes) in roled.items()
+        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width, depth,
+                  stacked[name])
+        for name, (role, axes) in cast("dict[str, tuple[Role, str]]", roled).items()
     ]  # fmt: skip
     check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)
     return jax.tree.unflatten(shapes.structure, specs)
@@ -178,7 +178,7 @@ def _readouts(
     roled: Roled,
     settled: set[str],
     branch: Mapping[str, bool],
-    ends: Callable[[], Mapping[str, str]] | None,
+    ends: Callable[[], Mapping[str, Role]] | None,
     unclear: _Unclear,
 ) -> None:
     """Readouts are the parameters that store the output factor: several heads, or a kernel with one input and one

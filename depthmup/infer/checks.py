@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from depthmup.infer import names
 from depthmup.infer.overrides import Override
 from depthmup.infer.roles import NEEDED, Leaf, Roles
-from depthmup.specs import ParamSpec, SpecError, globs
+from depthmup.parameterization import Role
+from depthmup.specs import Layout, ParamSpec, SpecError, globs
 
 
-def checked_layout(layout: str | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> str:
+def checked_layout(layout: Layout | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> Layout:
     """The layout. Raises SpecError if biases contradict it or, where the caller gave none, if names do."""
-    assumed = layout or "in_out"
-    roles, opposite = Roles(leaves, assumed), {"in_out": "out_in", "out_in": "in_out"}[assumed]
+    assumed: Layout = layout or "in_out"
+    roles, opposite = Roles(leaves, assumed), "out_in" if assumed == "in_out" else "in_out"
     inferred = {name: leaf for name, leaf in leaves.items() if name not in rules}
     for name, leaf in inferred.items():
         if roles.misplaced(leaf):
@@ -48,9 +49,9 @@ def check_whole(
     settled: set[str],
     rules: Mapping[str, Override],
     flat: bool,
-    layout: str,
+    layout: Layout,
     inside: Callable[[], Mapping[str, bool]] | None,
-    ends: Callable[[], Mapping[str, str]] | None,
+    ends: Callable[[], Mapping[str, Role]] | None,
 ) -> None:
     """Raises SpecError for a network that cannot be right as a whole. flat: it should be residual, but no shape changes
     with depth. settled: the parameters whose role the user gave. inside, ends: as in `infer_specs`."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from depthmup.names import unknown
-from depthmup.parameterization import ROLES
+from depthmup.parameterization import ROLES, Role
 from depthmup.specs import SpecError, globs, starred
 
+Place = Literal["branch", "trunk"]
+PLACES: tuple[Place, ...] = get_args(Place)
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 
 
 class Override(NamedTuple):
     """The place, the role and the axes that the user gives to a parameter; None for each that is left open."""
 
-    place: str | None = None  # "branch" or "trunk"
-    role: str | None = None
+    place: Place | None = None
+    role: Role | None = None
     axes: str | None = None  # one letter of AXES per axis
 
 
@@ -53,17 +55,17 @@ def _parse(pattern: str, value: str) -> Override:
     words, _, axes = value.partition(" ")
     if value and set(value) <= set(AXES):
         words, axes = "", value
-    place, _, role = (words, "", "") if words in ("branch", "trunk") else words.rpartition("/")
+    place, _, role = (words, "", "") if words in PLACES else words.rpartition("/")
     if role and role not in ROLES:
         raise unknown(f"role in overrides[{pattern!r}]", role, ROLES)
-    if place not in ("", "branch", "trunk"):
-        raise unknown(f"place in overrides[{pattern!r}]", place, ("branch", "trunk"))
+    if place and place not in PLACES:
+        raise unknown(f"place in overrides[{pattern!r}]", place, PLACES)
     if set(axes) - set(AXES):
         raise ValueError(
             f"axes in overrides[{pattern!r}] must be one letter per axis, i (inputs), o (outputs) or - (neither), "
             f"got {axes!r}"
         )
-    return Override(place or None, role or None, axes or None)
+    return Override(cast(Place | None, place or None), cast(Role | None, role or None), axes or None)
 
 
 def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collection[str]) -> SpecError:

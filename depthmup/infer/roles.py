@@ -10,9 +10,11 @@ from typing import NamedTuple
 from depthmup.infer import names
 from depthmup.infer.overrides import Override, Unclear
 from depthmup.infer.paths import parent_and_name
-from depthmup.specs import Shape, SpecError
+from depthmup.parameterization import Role
+from depthmup.specs import Layout, Shape, SpecError
 
-NEEDED = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}  # axes that grow
+# role -> number of axes that grow
+NEEDED: dict[Role, int] = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}
 
 
 class Leaf(NamedTuple):
@@ -37,14 +39,14 @@ class Leaf(NamedTuple):
 
 
 class Roles:
-    """Roles in a model of these leaves, in a layout "in_out" or "out_in"."""
+    """Roles in a model of these leaves, in a layout."""
 
-    def __init__(self, leaves: Mapping[str, Leaf], layout: str) -> None:
+    def __init__(self, leaves: Mapping[str, Leaf], layout: Layout) -> None:
         self.leaves, self.layout = leaves, layout
         self.library = any(names.is_library_kernel(path) for path in leaves)
         self.routed = {leaf.shape[1] for leaf in leaves.values() if leaf.grow == (0,) and len(leaf.shape) == 2}
 
-    def role(self, leaf: Leaf, in_branch: bool) -> str:
+    def role(self, leaf: Leaf, in_branch: bool) -> Role:
         """Raises Unclear where a leaf fits several roles, or none."""
         sizes, grow, path = leaf.shape, leaf.grow, leaf.path
         wide = [a for a, size in enumerate(sizes) if size > 1]  # axes that are not there for broadcasting only
@@ -188,7 +190,7 @@ class Roles:
 
 def overridden_role(
     name: str, shape: Shape, rule: Override, leaf: Leaf, roles: Roles, in_branch: bool
-) -> tuple[str, str]:
+) -> tuple[Role, str]:
     """(role, axes) of a parameter whose role or axes an override gives. The override wins over the axes that grow,
     since a plateau may hide growth. Raises SpecError if the parameter has fewer axes than the role needs."""
     axes = _leaf_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
@@ -204,7 +206,7 @@ def overridden_role(
     return rule.role, axes or axes_for(rule.role, leaf, roles)
 
 
-def fans(role: str, axes: str, shape: Sequence[int]) -> tuple[int, int]:
+def fans(role: Role, axes: str, shape: Sequence[int]) -> tuple[int, int]:
     """(fan_in, fan_out) of one weight; a vector has no inputs, so its fan_in is 1."""
     if role in ("vector", "scalar"):
         return 1, math.prod(size for size, letter in zip(shape, axes, strict=True) if letter != "-")
@@ -254,7 +256,7 @@ def _leaf_axes(name: str, axes: str, shape: Shape, count: int) -> str:
     return letters
 
 
-def axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
+def axes_for(role: Role, leaf: Leaf, roles: Roles) -> str:
     """The axes of a leaf of this role: as shapes have them, or the other way round if the role says so."""
     try:
         axes = roles.axes(leaf)
@@ -267,7 +269,7 @@ def axes_for(role: str, leaf: Leaf, roles: Roles) -> str:
     return axes
 
 
-def _role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> str:
+def _role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> Role:
     sides = {axes[a] for a in leaf.grow}
     if {"i", "o"} <= sides:
         return "hidden"

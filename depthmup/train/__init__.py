@@ -2,8 +2,7 @@
 
 from depthmup.train.devices import BatchOverDevices, TrialsOverDevices
 from depthmup.train.loop import TrialLoop
-from depthmup.train.recipe import Recipe
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper, TrainState
 
-__all__ = ["BatchOverDevices", "Hyper", "Recipe", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]
+__all__ = ["BatchOverDevices", "Hyper", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]

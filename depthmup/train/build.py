@@ -11,8 +11,8 @@ import numpy as np
 
 from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model
+from depthmup.recipe import Recipe
 from depthmup.settings import Settings, SettingsError
-from depthmup.train.recipe import Recipe
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 
@@ -73,40 +73,19 @@ def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
         raise SettingsError(
             "the loss centered_mse needs a model without batch norm and dropout: it follows one function"
         )
-    return _task(model, dataset.shape, settings.optimizer.name, recipe or recipe_of(settings))
-
-
-def recipe_of(settings: Settings) -> Recipe:
-    """The recipe (loss, schedule, clipping, ...) of a config."""
-    return Recipe(
-        schedule=settings.schedule,
-        loss=settings.loss,
-        label_noise=settings.label_noise > 0,
-        label_smoothing=settings.label_smoothing,
-        clip=settings.clip,
-        accumulate=settings.accumulate,
-        ema=settings.ema,
-        log_updates=settings.log_updates,
-    )
+    return _task(model, dataset.shape, settings.optimizer.name, (recipe or settings).compiled)
 
 
 def hyper_of(settings: Settings) -> Hyper:
     """The hyperparameters of the trial that a config describes."""
-    per_epoch = batches_of(settings).steps_per_epoch
     optimizer = {k: v for k, v in dataclasses.asdict(settings.optimizer).items() if k != "name"}
-    return task_of(settings).hyper(
-        settings.parameterization.build(),
-        seed=settings.seed,
-        steps=steps_of(settings),
-        warmup=round(settings.warmup_epochs * per_epoch),
-        label_noise=settings.label_noise,
-        **optimizer,
-    )
+    traced = settings.traced(batches_of(settings).steps_per_epoch)
+    return task_of(settings).hyper(settings.parameterization.build(), seed=settings.seed, **traced, **optimizer)
 
 
 def steps_of(settings: Settings) -> int:
     """The number of steps of the whole training."""
-    return max(1, round(settings.epochs * batches_of(settings).steps_per_epoch))
+    return settings.steps(batches_of(settings).steps_per_epoch)
 
 
 def examples(batches: Batches, count: int) -> tuple[jax.Array, np.ndarray]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import jax
 
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
+from depthmup.recipe import Recipe
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.recipe import Recipe
 from depthmup.train.task import Task
 from depthmup.train.trainable import FOREVER, Batch, Hyper, TrainState
 
@@ -46,7 +46,7 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
         parameterization=dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0),
         optimizer=dataclasses.replace(settings.optimizer, name=name, learning_rate=rate),
     )
-    task = task_of(own, Recipe(loss=settings.loss))
+    task = task_of(own, Recipe(schedule="constant", loss=settings.loss))
     full = hyper_of(own)._replace(steps=FOREVER, warmup=0)
 
     def hyper(group: str, seed: int) -> Hyper:

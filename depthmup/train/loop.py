@@ -20,7 +20,8 @@ from depthmup.data.feed import Feed
 from depthmup.data.pipeline import part_of
 from depthmup.specs import PyTree
 from depthmup.train.devices import Placement
-from depthmup.train.trainable import FOREVER, NEVER, Batch, Hyper, Trainable, TrainState, diverged, going
+from depthmup.train.divergence import NEVER, diverged, going
+from depthmup.train.trainable import FOREVER, Batch, Hyper, Trainable, TrainState
 
 Report = Callable[[int, dict[str, np.ndarray]], None]
 CHUNK = 64  # largest number of steps in one call of a program

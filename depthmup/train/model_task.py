@@ -14,10 +14,10 @@ from depthmup.audit import InitAudit
 from depthmup.frameworks import Model
 from depthmup.optim import OTHERS, divisor, families_of, from_factors, stored_divided
 from depthmup.parameterization import LeafFactors, Parameterization
+from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError
 from depthmup.specs import ParamSpec, PyTree, is_spec, rescaling
 from depthmup.specs import factors as leaf_factors
-from depthmup.train.recipe import Recipe
 from depthmup.train.trainable import Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
 Loss = Callable[[Any, Any], jax.Array]

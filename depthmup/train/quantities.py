@@ -9,13 +9,12 @@ import jax
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES
+from depthmup.settings import Quantity
 from depthmup.train.task import Task
 from depthmup.train.trainable import Batch, Hyper, TrainState
 
-Quantity = Callable[[TrainState, Batch, Hyper], jax.Array]
 
-
-def update_profile(task: Task) -> Quantity:
+def update_profile(task: Task) -> Callable[[TrainState, Batch, Hyper], jax.Array]:
     """The function that returns `measure.update_sizes`, (2, layers), of the next step with learning rate 1."""
 
     def profile(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
@@ -25,29 +24,35 @@ def update_profile(task: Task) -> Quantity:
     return profile
 
 
-def measurement(task: Task, names: Sequence[str]) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
-    """The function (state, hyper, batch) -> {name: array} that measures the named quantities.
+def _updates(task: Task, state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+    """The update size s_l of the next step (measure.maximal_update), (layers,)."""
+    return update_profile(task)(state, batch, hyper)[0]
 
-    names: the value of sweep.measure; a name is one of
-      updates: the update size s_l of the next step (measure.maximal_update), (layers,).
-      sharpness: the largest eigenvalue of the loss's Hessian, (1,). For SGD and momentum the Hessian is taken in
-        coordinates in which all leaves have the same learning rate, so that gradient descent is stable below
-        2 / learning rate.
-      kernels: the relative change of every layer's feature kernel since the start of training, (layers,).
+
+def _sharpness(task: Task, state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+    """The largest eigenvalue of the loss's Hessian, (1,).
+
+    For SGD and momentum the Hessian is taken in coordinates in which all leaves have the same learning rate, so that
+    gradient descent is stable below 2 / learning rate.
     """
-    profile = update_profile(task)
+    scale = hyper.factors.lr if FAMILIES[family_of(task.optimizer)].linear else None
+    return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 
-    def updates(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        return profile(state, batch, hyper)[0]
 
-    def largest_eigenvalue(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        scale = hyper.factors.lr if FAMILIES[family_of(task.optimizer)].linear else None
-        return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
+def _kernels(task: Task, state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+    """The relative change of every layer's feature kernel since the start of training, (layers,)."""
+    start = task.init(hyper)  # computed again, so that no initial state is kept in memory
+    before, after = (feature_kernels(task.stream(s.params, s, batch, hyper)) for s in (start, state))
+    return kernel_movement(before, after)
 
-    def kernels(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
-        start = task.init(hyper)  # computed again, so that no initial state is kept in memory
-        before, after = (feature_kernels(task.stream(s.params, s, batch, hyper)) for s in (start, state))
-        return kernel_movement(before, after)
 
-    functions: dict[str, Quantity] = {"updates": updates, "sharpness": largest_eigenvalue, "kernels": kernels}
-    return lambda state, hyper, batch: {name: functions[name](state, batch, hyper) for name in names}
+QUANTITIES: dict[Quantity, Callable[[Task, TrainState, Batch, Hyper], jax.Array]] = {
+    "updates": _updates,
+    "sharpness": _sharpness,
+    "kernels": _kernels,
+}
+
+
+def measurement(task: Task, names: Sequence[Quantity]) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
+    """The function (state, hyper, batch) -> {name: array} that measures the named quantities (sweep.measure)."""
+    return lambda state, hyper, batch: {name: QUANTITIES[name](task, state, batch, hyper) for name in names}

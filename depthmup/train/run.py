@@ -23,11 +23,12 @@ from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
+from depthmup.train.divergence import NEVER
 from depthmup.train.drive import SAVE, STOP, Hooks, drive
 from depthmup.train.log import RunLog
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import NEVER, Hyper
+from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import Workdir
 
 Say = Callable[[str], None]

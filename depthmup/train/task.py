@@ -12,11 +12,10 @@ import optax
 
 from depthmup.models import Model, model_specs, states
 from depthmup.models.specs import UNIT
-from depthmup.optim import OPTIONS, family_of, from_factors
+from depthmup.optim import DEFAULTS, OPTIONS, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, Parameterization
-from depthmup.settings import OptimizerSettings
+from depthmup.recipe import Recipe, of_examples
 from depthmup.specs import factors as leaf_factors
-from depthmup.train.recipe import Recipe, of_examples
 from depthmup.train.trainable import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
 if TYPE_CHECKING:
@@ -60,14 +59,13 @@ class Task(Trainable):
         """The hyperparameters of one trial under a parameterization.
 
         p: its base_depth is in the unit of the model's depth.
-        optimizer: values of `Hyper.optimizer` that differ from the defaults (`OptimizerSettings`).
+        optimizer: values of `Hyper.optimizer` that differ from the defaults (`optim.DEFAULTS`).
         """
         p = self.counting_blocks(p)
-        numbers = {**dataclasses.asdict(OptimizerSettings()), **optimizer}
         return Hyper(
             seed=seed,
             learning_rate=learning_rate,
-            optimizer={key: value for key, value in numbers.items() if key not in ("name", "learning_rate")},
+            optimizer={**DEFAULTS, **optimizer},
             steps=steps,
             warmup=warmup,
             label_noise=label_noise,

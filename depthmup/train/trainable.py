@@ -18,15 +18,15 @@ import optax
 
 from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
+from depthmup.recipe import Recipe
 from depthmup.specs import group, is_spec
-from depthmup.train.recipe import Recipe
+from depthmup.train.divergence import NEVER, going
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int, PyTree
+    from jaxtyping import Array, Float, Int, PyTree
 
     Scalar = Float[Array, ""]
     Whole = Int[Array, ""]
-    Truth = Bool[Array, ""]
 
 Batch = tuple[Any, ...]  # inputs (batch, ...), one or several, and targets
 Metrics = dict[str, jax.Array]
@@ -43,8 +43,6 @@ class Average(NamedTuple):
 
 
 Evaluation = dict[str, Average]  # sums and counts over examples, "loss" among them
-DIVERGED_ABOVE = 2.0  # a final loss above this multiple of the first batch's loss counts as diverged
-NEVER = -1  # value of `TrainState.halted` while loss and gradient are finite
 FOREVER = 2**30  # number of steps of a training that has no end
 
 
@@ -221,16 +219,6 @@ class Trainable(abc.ABC):
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
         (loss, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts))
         return loss / count, jax.tree.map(lambda leaf: leaf / count, grads), statistics
-
-
-def going(state: TrainState, hyper: Hyper) -> Truth:
-    """Whether a trial still trains: it has not diverged, and its steps are not done."""
-    return (state.halted == NEVER) & (state.step < hyper.steps)
-
-
-def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
-    """Whether a loss at the end of training is not finite, or above twice the loss of the first batch."""
-    return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
 
 
 def _update_rms(updates: PyTree, groups: PyTree) -> Metrics:

@@ -13,12 +13,14 @@ from depthmup.data.feed import Feed
 from depthmup.fit import chain_path_sum
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
+from depthmup.recipe import Recipe
 from depthmup.settings import (
     LEARNING_RATE,
     OWN,
     TRACED,
     CheckpointSettings,
     ParallelSettings,
+    Quantity,
     Settings,
     SettingsError,
     SweepSettings,
@@ -33,9 +35,9 @@ from depthmup.settings import (
     value_of,
 )
 from depthmup.train.build import batches_of, check_split, examples, hyper_of, identity_of_data, steps_of, task_of
+from depthmup.train.divergence import chance
 from depthmup.train.loop import Measurement
 from depthmup.train.quantities import measurement, update_profile
-from depthmup.train.recipe import Recipe, chance
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 from depthmup.trials import axes
@@ -88,7 +90,7 @@ class ConfigPoint(Point):
         batch = examples(batches_of(settings), settings.data.batch_size)
         return jax.jit(lambda hyper, batch: sizes(task.init(hyper), batch, hyper)), batch
 
-    def measurement(self, quantities: Sequence[str]) -> Measurement:
+    def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
         batch = examples(batches_of(self.settings), self.settings.data.batch_size)
         return Measurement(measurement(self.task, quantities), batch)
 

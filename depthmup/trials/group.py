@@ -20,10 +20,11 @@ from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import TrialsOverDevices
+from depthmup.train.divergence import diverged
 from depthmup.train.drive import SAVE, STOP, Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import Hyper, diverged
+from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
 from depthmup.trials.plan import AXES, Group

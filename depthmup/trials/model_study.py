@@ -20,11 +20,18 @@ from depthmup.data.user_feed import UserFeed
 from depthmup.frameworks import Model
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
-from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, SettingsError, SweepSettings
+from depthmup.recipe import Recipe
+from depthmup.settings import (
+    LEARNING_RATE,
+    CheckpointSettings,
+    ParallelSettings,
+    Quantity,
+    SettingsError,
+    SweepSettings,
+)
 from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
 from depthmup.train.model_task import Loss, ModelTask, check, hyper_of
-from depthmup.train.recipe import Recipe
 from depthmup.train.trainable import Hyper
 from depthmup.trials.study import SCHEMA, Axis, Point, Study
 
@@ -138,7 +145,7 @@ class ModelPoint(Point):
             numbers={k: v for k, v in self._hyperparameters.items() if _is_number(v)},
         )
 
-    def measurement(self, quantities: Sequence[str]) -> Measurement:
+    def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
         raise SettingsError("nothing is measured during the training of a model of your own: leave measure= out")
 
     def check(self) -> None:

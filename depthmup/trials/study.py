@@ -15,7 +15,7 @@ import jax
 
 from depthmup.data.feed import Feed
 from depthmup.files import digest
-from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, SweepSettings
+from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, Quantity, SweepSettings
 from depthmup.train.loop import Measurement
 from depthmup.train.trainable import Hyper, Trainable
 
@@ -78,7 +78,7 @@ class Point(abc.ABC):
         """The hyperparameters of a trial here."""
 
     @abc.abstractmethod
-    def measurement(self, quantities: Sequence[str]) -> Measurement:
+    def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
         """What measures these quantities while a trial trains (sweep.measure)."""
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pandas
 
 from depthmup.files import digest
-from depthmup.settings import CheckpointSettings, ParallelSettings, SettingsError, SweepSettings
+from depthmup.settings import CheckpointSettings, Judged, ParallelSettings, SettingsError, SweepSettings
 from depthmup.trials.study import Axis, Point, Study
 
 NAMES = {"optimizer": "optimizer", "parameterization": "model", "seed": 0, "diverged": False}
@@ -61,7 +61,7 @@ class TableStudy(Study):
             optimizers=tuple(dict.fromkeys(rows["optimizer"])),
             depths=tuple(sorted(set(rows.loc[rows["width"] == width, "depth"]))),
             widths=tuple(sorted(set(rows.loc[rows["depth"] == depth, "width"]))),
-            judge_by=measure,
+            judge_by=cast(Judged, measure),  # any column of the table
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]

@@ -1,0 +1,33 @@
+"""When training has failed: a step is not finite, the last loss is too high, or the network has learned nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthmup.recipe import LOSSES
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool
+
+NEVER = -1  # `TrainState.halted` while loss and gradient are finite
+DIVERGED_ABOVE = 2.0  # a final loss above this multiple of the first batch's loss counts as diverged
+
+
+def going(state: Any, hyper: Any) -> Bool[Array, ""]:
+    """Whether a trial still trains: loss and gradient were finite so far, and its steps are not done.
+
+    state, hyper: its `TrainState` and `Hyper`, whose module imports this one.
+    """
+    return (state.halted == NEVER) & (state.step < hyper.steps)
+
+
+def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
+    """Whether a loss at the end of training is not finite, or above DIVERGED_ABOVE times that of the first batch."""
+    return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
+
+
+def chance(loss: str, classes: int) -> float:
+    """The loss of a network that has learned nothing."""
+    return LOSSES[loss].chance(classes)
