@@ -82,7 +82,9 @@ def test_scanned_specs_are_the_unrolled_ones_stacked(case):
     module = model(case, scan=True)
     scanned = leaves(model_specs(module, shape))
     forward = dm.ForwardFactors(1.0, 1.0, 1.0)
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones_like(module.batch_shapes(1, shape)[0]), forward))["params"]
+    shapes = jax.eval_shape(
+        lambda: module.init(jax.random.key(0), jnp.ones_like(module.batch_shapes(1, shape)[0]), forward)
+    )["params"]
     assert [s.shape for s in scanned] == [leaf.shape for leaf in jax.tree.leaves(shapes)]
     p = dm.parameterization("depth_mup", base_width=2, base_depth=1)
     for s in scanned:

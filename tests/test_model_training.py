@@ -35,7 +35,9 @@ def settings(family, optimizer="adam", **model):
     return from_config(config)
 
 
-@pytest.mark.parametrize(("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16"), ("gpt", "bfloat16")])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16"), ("gpt", "bfloat16")]
+)
 def test_twenty_steps_lower_the_loss(family, dtype):
     s, seen = settings(family, dtype=dtype), []
     loop = TrialLoop(task_of(s), batches_of(s), TrialsOverDevices(1))
