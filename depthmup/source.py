@@ -71,8 +71,8 @@ class Source:
 
     @property
     def initial(self) -> bool:
-        """Whether the power of depth is in the init of branches, as in AM-muP: then the specs must tell which parameters
-        are inside branches."""
+        """Whether the power of depth is in the init of branches, as in AM-muP. Then the specs must tell the
+        parameters inside branches."""
         return self.residual and self.p.arithmetic_mean
 
     def sites(self, width: int, depth: int) -> list[Site]:
