@@ -31,15 +31,15 @@ def find(value: str) -> str:
 
     Raises ValueError if no shipped config has that name, or no file that path.
     """
-    given, colon, argument = value.partition(":")
-    path = Path(given)
-    if given == path.stem:
-        if given not in names():
-            raise unknown("config", given, names(), hint="; the path of a file ends in .py")
-        path = SHIPPED / f"{given}.py"
+    config, colon, argument = value.partition(":")
+    path = Path(config)
+    if config == path.stem:
+        if config not in names():
+            raise unknown("config", config, names(), hint="; the path of a file ends in .py")
+        path = SHIPPED / f"{config}.py"
     elif not path.is_file():
         near = f"--config={path.stem} is the shipped one" if path.stem in names() else f"known: {', '.join(names())}"
-        raise ValueError(f"--config: there is no file {given}; give a path, or the name of a shipped config ({near})")
+        raise ValueError(f"--config: there is no file {config}; give a path, or the name of a shipped config ({near})")
     return f"{path}{colon}{argument}"
 
 
@@ -56,11 +56,11 @@ def paths(argv: Sequence[str]) -> list[str]:
         flag, equals, value = argument.partition("=")
         if flag.removeprefix("-").removeprefix("-") in ("config", "diff") and (equals or argv[i + 1 :]):
             if equals:
-                found = find(value)
-                argv[i] = f"{flag}={found}"
+                resolved = find(value)
+                argv[i] = f"{flag}={resolved}"
             else:
-                argv[i + 1] = found = find(argv[i + 1])
-            folder = Path(found.partition(":")[0]).absolute().parent
+                argv[i + 1] = resolved = find(argv[i + 1])
+            folder = Path(resolved.partition(":")[0]).absolute().parent
             folders = [str(folder)] * (folder.name == "configs") + folders
     # In sys.modules, not on sys.path: whatever else is called configs there, this is the folder that is meant.
     package = sys.modules.setdefault("configs", types.ModuleType("configs"))

@@ -73,7 +73,7 @@ def question(unclear: Mapping[str, str], reasons: Iterable[str], names: Collecti
     kinds: dict[str, list[str]] = {}  # reasons that differ in numbers only are those of other blocks
     for reason in reasons:
         kinds.setdefault(starred(reason), []).append(reason)
-    lines = [alike[0] + (f" (and {len(alike) - 1} more alike)" if len(alike) > 1 else "") for alike in kinds.values()]
+    lines = [group[0] + (f" (and {len(group) - 1} more alike)" if len(group) > 1 else "") for group in kinds.values()]
     pasted = "\n".join(f"    {glob!r}: {value!r}," for glob, value in globs(unclear, names).items())
     return SpecError(
         "\n".join(lines)

@@ -53,8 +53,8 @@ def fits(axis: str, sizes: Sequence[int], changes: np.ndarray) -> list[np.ndarra
         slopes = [x @ y / (x @ x)]
         if axis == "depth" and len(set(sizes)) > 2:
             term = 1 / np.array(sizes) - np.mean(1 / np.array(sizes))
-            rest = x - term * (x @ term) / (term @ term)  # the part of log2 depth that the term does not explain
-            slopes.append(rest @ y / (rest @ rest))
+            residual = x - term * (x @ term) / (term @ term)  # the part of log2 depth that the term does not explain
+            slopes.append(residual @ y / (residual @ residual))
     return slopes
 
 

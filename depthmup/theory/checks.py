@@ -39,7 +39,7 @@ def check_readout(readout: str) -> None:
 def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
     """Raises ValueError unless the matrix is square, symmetric and positive semi-definite.
 
-    Of a traced matrix only the shape is checked.
+    If the matrix is traced, only its shape is checked.
     """
     shape = np.shape(Kx)
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
@@ -66,11 +66,11 @@ def rounding(kernel: Any) -> float:
     return max(1e-8, max(np.shape(kernel)) * float(np.finfo(dtype).eps)) if dtype.kind == "f" else 1e-8
 
 
-def check_memory(needed: float, limit: float, what: str, way_out: str) -> None:
+def check_memory(size: float, limit: float, what: str, way_out: str) -> None:
     """Raises ValueError if an estimate in bytes is above a limit in GiB."""
-    if needed > limit * 2**30:
+    if size > limit * 2**30:
         raise ValueError(
-            f"{what} would need about {needed / 2**30:.1f} GiB, above memory_limit={limit:g}: raise it, or {way_out}"
+            f"{what} would need about {size / 2**30:.1f} GiB, above memory_limit={limit:g}: raise it, or {way_out}"
         )
 
 
@@ -80,7 +80,7 @@ def warn_unstable(eta0: Any, largest: Any, momentum: Any = 0.0, stacklevel: int 
     eta0: the learning rate, one number or that of each step.
     largest: the largest eigenvalue of Theta times the samples' weights, such as Theta / P; also one or of each step.
 
-    Of traced values nothing is said.
+    It does not warn if a value is traced.
     """
     if not concrete(eta0, largest, momentum):
         return

@@ -46,7 +46,8 @@ class ConvKernels(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is integrated over the layers for one pair of images with S positions; docs/theory.md section 2.2.
+    """The quantities that are integrated over the layers, for one pair of images with S positions; docs/theory.md
+    section 2.2.
 
     H: the feature kernel for each pair of positions, (S, S).
     readin, branch: V and U, from which the parts of the NTK of the read-in and of the layers so far follow, (S, S).
@@ -98,7 +99,7 @@ def lazy_conv_kernels(
     kernel = whole("kernel", kernel)
     if padding not in PADDINGS:
         raise unknown("padding", padding, PADDINGS)
-    images = [jnp.asarray(of, jnp.float64) for of in ((x,) if x2 is None else (x, x2))]
+    images = [jnp.asarray(array, jnp.float64) for array in ((x,) if x2 is None else (x, x2))]
     shape = images[0].shape
     if len(shape) not in (3, 4) or not images[0].size:
         raise ValueError(f"images must be (P, length, channels) or (P, height, width, channels), got {shape}")
@@ -115,10 +116,10 @@ def lazy_conv_kernels(
     compute = _compute(activation, depth, float(alpha), tuple(layers), kernel, padding)
     rows, columns = images[0], images[-1]
     i, j = np.triu_indices(len(rows)) if x2 is None else np.indices((len(rows), len(columns))).reshape(2, -1)
-    found, norm, rho = compute(rows, columns, i, j, x2 is None, jnp.asarray(beta, jnp.float64), pairs)
+    fields, norm, rho = compute(rows, columns, i, j, x2 is None, jnp.asarray(beta, jnp.float64), pairs)
     if concrete(norm, rho):
         warn_of_remainder(activation, float(norm), float(rho))
-    return ConvKernels(np.array(layers) / (depth or 1), *found)
+    return ConvKernels(np.array(layers) / (depth or 1), *fields)
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,20 +130,20 @@ def _compute(
     average = moments(activation)
     stops = (*layers, float(depth or 1))
 
-    def block(x: jax.Array, y: jax.Array, own: jax.Array, beta: jax.Array) -> tuple[Any, ...]:
+    def block(x: jax.Array, y: jax.Array, is_one_image: jax.Array, beta: jax.Array) -> tuple[Any, ...]:
         """(H, Phi, and the NTK's parts at each stop, (stops, pairs) each), the largest norm, the largest overlap.
 
-        x, y: the two images of each pair, (pairs, *space, C). own: whether they are the same one, (pairs,).
+        x, y: the two images of each pair, (pairs, *space, C). is_one_image: whether both are the same one, (pairs,).
         """
         space = x.shape[1:-1]
-        x, y = (of.reshape(len(of), -1, of.shape[-1]) for of in (x, y))
+        x, y = (images.reshape(len(images), -1, images.shape[-1]) for images in (x, y))
         square, drift = branch_rates(beta, depth, alpha)
 
         def spread(values: jax.Array) -> jax.Array:
             return _filtered(values, space, kernel, PADDINGS[padding]).reshape(values.shape)
 
         def averages(state: State) -> tuple[jax.Array, jax.Array]:
-            return jax.vmap(functools.partial(_averages, average))(state, own)
+            return jax.vmap(functools.partial(_averages, average))(state, is_one_image)
 
         def slope(state: State) -> State:
             Phi, Phidot = averages(state)
@@ -159,57 +160,58 @@ def _compute(
         def measured(state: State) -> tuple[jax.Array, ...]:
             """H, Phi, and the parts of the NTK if this layer were the last, (pairs,) each."""
             Phi, Phidot = averages(state)
-            H, features = (jnp.diagonal(of, axis1=1, axis2=2).mean(1) for of in (state.H, Phi))
+            H, features = (jnp.diagonal(matrix, axis1=1, axis2=2).mean(1) for matrix in (state.H, Phi))
             return H, features, *((top).mean((1, 2)) for top in (Phidot * state.branch, Phidot * state.readin, Phi))
 
         channels = x.shape[-1]
-        first = spread(jnp.einsum("psc,ptc->pst", x, y) / channels)
-        a, b = (spread((of**2).mean(-1)) for of in (x, y))
-        diagonal = own[:, None, None] & jnp.eye(a.shape[1], dtype=bool)
-        rho = jnp.where(diagonal, 0, jnp.abs(overlap(a[:, :, None], b[:, None], first)))
-        found = integrate(slope, State(first, first, jnp.zeros_like(first), a, b), stops, depth, measured)
-        return found, jnp.maximum(a.max(), b.max()), rho.max()
+        H0 = spread(jnp.einsum("psc,ptc->pst", x, y) / channels)
+        a, b = (spread((images**2).mean(-1)) for images in (x, y))
+        diagonal = is_one_image[:, None, None] & jnp.eye(a.shape[1], dtype=bool)
+        rho = jnp.where(diagonal, 0, jnp.abs(overlap(a[:, :, None], b[:, None], H0)))
+        fields = integrate(slope, State(H0, H0, jnp.zeros_like(H0), a, b), stops, depth, measured)
+        return fields, jnp.maximum(a.max(), b.max()), rho.max()
 
     @functools.partial(jax.jit, static_argnums=(4, 6))
     def compute(
-        rows: jax.Array, columns: jax.Array, i: jax.Array, j: jax.Array, same: bool, beta: jax.Array, pairs: int
+        rows: jax.Array, columns: jax.Array, i: jax.Array, j: jax.Array, symmetric: bool, beta: jax.Array, pairs: int
     ) -> tuple[Any, ...]:
         """(all fields of `ConvKernels` but the times), the largest norm, the largest overlap of two positions.
 
-        i, j: the indices of the row and the column of each pair of images. same: whether the rows are the columns.
+        i, j: the indices of the row and the column of each pair of images. symmetric: whether the rows are the columns.
         pairs: how many pairs are computed at once.
         """
         size = min(pairs, len(i))
         fill = -len(i) % size
-        order = [jnp.concatenate([of, jnp.repeat(of[:1], fill)]).reshape(-1, size) for of in (i, j)]
-        found, norm, rho = jax.lax.map(
-            lambda of: block(rows[of[0]], columns[of[1]], same & (of[0] == of[1]), beta), tuple(order)
+        order = [jnp.concatenate([v, jnp.repeat(v[:1], fill)]).reshape(-1, size) for v in (i, j)]
+        fields, norm, rho = jax.lax.map(
+            lambda v: block(rows[v[0]], columns[v[1]], symmetric & (v[0] == v[1]), beta), tuple(order)
         )
 
         shape = len(rows), len(columns)
-        H, Phi, branch, readin, readout = (_matrices(of, i, j, shape, same) for of in found)
+        H, Phi, branch, readin, readout = (_matrices(v, i, j, shape, symmetric) for v in fields)
         return (H[:-1], Phi[:-1], branch[-1], readin[-1], readout[-1]), norm.max(), rho.max()
 
     return compute
 
 
-def _averages(average: Moments, state: State, own: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _averages(average: Moments, state: State, is_one_image: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Phi and Phidot for all pairs of positions, (S, S).
 
-    own: whether both images are the same one. Then the entries of a position with itself are computed without an angle,
-    which would lose half their digits.
+    is_one_image: whether both images are the same one. Then the entries of a position with itself are computed without
+    an angle, which would lose half their digits.
     """
     Phi, Phidot = average.pair(state.a[:, None], state.b[None], state.H)
-    same = average.same(state.a)
-    diagonal = own & jnp.eye(len(state.a), dtype=bool)
-    return jnp.where(diagonal, same[0], Phi), jnp.where(diagonal, same[1], Phidot)
+    with_itself = average.same(state.a)
+    diagonal = is_one_image & jnp.eye(len(state.a), dtype=bool)
+    return jnp.where(diagonal, with_itself[0], Phi), jnp.where(diagonal, with_itself[1], Phidot)
 
 
-def _matrices(values: jax.Array, i: jax.Array, j: jax.Array, shape: tuple[int, int], same: bool) -> jax.Array:
-    """(blocks, stops, pairs of a block) -> (stops, P, Q), each pair at its row i and column j; symmetric if `same`."""
+def _matrices(values: jax.Array, i: jax.Array, j: jax.Array, shape: tuple[int, int], symmetric: bool) -> jax.Array:
+    """(blocks, stops, pairs of a block) -> (stops, P, Q): each pair at its row i and column j; if `symmetric`, also at
+    row j and column i."""
     values = jnp.moveaxis(values, 1, 0).reshape(values.shape[1], -1)[:, : len(i)]
     full = jnp.zeros((len(values), *shape)).at[:, i, j].set(values)
-    return full.at[:, j, i].set(values) if same else full
+    return full.at[:, j, i].set(values) if symmetric else full
 
 
 def _filtered(values: jax.Array, space: tuple[int, ...], kernel: int, mode: str) -> jax.Array:
@@ -221,13 +223,13 @@ def _filtered(values: jax.Array, space: tuple[int, ...], kernel: int, mode: str)
     values = values.reshape(values.shape[0], *space * (values.ndim - 1))
     for axis in range(1, len(space) + 1):
         joint = range(axis, values.ndim, len(space))
-        pads = [((kernel - 1) // 2, kernel // 2) if of in joint else (0, 0) for of in range(values.ndim)]
+        pads = [((kernel - 1) // 2, kernel // 2) if dim in joint else (0, 0) for dim in range(values.ndim)]
         padded = jnp.pad(values, pads, mode=mode)
-        shifted = []
+        terms = []
         for offset in range(kernel):
-            part = padded
-            for of in joint:
-                part = jax.lax.slice_in_dim(part, offset, offset + values.shape[of], axis=of)
-            shifted.append(part)
-        values = sum(shifted[1:], shifted[0]) / kernel
+            shifted = padded
+            for dim in joint:
+                shifted = jax.lax.slice_in_dim(shifted, offset, offset + values.shape[dim], axis=dim)
+            terms.append(shifted)
+        values = sum(terms[1:], terms[0]) / kernel
     return values

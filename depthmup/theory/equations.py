@@ -1,4 +1,4 @@
-"""What the solvers of training dynamics have in common: the equations, how weights evolve, and the result."""
+"""The equations, the evolution of weights, and the result, which all solvers of training dynamics share."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def equations_of(problem: Problem) -> Equations:
     """The equations at the problem's depth, or at depth 1 if that is None. Call it with 64-bit JAX."""
     P, T = np.shape(problem.Kx)[0], problem.steps
     Kx, y, eta0, gamma0, beta = (
-        jnp.asarray(of, jnp.float64) for of in (problem.Kx, problem.y, problem.eta0, problem.gamma0, problem.beta)
+        jnp.asarray(v, jnp.float64) for v in (problem.Kx, problem.y, problem.eta0, problem.gamma0, problem.beta)
     )
-    given = problem.sample_weights
-    weights = jnp.full((T, P), 1 / P) if given is None else jnp.asarray(given, jnp.float64)
+    sample_weights = problem.sample_weights
+    weights = jnp.full((T, P), 1 / P) if sample_weights is None else jnp.asarray(sample_weights, jnp.float64)
     weights = jnp.broadcast_to(weights, (T, P))
     decay, memory = weight_evolution(jnp.broadcast_to(eta0, (T,)), problem.momentum, problem.weight_decay)
     return Equations(
@@ -114,7 +114,7 @@ def equations_of(problem: Problem) -> Equations:
 def warn_of_divergence(problem: Problem, equations: Equations, parts: Mapping[str, ArrayLike]) -> None:
     """`warn_unstable` for the NTK at initialization, of which `parts` are the groups' shares, {group: (P, P)}.
 
-    To be called by what `float64` wraps, so that the warning names the line of the caller.
+    Call it from a function that `float64` wraps, so that the warning names the line of that function's caller.
     """
     if equations.steps == 1 or not concrete(problem, equations):
         return
@@ -170,7 +170,7 @@ def solve_at_depth(
             return (8 * c - 6 * b + a) / 3
 
         kernels = {
-            name: limit(*(getattr(of, name)[::stride] for of, stride in ((coarse, 1), (middle, 2), (fine, 4))))
+            name: limit(*(getattr(run, name)[::stride] for run, stride in ((coarse, 1), (middle, 2), (fine, 4))))
             for name in ("H", "Phi", "G")
         }
         predictions = limit(coarse.predictions, middle.predictions, fine.predictions)

@@ -18,7 +18,8 @@ TOLERANCE = 1e-12  # relative and absolute, of the integrator
 
 
 class Flow(NamedTuple):
-    """What is integrated from the first layer to the last, elementwise in pairs of samples; docs/theory.md section 2.
+    """The quantities that are integrated from the first layer to the last, elementwise in pairs of samples;
+    docs/theory.md section 2.
 
     H: the feature kernel.
     growth: G(0) / G(tau), where G is the gradient kernel. G itself is known at the last layer only.
@@ -83,8 +84,8 @@ def _layer_by_layer(
             state = advance(state, layers)
             return state, save(state)
 
-        state, part = jax.lax.scan(to_next, state, length=len(list(group)))
-        parts.append(part)
+        state, values = jax.lax.scan(to_next, state, length=len(list(group)))
+        parts.append(values)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
@@ -127,8 +128,8 @@ def relu_flow(
         return (coefficient[..., None, None] + 2 * position * last - before, last), None
 
     nothing = jnp.zeros((3, len(stops), *c.shape))
-    (first, second), _ = jax.lax.scan(clenshaw, (nothing, nothing), coefficients[1:], reverse=True, unroll=16)
-    theta, log_growth, until = coefficients[0][..., None, None] + position * first - second
+    (b1, b2), _ = jax.lax.scan(clenshaw, (nothing, nothing), coefficients[1:], reverse=True, unroll=16)
+    theta, log_growth, until = coefficients[0][..., None, None] + position * b1 - b2
     grown = jnp.exp(beta**2 * times / 2)[:, None, None]
     scale = jnp.sqrt(a * b + TINY)
     flow = Flow(scale * grown * jnp.cos(theta), jnp.exp(log_growth), scale * until)

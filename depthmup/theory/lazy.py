@@ -109,9 +109,9 @@ def lazy_kernels(
         8.0 * Kx.size * (4 * len(layers) + 3), memory_limit, "lazy_kernels", "give fewer times, such as times=()"
     )
     compute = _compute(activation, None if depth is None else int(depth), readout, float(alpha), tuple(layers))
-    same = norms is None
+    symmetric = norms is None
     return LazyKernels(
-        np.array(layers) / (depth or 1), *compute(rows, columns, Kx, jnp.asarray(beta, jnp.float64), same)
+        np.array(layers) / (depth or 1), *compute(rows, columns, Kx, jnp.asarray(beta, jnp.float64), symmetric)
     )
 
 
@@ -135,10 +135,10 @@ def layers_of(depth: int | None, times: Sequence[float] | None) -> list[float]:
     return list(map(float, layers))
 
 
-def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool) -> float:
+def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, symmetric: bool) -> float:
     """The largest overlap |rho| between two different samples."""
     rho = np.abs(overlap(rows[:, None], columns[None], Kx))
-    if same:
+    if symmetric:
         np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
     return float(rho.max())
 
@@ -146,7 +146,7 @@ def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, same: bool) -> 
 def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> None:
     """Warns if Mehler's series is not exact to a millionth for two samples of this norm and overlap.
 
-    To be called by what `float64` wraps, so that the warning names the line of the caller.
+    Call it from a function that `float64` wraps, so that the warning names the line of that function's caller.
     """
     error = remainder(activation, norm, rho)
     if error > 1e-6:
@@ -177,9 +177,9 @@ def _compute(
 
     @functools.partial(jax.jit, static_argnums=4)
     def compute(
-        rows: jax.Array, columns: jax.Array, Kx: jax.Array, beta: jax.Array, same: bool
+        rows: jax.Array, columns: jax.Array, Kx: jax.Array, beta: jax.Array, symmetric: bool
     ) -> tuple[jax.Array, ...]:
-        """All fields of `LazyKernels` but the times. rows, columns: norms. same: whether rows are the columns."""
+        """All fields of `LazyKernels` but the times. rows, columns: norms. symmetric: whether rows are the columns."""
         size = max(1, BLOCK // len(columns))
         count = -(-len(rows) // size)
         size = -(-len(rows) // count)
@@ -191,12 +191,12 @@ def _compute(
             (rows[order].reshape(count, size), Kx[order].reshape(count, size, -1)),
         )
         # (blocks, times, rows of a block, columns) -> (times, rows, columns)
-        joined = [jnp.moveaxis(of, 0, -3).reshape(*of.shape[1:-2], count * size, of.shape[-1]) for of in blocks]
-        results = [of[..., : len(rows), :] for of in joined]
-        if same:
+        joined = [jnp.moveaxis(f, 0, -3).reshape(*f.shape[1:-2], count * size, f.shape[-1]) for f in blocks]
+        results = [f[..., : len(rows), :] for f in joined]
+        if symmetric:
             i = np.arange(len(rows))
-            own = kernels(rows, rows, rows, beta)
-            results = [of.at[..., i, i].set(diagonal) for of, diagonal in zip(results, own, strict=True)]
+            diagonals = kernels(rows, rows, rows, beta)
+            results = [f.at[..., i, i].set(diagonal) for f, diagonal in zip(results, diagonals, strict=True)]
         return tuple(results)
 
     return compute

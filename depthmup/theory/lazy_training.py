@@ -14,10 +14,10 @@ from depthmup.theory.problem import Problem
 
 
 def lazy_dynamics(problem: Problem, equations: Equations, depths: Sequence[int], memory_limit: float) -> Dynamics:
-    """What the solvers return for gamma0 = 0. Raises ValueError above the memory limit."""
+    """The dynamics for gamma0 = 0, for all solvers. Raises ValueError above the memory limit."""
     (P, C), deepest = equations.y.shape, problem.depth or max(depths)
-    needed = 8.0 * (equations.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
-    check_memory(needed, memory_limit, "the lazy limit", "take fewer steps or samples, or a smaller depth")
+    size = 8.0 * (equations.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
+    check_memory(size, memory_limit, "the lazy limit", "take fewer steps or samples, or a smaller depth")
     result = solve_at_depth(problem, equations, _sweep, depths)
     return result if problem.depth is not None else result._replace(error=jnp.abs(result.error))
 
@@ -36,12 +36,12 @@ def _sweep(equations: Equations) -> Dynamics:
         jnp.outer(left, left) for left in (jnp.repeat(equations.kept(group), P) for group in GROUPS)
     )
     square = b**2 * a_branch
-    own = jnp.arange(T * P)
+    k = jnp.arange(T * P)
 
     def moment(H: jax.Array) -> tuple[jax.Array, jax.Array]:
         norms = jnp.diag(H)
         pairs = zip(average.pair(norms[:, None], norms[None], H), average.same(norms), strict=True)
-        return tuple(of.at[own, own].set(diagonal) for of, diagonal in pairs)  # type: ignore[return-value]
+        return tuple(matrix.at[k, k].set(diagonal) for matrix, diagonal in pairs)  # type: ignore[return-value]
 
     def forward(H: jax.Array, _: None) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         Phi, Phidot = moment(H)
@@ -58,9 +58,9 @@ def _sweep(equations: Equations) -> Dynamics:
     def backward(G: jax.Array, Phidot: jax.Array) -> tuple[jax.Array, jax.Array]:
         return G * (1 + square * Phidot), G
 
-    first, above = jax.lax.scan(backward, a_out * top, Phidot, reverse=True)
+    G0, above = jax.lax.scan(backward, a_out * top, Phidot, reverse=True)
     parts = {
-        "readin": jnp.tile(equations.Kx, (T, T)) * first,
+        "readin": jnp.tile(equations.Kx, (T, T)) * G0,
         "branch": drift * (Phi * above).sum(0),
         "readout": last_readout,
     }
@@ -70,8 +70,8 @@ def _sweep(equations: Equations) -> Dynamics:
         return F.at[t].set(jnp.einsum("ptq,tq,tqc->pc", Theta[t], equations.rates[t], equations.y - F))
 
     F = jax.lax.fori_loop(0, T, time, jnp.zeros((T, P, C)))
-    G = jnp.concatenate([first[None], above])
-    every = jnp.eye(C)[:, None, None, :]  # the gradients of different outputs are independent
-    G = G.reshape(-1, T, P, 1, T, P, 1) * every
-    H, Phi = (jnp.concatenate([of, end[None]]).reshape(-1, T, P, T, P) for of, end in ((H, last), (Phi, last_Phi)))
+    G = jnp.concatenate([G0[None], above])
+    identity = jnp.eye(C)[:, None, None, :]  # the gradients of different outputs are independent
+    G = G.reshape(-1, T, P, 1, T, P, 1) * identity
+    H, Phi = (jnp.concatenate([K, end[None]]).reshape(-1, T, P, T, P) for K, end in ((H, last), (Phi, last_Phi)))
     return Dynamics(F, jnp.arange(equations.depth + 1) / equations.depth, H, Phi, G)

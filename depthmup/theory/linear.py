@@ -53,13 +53,13 @@ def linear_dmft(
     b, drift = equations.branch_scales()
     grown = (1 + b**2) ** equations.depth  # H^L / Kx = G^0; the parts of the NTK are Kx times these
     parts = {"readin": grown, "branch": drift * equations.depth * grown / (1 + b**2), "readout": grown}
-    warn_of_divergence(problem, equations, {group: equations.Kx * part for group, part in parts.items()})
+    warn_of_divergence(problem, equations, {group: equations.Kx * share for group, share in parts.items()})
     if problem.lazy:
         return lazy_dynamics(problem, equations, depths, memory_limit)
     (P, C), T = equations.y.shape, equations.steps
     deepest = problem.depth or max(depths)
-    needed = 8.0 * deepest * T * P * (1 + C) * (P + C + deepest * T * P * (1 + C))
-    check_memory(needed, memory_limit, "linear_dmft", "take fewer steps or samples, or a smaller depth")
+    size = 8.0 * deepest * T * P * (1 + C) * (P + C + deepest * T * P * (1 + C))
+    check_memory(size, memory_limit, "linear_dmft", "take fewer steps or samples, or a smaller depth")
     result = solve_at_depth(problem, equations, _sweep, depths)
     return result if problem.depth is not None else result._replace(error=jnp.abs(result.error))
 
@@ -87,8 +87,8 @@ def _sweep(equations: Equations) -> Dynamics:
     def dual(x: jax.Array, H: jax.Array, G: jax.Array) -> jax.Array:
         """Fields x, as rows of coefficients, times the covariance of the sources: dual(x) @ z.T is <x z>."""
         parts = [x[:, :P] @ Kx, x[:, P:first_u]]
-        for of, K in ((x[:, first_u:first_r], H), (x[:, first_r:], G)):
-            by_layer = jnp.swapaxes(of.reshape(len(x), L, -1), 0, 1)  # twice as fast as an einsum of (x, L, n)
+        for columns, K in ((x[:, first_u:first_r], H), (x[:, first_r:], G)):
+            by_layer = jnp.swapaxes(columns.reshape(len(x), L, -1), 0, 1)  # twice as fast as an einsum of (x, L, n)
             parts.append(jnp.swapaxes(by_layer @ K, 0, 1).reshape(len(x), -1))
         return jnp.concatenate(parts, axis=1)
 
@@ -138,16 +138,16 @@ def _sweep(equations: Equations) -> Dynamics:
     h, g = jnp.zeros((L + 1, n, width)), jnp.zeros((L + 1, m, width))
     H, G = jnp.zeros((L, n, n)), jnp.zeros((L, m, m))
     h, g, H, G, F = jax.lax.fori_loop(0, T, time, (h, g, H, G, jnp.zeros((T, P, C))))
-    last, first = dual(h[L], H, G) @ h[L].T, dual(g[0], H, G) @ g[0].T
+    last, G0 = dual(h[L], H, G) @ h[L].T, dual(g[0], H, G) @ g[0].T
     H = jnp.concatenate([H, last[None]]).reshape(L + 1, T, P, T, P)
-    G = jnp.concatenate([first[None], G]).reshape(L + 1, T, P, C, T, P, C)
+    G = jnp.concatenate([G0[None], G]).reshape(L + 1, T, P, C, T, P, C)
     return Dynamics(F, jnp.arange(L + 1) / L, H, H, G)
 
 
-def _put(rows: jax.Array, into: jax.Array, layer: jax.Array, start: jax.Array) -> jax.Array:
-    """The symmetric kernels `into`, (L, n, n), with these rows of one layer from `start` on, and the same columns."""
-    into = jax.lax.dynamic_update_slice(into, rows[None], (layer, start, 0))
-    return jax.lax.dynamic_update_slice(into, rows.T[None], (layer, 0, start))
+def _put(rows: jax.Array, array: jax.Array, layer: jax.Array, start: jax.Array) -> jax.Array:
+    """The symmetric kernels `array`, (L, n, n), with these rows of one layer from `start` on, and the same columns."""
+    array = jax.lax.dynamic_update_slice(array, rows[None], (layer, start, 0))
+    return jax.lax.dynamic_update_slice(array, rows.T[None], (layer, 0, start))
 
 
 def _add_sources(x: jax.Array, amount: jax.Array, start: jax.Array) -> jax.Array:

@@ -82,9 +82,9 @@ def remainder(activation: str | Activation, norm: float, rho: float) -> float:
     z, weights, hermite = _hermite()
     slopes = np.asarray(derivative_of(function_of(activation))(jnp.asarray(np.sqrt(norm) * z)))
     coefficients = (hermite * weights) @ slopes
-    whole = float(weights @ slopes**2)
-    missing = whole - float(coefficients @ coefficients)
-    return rho**TERMS * missing / max(whole, TINY)
+    total = float(weights @ slopes**2)
+    missing = total - float(coefficients @ coefficients)
+    return rho**TERMS * missing / max(total, TINY)
 
 
 def angle(rho: jax.Array) -> jax.Array:
@@ -144,8 +144,8 @@ def _mehler(function: Activation, a: jax.Array, b: jax.Array, c: jax.Array) -> t
     def series(f: Activation) -> jax.Array:
         left, right = (basis @ f(jnp.sqrt(v.ravel() + TINY) * z[:, None]) for v in (a, b))  # (TERMS, P), (TERMS, Q)
 
-        def horner(total: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            return total * rho + both[0][:, None] * both[1], None
+        def horner(total: jax.Array, coefficients: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            return total * rho + coefficients[0][:, None] * coefficients[1], None
 
         return jax.lax.scan(horner, jnp.zeros_like(rho), (left, right), reverse=True, unroll=16)[0]
 

@@ -92,5 +92,5 @@ def _check_samples(equations: Equations, samples: int, deepest: int, memory_limi
             f"samples={samples} are too few to match the moments of {sources} sources at depth {deepest}: take at "
             f"least {8 * sources}"
         )
-    needed = 32.0 * quarter * T * P * ((deepest + 1) + 2 * weights * (1 + C))
-    check_memory(needed, memory_limit, "dmft", "take fewer samples, steps or a smaller depth")
+    size = 32.0 * quarter * T * P * ((deepest + 1) + 2 * weights * (1 + C))
+    check_memory(size, memory_limit, "dmft", "take fewer samples, steps or a smaller depth")

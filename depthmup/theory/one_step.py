@@ -52,21 +52,21 @@ def one_step_linear(
     finite depth.
     """
     depth = depth if depth is None else whole("depth", depth)
-    square, first = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)
+    square, readin = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)
     if depth is None:
         if times is not None and concrete(times) and not (np.min(times) >= 0 and np.max(times) <= 1):
             raise ValueError(f"times must be layer times from 0 to 1, got {times}")
         tau = jnp.linspace(0, 1, 101) if times is None else jnp.asarray(times, jnp.float64)
         s, H0 = square * tau, jnp.exp(square * tau)
-        moved = s**2 + 2 / 3 * s**3 + first * (1 + 4 * s + 2 * s**2)
-        return OneStep(tau, H0, H0 * (1 + c**2 * jnp.exp(square) * moved), c * (first + s) * H0)
+        moved = s**2 + 2 / 3 * s**3 + readin * (1 + 4 * s + 2 * s**2)
+        return OneStep(tau, H0, H0 * (1 + c**2 * jnp.exp(square) * moved), c * (readin + s) * H0)
     if times is not None:
         raise ValueError("times are those of the layers at finite depth: leave them out")
-    return _recursion(jnp.asarray(c, jnp.float64), square, first, depth)
+    return _recursion(jnp.asarray(c, jnp.float64), square, readin, depth)
 
 
 @functools.partial(jax.jit, static_argnames="depth")
-def _recursion(c: jax.Array, square: jax.Array, first: float, depth: int) -> OneStep:
+def _recursion(c: jax.Array, square: jax.Array, readin: float, depth: int) -> OneStep:
     step = square / depth
     layers = jnp.arange(depth + 1)
     H0, G0 = (1 + step) ** layers, (1 + step) ** (depth - layers)
@@ -78,6 +78,6 @@ def _recursion(c: jax.Array, square: jax.Array, first: float, depth: int) -> One
         new = a + d, (1 + step) * H1 + (2 * d * a + d**2) * above
         return new, new
 
-    start = first * c, 1 + first * c**2 * G0[0]
+    start = readin * c, 1 + readin * c**2 * G0[0]
     _, (a, H1) = jax.lax.scan(layer, start, (H0[:-1], G0[1:]))
     return OneStep(layers / depth, H0, jnp.append(start[1], H1), jnp.append(start[0], a))

@@ -30,8 +30,8 @@ def float64(function: F) -> F:
 
         def run(values: list[Any]) -> Any:
             """`function` with these values in place of the traced leaves."""
-            given = dict(zip(traced, values, strict=True))
-            args, options = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+            arrays = dict(zip(traced, values, strict=True))
+            args, options = jax.tree.unflatten(tree, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
             return function(*args, **options)
 
         if traced and callers != np.float64:

@@ -65,7 +65,7 @@ def lazy_predictor(
     elif jnp.ndim(times := jnp.asarray(times, jnp.float64)) != 1:
         raise ValueError(f"times must be (times,), got shape {times.shape}")
     check_kernel(ntk, "ntk")
-    Theta, target = (jnp.asarray(of, jnp.float64) for of in (ntk, y))
+    Theta, target = (jnp.asarray(array, jnp.float64) for array in (ntk, y))
     P = len(Theta)
     if target.ndim not in (1, 2) or len(target) != P:
         raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")

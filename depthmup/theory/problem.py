@@ -136,7 +136,7 @@ class Problem:
 def as_problem(
     problem: Problem | ArrayLike, y: ArrayLike | None, options: Mapping[str, Any], **defaults: Any
 ) -> Problem:
-    """The `Problem` that a solver was given, or that of the kernel, targets and other fields that it was given.
+    """`problem` itself, if it is a `Problem`; or else the `Problem` of the kernel `problem`, the targets y and options.
 
     Raises TypeError for a `Problem` together with fields, and ValueError as `Problem`.
     """

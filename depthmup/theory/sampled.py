@@ -22,7 +22,7 @@ FLOOR = 1e-12
 
 
 class Weights(NamedTuple):
-    """What the sweep knows so far of one matrix of each of the L branches; rows of later times are still 0.
+    """The arrays of one matrix of each of the L branches, filled up to the time of the sweep; later rows are still 0.
 
     A matrix multiplies `inputs` on its way forward and receives `gradients` with respect to its products. There are S
     samples of each, for n = T P pairs (t, mu) and m = T P C triples (t, mu, c). A kernel is filled for s <= t.
@@ -51,7 +51,7 @@ class Draws(NamedTuple):
 
 
 class Now(NamedTuple):
-    """What holds at the time t at which the sweep is.
+    """The time t of the sweep, and the state of the weights at that time.
 
     kept: a_t, the share of the branches' initial weights that is left.
     moved: gamma0 k_{t,s} m_{s,nu} Delta_{nu c}(s), by which sample nu at time s has moved the weights; 0 for s >= t.
@@ -85,12 +85,12 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
     xi, z_u = _extended(jnp.eye(P), equations.Kx, 0) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
     z = _matched(normal.r, (1, -1, 1, -1))
     w0, z_r = z[:C], z[C:].reshape(branch_weights, L, m, S)
-    draws = [Draws(*both) for both in zip(z_u, z_r, strict=True)]
+    draws = [Draws(*pair) for pair in zip(z_u, z_r, strict=True)]
 
     def time(t: jax.Array, carry: Any) -> Any:
         weights, h, last, g0, F = carry
         moved = gamma0 * equations.rates[t][:, :, None] * (equations.y - F)  # 0 for s >= t
-        at = Now(t, a_branch[t], moved)
+        step = Now(t, a_branch[t], moved)
 
         x = a_in[t] * xi
         if "readin" in trained:
@@ -99,12 +99,12 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
         def forward(carry: Any, layer: jax.Array) -> Any:
             x, h, weights = carry
             h = _put(h, x, layer, t * P)
-            first, random, learnt = _forward(weights[0], draws[0], at, layer, phi(x))
+            first_weights, random, learnt = _forward(weights[0], draws[0], step, layer, phi(x))
             if branch_weights == 1:
-                return (x + b * random + drift * learnt, h, [first]), x
+                return (x + b * random + drift * learnt, h, [first_weights]), x
             v = random + inner * learnt
-            second, random, learnt = _forward(weights[1], draws[1], at, layer, phi(v))
-            return (x + b * random + drift * learnt, h, [first, second]), (x, v)
+            second_weights, random, learnt = _forward(weights[1], draws[1], step, layer, phi(v))
+            return (x + b * random + drift * learnt, h, [first_weights, second_weights]), (x, v)
 
         (x, h, weights), states = jax.lax.scan(forward, (x, h, weights), jnp.arange(L))
         h = _put(h, x, L, t * P)
@@ -119,15 +119,15 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
             z, weights = carry
             if branch_weights == 1:
                 layer, x = layer_states
-                first, random, learnt = _backward(weights[0], draws[0], at, layer, z)
-                changed = [first]
+                first_weights, random, learnt = _backward(weights[0], draws[0], step, layer, z)
+                new_weights = [first_weights]
             else:
                 layer, (x, v) = layer_states
-                second, random, learnt = _backward(weights[1], draws[1], at, layer, z)
+                second_weights, random, learnt = _backward(weights[1], draws[1], step, layer, z)
                 k = jnp.repeat(slope(v), C, axis=0) * (random + inner * learnt)
-                first, random, learnt = _backward(weights[0], draws[0], at, layer, k)
-                changed = [first, second]
-            return (z + jnp.repeat(slope(x), C, axis=0) * (b * random + drift * learnt), changed), None
+                first_weights, random, learnt = _backward(weights[0], draws[0], step, layer, k)
+                new_weights = [first_weights, second_weights]
+            return (z + jnp.repeat(slope(x), C, axis=0) * (b * random + drift * learnt), new_weights), None
 
         top = slope(x) if through_phi else jnp.ones_like(x)
         z = (top[:, None] * w).reshape(now, S)
@@ -142,7 +142,7 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
     H = jnp.einsum("lns,lks->lnk", h, h) / S
     Phi = jnp.concatenate([_symmetric(weights[0].Phi), (last @ last.T / S)[None]])
     G = jnp.concatenate([(g0 @ g0.T / S)[None], _symmetric(weights[-1].G)])
-    H, Phi = (of.reshape(L + 1, T, P, T, P) for of in (H, Phi))
+    H, Phi = (kernel.reshape(L + 1, T, P, T, P) for kernel in (H, Phi))
     return Dynamics(F, jnp.arange(L + 1) / L, H, Phi, G.reshape(L + 1, T, P, C, T, P, C))
 
 
@@ -157,17 +157,17 @@ def _forward(
     """
     P, S = inputs.shape
     start = now.t * P
-    every = _put(weights.inputs, inputs, layer, start)
+    stored = _put(weights.inputs, inputs, layer, start)
     gradients = weights.gradients[layer]
-    rows = inputs @ every[layer].T / S  # Phi(t, s); for s > t it is 0
+    rows = inputs @ stored[layer].T / S  # Phi(t, s); for s > t it is 0
     root = _extended(weights.roots_u[layer], rows, start)
     past = jnp.arange(len(gradients)) < start * now.moved.shape[-1]
     A = _response(inputs @ draws.r[layer].T / S, weights.roots_r[layer], past)
     learnt = (rows.reshape(P, -1, P, 1) * now.moved).reshape(P, -1)
-    changed = weights._replace(
-        inputs=every, Phi=_put(weights.Phi, rows, layer, start), roots_u=_put(weights.roots_u, root, layer, start)
+    updated = weights._replace(
+        inputs=stored, Phi=_put(weights.Phi, rows, layer, start), roots_u=_put(weights.roots_u, root, layer, start)
     )
-    return changed, now.kept * (root @ draws.u[layer] + A @ gradients), learnt @ gradients
+    return updated, now.kept * (root @ draws.u[layer] + A @ gradients), learnt @ gradients
 
 
 def _backward(
@@ -180,30 +180,32 @@ def _backward(
     PC, S = gradients.shape
     _, P, C = now.moved.shape
     start = now.t * PC
-    every = _put(weights.gradients, gradients, layer, start)
+    stored = _put(weights.gradients, gradients, layer, start)
     inputs = weights.inputs[layer]
-    rows = gradients @ every[layer].T / S
+    rows = gradients @ stored[layer].T / S
     root = _extended(weights.roots_r[layer], rows, start)
     present = jnp.arange(len(inputs)) < (now.t + 1) * P
     B = _response(gradients @ draws.u[layer].T / S, weights.roots_u[layer], present)
     learnt = (rows.reshape(PC, -1, P, C) * now.moved).sum(-1).reshape(PC, -1)
-    changed = weights._replace(
-        gradients=every, G=_put(weights.G, rows, layer, start), roots_r=_put(weights.roots_r, root, layer, start)
+    updated = weights._replace(
+        gradients=stored,
+        G=_put(weights.G, rows, layer, start),
+        roots_r=_put(weights.roots_r, root, layer, start),
     )
-    return changed, now.kept * (root @ draws.r[layer] + B @ inputs), learnt @ inputs
+    return updated, now.kept * (root @ draws.r[layer] + B @ inputs), learnt @ inputs
 
 
-def _response(with_draws: jax.Array, root: jax.Array, known: jax.Array) -> jax.Array:
-    """<field zeta> C^-1, with 0 in place of <field zeta> in the columns that are not `known` yet.
+def _response(with_draws: jax.Array, root: jax.Array, mask: jax.Array) -> jax.Array:
+    """<field zeta> C^-1, with 0 in place of <field zeta> in the columns that are not computed yet.
 
-    with_draws: <field zeta>. root: the Cholesky factor C.
+    with_draws: <field zeta>. root: the Cholesky factor C. mask: True in the columns that are computed.
     """
-    return triangular_solve(root, jnp.where(known, with_draws, 0), lower=True)
+    return triangular_solve(root, jnp.where(mask, with_draws, 0), lower=True)
 
 
-def _put(into: jax.Array, rows: jax.Array, layer: jax.Array | int, start: jax.Array) -> jax.Array:
-    """`into`, (layers, rows, columns), with these rows of one layer from row `start` on."""
-    return jax.lax.dynamic_update_slice(into, rows[None], (layer, start, 0))
+def _put(array: jax.Array, rows: jax.Array, layer: jax.Array | int, start: jax.Array) -> jax.Array:
+    """`array`, (layers, rows, columns), with these rows of one layer from row `start` on."""
+    return jax.lax.dynamic_update_slice(array, rows[None], (layer, start, 0))
 
 
 def normal_draws(equations: Equations, samples: int, seed: Any) -> Draws:
@@ -241,6 +243,6 @@ def _extended(root: jax.Array, rows: jax.Array, start: jax.Array | int) -> jax.A
 
 
 def _symmetric(lower: jax.Array) -> jax.Array:
-    """A kernel that is filled for s <= t only, with the other half."""
+    """The symmetric kernel of a kernel that is filled for s <= t only."""
     strict = jnp.tril(lower, -1)
     return strict + jnp.swapaxes(strict, -1, -2) + lower * jnp.eye(lower.shape[-1])
