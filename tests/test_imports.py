@@ -52,6 +52,7 @@ ALLOWED = {
         "data",
         "fit",
         "optim",
+        "parameterization",
         "recipe",
         "report",
         "settings",

@@ -532,3 +532,25 @@ def test_our_own_networks_are_trained_as_by_the_command(tmp_path):
     named = {row.learning_rate: row for row in by_command[by_command["seed"] == 0].itertuples()}
     for row in result.rows[result.rows["seed"] == 0].itertuples():
         assert row.last_loss == pytest.approx(named[row.learning_rate].last_loss, rel=1e-6)
+
+
+def test_chance_is_the_loss_of_the_first_batch(whole):
+    """Unless it is given: the median over trials, which a diverging one does not move."""
+    _, result, _, _ = whole
+    first = result.rows[result.rows["parameterization"] == "sp"]["first_loss"]
+    assert result.curves[1].chance == np.median(first) < first.max()
+    assert result.curves[1].chance != result.curves[0].chance
+
+
+def test_rates_of_an_even_grid_can_be_extended():
+    """They are a grid, which a search and `until` extend and refine; others are a list of values."""
+    from depthmup.trials.plan import has_grid
+    from depthmup.tuning import study_of
+
+    options = {"steps": 5, "widths": (WIDTH,), "depths": ()}
+    even = study_of(setup(), loss, batches, learning_rates=[2.0 ** (x / 2) for x in range(-9, 0)], **options)
+    assert has_grid(even)
+    assert even.sweep.log2_learning_rates == {"adamw": (-4.5, -0.5)}
+    uneven = study_of(setup(), loss, batches, learning_rates=[0.1, 0.01, 0.3, 0.03, 0.5], **options)
+    assert not has_grid(uneven)
+    assert uneven.axes[0].values == (0.01, 0.03, 0.1, 0.3, 0.5)

@@ -45,6 +45,8 @@ class TableStudy(Study):
         values = {name: value for name, value in NAMES.items() if name not in table}
         values |= {size: 1 for size in SIZES if size not in table}
         rows = table.reset_index(drop=True).assign(**values)
+        if "loss" not in rows:
+            rows["loss"] = rows[measure]
         rows["diverged"] = rows["diverged"].astype(bool) | ~rows[measure].astype(float).map(math.isfinite)
         if "key" not in rows:
             rows["key"] = [digest({str(k): str(v) for k, v in row.items()}) for row in rows.to_dict("records")]

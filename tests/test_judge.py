@@ -1,0 +1,73 @@
+"""`sweep.judge`: trials that were trained anywhere, from a table."""
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from depthmup import fit, sweep
+from depthmup.settings import SettingsError
+
+RATES = 2.0 ** np.arange(-8.0, 1.0)
+
+
+def table(**columns):
+    """Parabolas whose best rate stays with width and falls by an octave for each doubling of the depth."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"width": w, "depth": d, "learning_rate": rate, "seed": seed,
+         "loss": 1 + 0.05 * (math.log2(rate) + 3 + math.log2(d / 2)) ** 2 + 0.001 * rng.standard_normal()}
+        for w, d in ((8, 2), (16, 2), (32, 2), (8, 4), (8, 8))
+        for rate in RATES
+        for seed in range(3)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows).assign(**columns)
+
+
+def test_a_table_is_judged_along_both_axes(tmp_path):
+    trials = table()
+    result = sweep.judge(trials)
+    verdicts = {c.axis: c.result for c in result.curves}
+    assert verdicts["width"].verdict == "transfers"
+    assert verdicts["depth"].verdict == "does not transfer"
+    for axis, other, fixed in (("depth", "width", 8), ("width", "depth", 2)):
+        alone = fit.transfer(trials[trials[other] == fixed], axis)
+        assert verdicts[axis].line == alone.line
+        assert verdicts[axis].drift == alone.drift
+    assert result.learning_rate == verdicts["depth"].tuned
+    page = result.report(tmp_path / "report").read_text()
+    assert page.count("does not transfer") >= 2
+    assert (tmp_path / "report" / "loss_over_depth.png").exists()
+    with pytest.raises(ValueError, match="say where to write the report"):
+        result.report()
+
+
+def test_words_tell_variants_apart():
+    """Names that are columns are names of curves; numbers are not variants."""
+    halves = [table(optimizer="lion", parameterization="mup", data=data, tokens=i) for i, data in enumerate("ab")]
+    result = sweep.judge(pandas.concat(halves))
+    assert {(c.optimizer, c.parameterization, c.variant) for c in result.curves} == {
+        ("lion", "mup", "data a"),
+        ("lion", "mup", "data b"),
+    }
+
+
+def test_what_diverged_and_what_learned_nothing():
+    trials = table()
+    trials.loc[trials["learning_rate"] == RATES[-1], "loss"] = np.nan
+    worse = {c.axis: c for c in sweep.judge(trials, chance=1.01).curves}
+    assert worse["width"].result.diverged[0][-1].all()
+    assert worse["width"].chance == 1.01
+    assert sweep.judge(trials, chance=0.9).curves[0].result.verdict == "nothing learned"
+    accurate = table().assign(accuracy=lambda rows: (1 / rows["loss"]).clip(upper=1.0)).drop(columns="loss")
+    assert {c.axis: c.result.verdict for c in sweep.judge(accurate, "accuracy").curves}["width"] == "transfers"
+
+
+def test_a_table_that_cannot_be_judged():
+    with pytest.raises(SettingsError, match=r"no column learning_rate; it has width, depth, seed, loss"):
+        sweep.judge(table().drop(columns="learning_rate"))
+    with pytest.raises(SettingsError, match=r"no column depth \(or width\)"):
+        sweep.judge(table().drop(columns=["depth", "width"]))
+    with pytest.raises(ValueError, match="two rows for"):
+        sweep.judge(pandas.concat([table(), table()]))
