@@ -149,7 +149,7 @@ CHECKS: dict[str, dict] = dict(
         width=64,
         depth=4,
         steps=(1, 4),
-        batch_size=8,
+        batch_size=2,
     ),
 )
 # The data set of a family that does not take images.

@@ -26,6 +26,7 @@ SMALLEST = {
     "simple_resnet": dict(width=8, depth=3),
     "resnet": dict(width=2, depth=1, stages=(1, 1, 1, 1)),
     "vit": dict(width=12, depth=1),
+    "gpt": dict(width=8, depth=1),
     "cnn": dict(width=4, depth=2),
     "residual_cnn": dict(width=4, depth=1),
 }
@@ -39,6 +40,7 @@ SHAPES = {
     "patches16_vit": (2, 2, 1.0, 2.0),
     "patches_resnet": (6, 3, 1.4142, 0.5),
     "patches_simple_resnet": (2, 6, 0.5774, 4.0),
+    "text_gpt": (2, 2, 1.0, 1.0),
     "patches_vit": (2, 4, 0.7071, 2.0),
     "cifar10_simple_resnet": (3, 4, 0.8660, 4.0),
     "tiny_imagenet_simple_resnet": (3, 4, 0.8660, 4.0),
@@ -119,7 +121,9 @@ def two_steps(config):
     loop, losses = TrialLoop(task_of(settings), batches, TrialsOverDevices(1)), []
     metrics = loop.run([hyper_of(settings)], 2, report=lambda _, metrics: losses.append(metrics["loss"]))
     assert np.isfinite(losses).all()
-    classes = TFDS[settings.data.name].classes if settings.data.name in TFDS else 10
+    classes = (
+        TFDS[settings.data.name].classes if settings.data.name in TFDS else {"text": 256}.get(settings.data.name, 10)
+    )
     assert batches.dataset.classes == classes
     assert np.isfinite(metrics["test_loss"]).all()
     assert 0 <= metrics["test_accuracy"][0] <= 1

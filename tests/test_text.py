@@ -12,7 +12,8 @@ from configs import default, text_gpt
 from depthmup.data import NONE, Batches, Split, checked, load, show, text
 from depthmup.models import GPT
 from depthmup.settings import SettingsError, flat, from_config, put
-from depthmup.train import Recipe, Task, TrialLoop, TrialsOverDevices
+from depthmup.recipe import Recipe
+from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import identity_of_data, task_of
 from depthmup.train.task import LABEL_NOISE
 from tests.test_main import assert_one_line, call  # noqa: F401 - call is a fixture
