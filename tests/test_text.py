@@ -11,8 +11,8 @@ import pytest
 from configs import default, text_gpt
 from depthmup.data import NONE, Batches, Split, checked, load, show, text
 from depthmup.models import GPT
-from depthmup.settings import SettingsError, flat, from_config, put
 from depthmup.recipe import Recipe
+from depthmup.settings import SettingsError, flat, from_config, put
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import identity_of_data, task_of
 from depthmup.train.task import LABEL_NOISE
