@@ -166,8 +166,8 @@ def test_calibrate(call):
 
 def test_compare(tmp_path, call):
     """Of rows of the tiny sweep; the page is in --workdir, or in the first folder."""
-    settings = tiny.settings(**GRID)
-    folders = [str(store(tmp_path / name, settings)) for name in "ab"]
+    study = tiny.study(**GRID)
+    folders = [str(store(tmp_path / name, study)) for name in "ab"]
     done = call("compare", *folders)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"comparison: {folders[0]}/compare.html\n"
