@@ -61,7 +61,7 @@ SHAPES = {
     "cifar100_residual_cnn": (1, 4, 1.0, 1.0),
     "imagenet_residual_cnn": (1, 4, 1.0, 1.0),
 }
-NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit"}
+NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit", "text_gpt"}
 TWO, THREE = ["A", "B"], ["A", "B", "C"]
 PAPER_B = {  # the segments of which the sweep has both anchors and all depths to predict, C's odd ones excepted
     "cifar10_cnn": THREE,

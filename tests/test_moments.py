@@ -62,7 +62,7 @@ def test_a_sample_with_itself(name):
 def test_a_sample_of_norm_zero(name):
     pair = moments(name).pair(*matrices(0.0, 1.0, 0.0))
     assert float(pair[0][0, 0]) == pytest.approx(0, abs=1e-12)
-    slope = {"linear": 1, "erf": 4 / np.pi / np.sqrt(3), "relu": 0.25, "gelu": 0.25, "tanh": None}[name]
+    slope = {"linear": 1, "erf": 4 / np.pi / np.sqrt(3), "relu": 0.25, "gelu": 0.25, "silu": 0.25, "tanh": None}[name]
     if slope is not None:
         assert float(pair[1][0, 0]) == pytest.approx(slope, rel=1e-9)
     assert np.isfinite(moments(name).same(jnp.zeros(1))).all()

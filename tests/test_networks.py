@@ -304,5 +304,5 @@ def test_real_targets_of_the_losses(loss):
     ],
 )
 def test_labels_that_are_neither(loss, labels):
-    with pytest.raises(ValueError, match=f"labels must be integers .* logits' shape .3, 2.: {loss} got {labels.dtype}"):
+    with pytest.raises(ValueError, match=f"labels must be integers .* real targets .3, 2.: {loss} got {labels.dtype}"):
         Recipe(loss=loss).example_losses(np.zeros((3, 2)), labels, train=True)
