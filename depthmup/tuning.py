@@ -270,13 +270,12 @@ def _rates(given: LearningRates, optimizers: Mapping[str, Any], per_octave: int)
         middle = round(math.log2(float(values[0])) * per_octave) / per_octave
         return dict.fromkeys(optimizers, (middle - AROUND, middle + AROUND)), True
     if values.size < POINTS:
-        raise SettingsError(
-            f"an optimum needs {POINTS} learning rates or more, got {values.size}; or one to search from"
-        )
+        raise SettingsError(f"an optimum needs {POINTS} learning rates, got {values.size}; or give one to search from")
     values = np.sort(values)
     log = np.log2(values)
     if np.allclose(np.diff(log), 1 / per_octave, atol=1e-9):
-        return dict.fromkeys(optimizers, (float(log[0]), float(log[-1]))), False
+        low = round(float(log[0]), 9)
+        return dict.fromkeys(optimizers, (low, low + (values.size - 1) / per_octave)), False
     return Axis(LEARNING_RATE, tuple(values.tolist()), True), False
 
 

@@ -215,7 +215,7 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
         raise ValueError(f"the batches run out after {len(read)} of {steps} steps: {steps} are needed")
     sizes = sorted({size_of(batch) for batch in read})
     if len(sizes) > 1:
-        raise ValueError(f"all batches must have as many examples, these have {sizes[0]} to {sizes[-1]}: drop the last")
+        raise ValueError(f"batches must have equal sizes, these have {sizes[0]} to {sizes[-1]} examples: drop the last")
     arrays = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *read)
     return Arrays(sizes[0], kept, arrays, shuffled=False)
 
