@@ -133,8 +133,14 @@ def setup(
     if base and isinstance(name, str) and "base_head_dim" not in settings and "attention" in p.kinds:
         source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
     m = _at(source, width, depth)
+    _warn(m, source, width, depth)
+    return m
+
+
+def _warn(m: Setup, source: Source, width: int, depth: int) -> None:
+    """The warnings that `setup` names."""
+    p, small = source.p, source.small(width, depth)
     shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
-    small = source.small(width, depth)
     _warn_of_branches(p, m.specs)
     if p.alpha is not None and (source.initial or m.model.factors is None):
         _warn_of_depth(source, *small)
@@ -142,11 +148,10 @@ def setup(
         _warn_of_layers(p, source.roles(*small), source.sites(*small))
     if m.model.factors is not None:
         _warn_of_factors(p, source.roles(*shape), source.model(*shape))
-    if fan_in_init is None:
+    if source.fan_in_init is None:
         _warn_of_init(source.audit(*shape))
         if source.initial:
             _warn_of_gain(m, source.roles(*small))
-    return m
 
 
 def _parameterization(

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pandas
 
-from depthmup.data.user_feed import Batches, feed_of
+from depthmup.data.user_feed import Batches, UserFeed, feed_of
 from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
@@ -121,24 +121,11 @@ def study_of(
     max_trials: int = 20_000,
     devices_per_trial: int = 1,
     wrapper: Wrapper = "pmap",
-    checkpoint_every: str = "10 minutes",
     **hyperparameters: Any,
 ) -> ModelStudy:
     """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
-    at_least_one("steps", steps)
-    at_least_one("seeds", seeds)
-    if schedule not in SCHEDULES:
-        raise unknown("schedule", schedule, SCHEDULES)
-    if until not in get_args(Until):
-        raise unknown("until", until, get_args(Until))
-    if not 0 <= warmup < steps:
-        raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
+    _check(steps, seeds, schedule, until, warmup, max_seeds)
     feed = feed_of(batches, steps, batch_size, evaluate)
-    judge_by = judge_by or ("validation_loss" if feed.held_out else "last_loss")
-    measures = [name for name in get_args(Judged) if "accuracy" not in name]
-    known = [name for name in measures if feed.held_out or "validation" not in name]
-    if judge_by not in known:
-        raise unknown("judge_by", judge_by, known)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
     width, depth = base_of(setup)
@@ -156,47 +143,64 @@ def study_of(
         seeds=seeds,
         until=until,
         max_seeds=max_seeds,
-        judge_by=judge_by,
+        judge_by=_measure(judge_by, feed),
         calibrate=False,
         adaptive=adaptive or is_search,
         at_once=at_once,
         max_trials=max_trials,
     )
-    if until == "decided" and not 1 < seeds <= max_seeds:
-        raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
     recipe = Recipe(schedule=schedule, clip=clip)
     training = Training(setups, optimizers, loss, own_outputs, feed, steps, warmup, recipe, fixed)
-    study = ModelStudy(
-        sweep,
-        ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial),
-        CheckpointSettings(every=Interval(10, "minute")),
-        width,
-        depth,
-        0,
-        axes,
-        {},
-        chance,
-        training,
-    )
-    about = {
+    parallel = ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial)
+    checkpoint = CheckpointSettings(every=Interval(10, "minute"))
+    about = _about(training, setup, (width, depth), chance)
+    study = ModelStudy(sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training)
+    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+
+
+def _check(steps: int, seeds: int, schedule: str, until: str, warmup: int, max_seeds: int) -> None:
+    at_least_one("steps", steps)
+    at_least_one("seeds", seeds)
+    if schedule not in SCHEDULES:
+        raise unknown("schedule", schedule, SCHEDULES)
+    if until not in get_args(Until):
+        raise unknown("until", until, get_args(Until))
+    if not 0 <= warmup < steps:
+        raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
+    if until == "decided" and not 1 < seeds <= max_seeds:
+        raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
+
+
+def _measure(judge_by: Judged | None, feed: UserFeed) -> Judged:
+    """The column that verdicts are of."""
+    names = [name for name in get_args(Judged) if "accuracy" not in name]
+    known = [name for name in names if feed.held_out or "validation" not in name]
+    chosen = judge_by or ("validation_loss" if feed.held_out else "last_loss")
+    if chosen not in known:
+        raise unknown("judge_by", chosen, known)
+    return chosen
+
+
+def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: float | None) -> dict[str, Any]:
+    """What decides the rows besides the axes, as JSON."""
+    feed = training.feed
+    return {
         "model": name_of(getattr(setup, "source", setup)),
-        "loss": _callable_name(loss),
-        "base": [width, depth],
+        "loss": _callable_name(training.criterion),
+        "base": list(base),
         "parameterization": _settings_of(setup.parameterization),
-        "steps": steps,
+        "steps": training.steps,
         "batch_size": feed.batch_size,
         "data": feed.digest,
         "held_out": [len(feed.held_out), feed.evaluated_examples],
-        "schedule": schedule,
-        "warmup": warmup,
-        "clip": clip,
-        "own_outputs": own_outputs,
-        "fixed": {key: _plain(value) for key, value in fixed.items()},
+        "schedule": training.recipe.schedule,
+        "warmup": training.warmup,
+        "clip": training.recipe.clip,
+        "own_outputs": training.own_outputs,
+        "fixed": {key: _plain(value) for key, value in training.fixed.items()},
         "first_seed": 0,
         "chance_loss": chance,
     }
-    study = dataclasses.replace(study, about=about)
-    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
 def _settings_of(p: Parameterization) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from depthmup.report.curves import TransferCurve
 from experiments.figures import page
 from experiments.figures.figure import markdown
-from experiments.language.page import curves as language_curves
-from experiments.language.study import CASES
+from experiments.language.sweeps import published
 from experiments.published import Sweep
 
 COLUMNS = ("your model", "optimizer", "what changes", "take", "evidence here")
@@ -106,16 +105,16 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
     """The table, of the sweeps of experiments/demos.py, of both papers' figures and of the language study."""
-    of = {name: sweep.curves for name, sweep in sweeps.items()}
+    of: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
-    of["study"] = [c for name in CASES for c in language_curves(name, "study")]
+    of["study"] = published("study").curves
     rows = [(*choice, ". ".join(filter(None, (*(_words(of, one) for one in evidence), more))))
             for choice, evidence, more in ROWS]  # fmt: skip
     return markdown(COLUMNS, rows)
 
 
-def _words(of: Mapping[str, Iterable[TransferCurve]], one: Evidence) -> str:
+def _words(of: Mapping[str, Sequence[TransferCurve]], one: Evidence) -> str:
     """The verdicts of the row's parameterizations, then those of others, each said once."""
     results = {c.parameterization: c.result for c in of[one.sweep]
                if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip

@@ -4,8 +4,8 @@
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
 
-docs/results/ has the rows (`experiments.published`). docs/results.md and docs/language.md are written whole; in others
-a table stands between the lines <!-- NAME: TABLE --> and <!-- end -->.
+docs/results/ has the rows (`experiments.published`). docs/results.md is written whole; in others a table stands between
+the lines <!-- NAME: TABLE --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ from typing import Any
 
 from depthmup.report import figures, page
 from depthmup.trials.config_study import ConfigStudy
-from experiments import choose, learning_rate_rules, planted_curves, planted_verdicts, published, thinned_verdicts
+from experiments import (
+    choose,
+    layer_kinds,
+    learning_rate_rules,
+    planted_curves,
+    planted_verdicts,
+    published,
+    thinned_verdicts,
+)
 from experiments.demos import PUBLISHED, read, settings_of
 from experiments.figures import command
 from experiments.figures.page import PAPERS
-from experiments.language.page import write as write_language
+from experiments.language.page import draw, tables
+from experiments.language.sweeps import SCALES
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/laws.md", "docs/guide/choose.md")
+DOCUMENTS = ("docs/laws.md", "docs/guide/choose.md", "docs/language.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -79,6 +88,9 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted_curves": lambda _: planted_curves.summary(_numbers("planted_curves")),
     "planted_verdicts": lambda _: planted_verdicts.summary(_numbers("planted_verdicts")),
     "choose": choose.table,
+    "language_study": lambda _: tables("study"),
+    "language_demo": lambda _: tables("demo"),
+    "layer_kinds": lambda _: layer_kinds.table(),
 }
 
 
@@ -108,8 +120,9 @@ def main() -> None:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
+    for scale in SCALES:
+        draw(scale)
     command.draw(*PAPERS)
-    print(write_language())
 
 
 if __name__ == "__main__":

@@ -28,27 +28,28 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
+from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
-from depthmup.fit import transfer
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
-from experiments.language.study import Scale, of_shape, trained
-from experiments.language.text import corpus, digest
-from experiments.published import RESULTS
+from experiments.figures.figure import markdown, words
+from experiments.language import sweeps
+from experiments.language.gpt_linen import VOCABULARY
+from experiments.language.sweeps import CHANCE, loss
+from experiments.published import RESULTS, ROOT
 
-VOCABULARY, HEADS, GROUPS, EXPERTS, ACTIVE = 256, 4, 2, 4, 2
+HEADS, GROUPS, EXPERTS, ACTIVE = 4, 2, 4, 2
 CONTROL = "plain under sp"  # which has to fail
 # Each kind is the plain transformer with these switches.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -65,54 +66,18 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     CONTROL: (),
 }  # fmt: skip
-# What `setup` says when it is not told; right at depth exponent 1 only.
-REACH = 3
-SCALE = Scale((32, 2), (32, 64, 128), (2, 4, 8), tuple(np.arange(-9, -1.9, 0.5)), 4, 100, 8, 32, REACH)
+SWEEP: dict[str, Any] = {
+    "widths": (32, 64, 128), "depths": (2, 4, 8), "learning_rates": 2.0 ** np.arange(-9, -1.9, 0.5), "adaptive": True,
+    "seeds": 4, "steps": 100, "batch": 8,
+}  # fmt: skip
 CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "steps": (4,), "seeds": 16, "max_seeds": 64}
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
-SECTION = """
-## Kinds of layers
-
-    python -m experiments.layer_kinds
-
-Does it hold with your kind of layer? The command takes a transformer that has a switch for each kind (Linen, pre-norm,
-RMSNorm, no biases; each kind alone, and all but one together), and gives each about 4 minutes of one core:
-
-- `dm.setup` finds the roles of its parameters. The column "its own parameters" has those that the plain one lacks.
-- A coordinate check (`m.check`, Adam, `depth_mup`; widths {check_widths}, depths {check_depths}). The columns show
-  the judged slope that is farthest from 0 along each axis, what was trained, and its answer.
-- Trainings on NumPy's docstrings (AdamW, `completep`; base width {width} and depth {depth}, widths {widths}, depths
-  {depths}; {steps} steps of {batch} sequences of {context} bytes; {seeds} seeds, {rates} learning rates half an octave
-  apart around the best): the drift of the best learning rate in octaves per doubling, and the verdict of
-  `dm.fit.transfer`.
-
-A kind *holds* if the check is not "not ok" and both verdicts are "transfers". The prediction, written before the first
-training: all hold but adaLN-zero, whose check says "not ok" (experiments/layer_kinds.py). The last row, `sp`, is a
-control that was added afterwards. All checks were made again after three mends, for two of which these rows were the
-reason: `setup` takes adaLN's condition for a part of the trunk (its slope over depth had been -.49), features of tied
-embeddings lack the output factor (-1.07 over width), and scales of norms over depth are judged by the change of the
-loss where that of the logits is not ok (-.15 in the plain transformer, -.30 with LayerScale).
-
-Mixture of experts: {active} of {experts} experts for each token and a shared one, no loss that balances them. Grouped
-queries: {groups} keys and values for {heads} queries. LayerScale starts at .1. adaLN-zero is conditioned by the first
-byte; in the check its gates do not start at 0.
-"""
-# What the rows say, for a reader; to be read again when they change.
-REMARKS = """
-What these rows say, of networks of width 32 to 128 with 2 to 8 blocks (16 in the check) in 100 steps:
-
-- **Roles.** `setup` finds them all without an override.
-- **Learning rates.** No verdict of a kind says that its rate does not transfer. Undecided ones are of flat curves, on
-  which four seeds do not tell: LayerScale's rate falls by half an octave per doubling of the width, and costs .6%.
-  The control, `sp`, fails over width. Over depth it passes as well: 2 to 8 blocks in 100 steps do not tell rules apart,
-  and the evidence along depth is that of the check.
-- **Checks.** Of the kinds alone, all are ok but two: the router of the experts, and over width the scales of norms
-  beside QK-norm, are undecided. The control is not ok along both axes.
-- **Mixture of experts.** The slopes of the router are undecided. How many experts there are is not covered: no rule
-  here changes with it, and nothing was trained. Jiang et al. (arXiv 2601.20205) derive rates and initial variances for
-  more and wider experts at a fixed share of active ones.
-"""
+RUNS = ROOT / "runs" / "layer_kinds"
+COLUMNS = (
+    "kind", "", "its own parameters", "check", "slope over width", "slope over depth", "learning rate over width",
+    "learning rate over depth",
+)  # fmt: skip
 
 
 class MLP(nn.Module):
@@ -213,15 +178,10 @@ class Transformer(nn.Module):
         return nn.Dense(VOCABULARY, use_bias=False, name="head")(h)
 
 
-def setup(kind: str, parameterization: Name, tokens: jax.Array, zero: bool = True) -> dm.Setup:
+def setup(kind: str, parameterization: Name, zero: bool = True) -> dm.Setup:
     """The transformer of a kind at the base shape."""
-    width, depth = SCALE.base
-    parameterization = "sp" if kind == CONTROL else parameterization
     factory = functools.partial(Transformer, kinds=KINDS[kind], zero=zero)
-    return dm.setup(
-        parameterization, factory, tokens, width=width, depth=depth, base=SCALE.base,
-        fan_in_init=False,
-    )  # fmt: skip
+    return sweeps.setup("sp" if kind == CONTROL else parameterization, factory, fan_in_init=False)
 
 
 def checked(kind: str) -> dict[str, Any]:
@@ -231,16 +191,11 @@ def checked(kind: str) -> dict[str, Any]:
     behind a gate that stays shut.
     """
     sequences, size = CHECK_BATCH
-    text = corpus()
+    text = docstrings()
     starts = np.random.default_rng(0).integers(0, len(text) - size - 1, (sequences, 1))
     window = jnp.asarray(text[starts + np.arange(size + 1)], jnp.int32)
-    tokens, targets = window[:, :-1], window[:, 1:]
-    m = setup(kind, "depth_mup", tokens, zero=False)
-
-    def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-    report = m.check(loss, (tokens, targets), **CHECK)
+    m = setup(kind, "depth_mup", zero=False)
+    report = m.check(loss, (window[:, :-1], window[:, 1:]), **CHECK)
     slopes = [
         {"axis": s.axis, "group": s.group, "seeds": s.changes.shape[1], "answer": s.answer,
          "slope": [round(x, 3) for x in s.plain], "limit": s.limit and [round(x, 3) for x in s.limit]}
@@ -250,61 +205,26 @@ def checked(kind: str) -> dict[str, Any]:
     return {"roles": roles, "verdict": report.verdict, "slopes": slopes}
 
 
-def identity() -> dict[str, Any]:
-    """What decides the rows, compared before they are used again."""
-    return json.loads(json.dumps({"scale": SCALE._asdict(), "check": CHECK, "check batch": CHECK_BATCH}))
-
-
 def read() -> tuple[pandas.DataFrame, dict[str, Any]]:
-    """(rows of the trainings, {kind: what `checked` returned}) that are there. Raises ValueError if settings differ."""
-    if not ROWS.with_suffix(".json").exists():
-        return pandas.DataFrame({"kind": [], "width": [], "depth": []}), {}
-    about = json.loads(ROWS.with_suffix(".json").read_text())
-    for key, value in identity().items():
-        if about[key] != value:
-            raise ValueError(f"{ROWS} comes from another {key}, {about[key]} instead of {value}: delete it")
-    return pandas.read_parquet(ROWS), about["checks"]
-
-
-def write(rows: pandas.DataFrame, checks: dict[str, Any]) -> None:
-    rows = rows.astype({"width": "int32", "depth": "int32", "seed": "int32", "loss": "float32"})
-    ROWS.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(ROWS, rows.to_parquet(index=False, compression="zstd"))
-    about = {**identity(), "text": digest(), "checks": checks}
-    write_atomically(ROWS.with_suffix(".json"), (json.dumps(about) + "\n").encode())
+    """(committed rows of the trainings, {kind: what `checked` returned})"""
+    return pandas.read_parquet(ROWS), json.loads(ROWS.with_suffix(".json").read_text())["checks"]
 
 
 def run(kind: str) -> None:
-    """Train and check what is missing of a kind; all is written after each shape."""
+    """Train and check a kind, and put what came out in the place of its committed rows."""
+    _, trained = sweeps.sweep(setup(kind, "completep"), RUNS / kind.replace(" ", "_"), **SWEEP)
+    check = checked(kind)
     rows, checks = read()
-    m = None
-    for width, depth in SCALE.shapes:
-        if len(of_shape(rows[rows["kind"] == kind], width, depth)):
-            continue
-        print(f"{kind}: width {width}, depth {depth}", flush=True)
-        m = m or setup(kind, "completep", jnp.zeros((1, SCALE.context), jnp.int32))
-        more = pandas.DataFrame(trained(m.at(width, depth), "adamw", SCALE))
-        rows = pandas.concat([rows, more.assign(kind=kind, width=width, depth=depth)], ignore_index=True)
-        write(rows, checks)
-    if kind not in checks:
-        print(f"{kind}: coordinate check", flush=True)
-        write(rows, {**checks, kind: checked(kind)})
+    rows = pandas.concat([rows[rows["kind"] != kind], trained.assign(kind=kind)[list(rows)]], ignore_index=True)
+    rows = rows.astype({"width": "int32", "depth": "int32", "seed": "int32", "loss": "float32"})
+    write_atomically(ROWS, rows.to_parquet(index=False, compression="zstd"))
+    write_atomically(ROWS.with_suffix(".json"), (json.dumps({"checks": {**checks, kind: check}}) + "\n").encode())
 
 
-def answer(rows: pandas.DataFrame, axis: str) -> str:
-    """Drift and verdict of one kind along an axis, "" unless all sizes are there."""
-    sizes, other, fixed = (
-        (SCALE.widths, "depth", SCALE.base[1]) if axis == "width" else (SCALE.depths, "width", SCALE.base[0])
-    )
-    trials = rows[(rows[other] == fixed) & rows[axis].isin(sizes)]
-    if set(trials[axis]) != set(sizes):
-        return ""
-    table = trials[[axis, "learning_rate", "seed", "loss", "diverged"]].astype({"loss": float})
-    result = transfer(table, axis, math.log(VOCABULARY))
-    drift = result.drift
-    interval = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}], " if drift else ""
-    cost = f", costs at most {result.cost}" if result.cost else ""
-    return f"{interval}{result.verdict}{cost}"
+def answers(rows: pandas.DataFrame) -> dict[str, str]:
+    """{axis: drift, verdict and cost} of the trainings of one kind."""
+    table = rows.drop(columns="kind").astype({"loss": float})
+    return {c.axis: words(c).split(": ", 1)[1] for c in dm.sweep.judge(table, chance=CHANCE).curves}
 
 
 def slopes(check: dict[str, Any], axis: str) -> str:
@@ -314,52 +234,25 @@ def slopes(check: dict[str, Any], axis: str) -> str:
     return f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] {worst['group']}, {worst['answer']}"
 
 
-def holds(check: dict[str, Any] | None, rows: pandas.DataFrame) -> str:
+def holds(check: dict[str, Any], verdicts: Iterable[str]) -> str:
     """The rule of decision of the module's docstring."""
-    verdicts = [answer(rows, axis) for axis in ("width", "depth")]
-    if check is None or not all(verdicts):
-        return "not finished"
     if check["verdict"] == "not ok" or any("does not transfer" in verdict for verdict in verdicts):
         return "fails"
     return "holds" if all(" transfers" in verdict for verdict in verdicts) else "undecided"
 
 
 def table() -> str:
-    """The kinds that are there, as a Markdown table. Roles: of the parameters that the plain transformer lacks."""
+    """The kinds as a Markdown table. Roles: of the parameters that the plain transformer lacks."""
     rows, checks = read()
-    plain = checks.get("plain", {"roles": {}})["roles"]
-    columns = (
-        "kind", "", "its own parameters", "check", "slope over width", "slope over depth", "learning rate over width",
-        "learning rate over depth",
-    )  # fmt: skip
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for kind in KINDS:
-        check, trials = checks.get(kind), rows[rows["kind"] == kind]
-        new = {} if check is None or kind == "plain" else check["roles"].items() - plain.items()
+    lines = []
+    for kind, check in ((kind, checks[kind]) for kind in KINDS if kind in checks):
+        new = {} if kind == "plain" else check["roles"].items() - checks["plain"]["roles"].items()
         roles = ", ".join(f"{path.removeprefix('blocks/')}: {role.split()[0]}" for path, role in sorted(new))
-        found = ["", "", ""] if check is None else [check["verdict"], slopes(check, "width"), slopes(check, "depth")]
-        cells = [
-            kind.replace("_", " "),
-            holds(check, trials),
-            roles,
-            *found,
-            answer(trials, "width"),
-            answer(trials, "depth"),
-        ]
-        if any(cells[3:]):
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def section() -> str:
-    """The section of docs/language.md."""
-    width, depth = SCALE.base
-    text = SECTION.format(
-        width=width, depth=depth, widths=SCALE.widths, depths=SCALE.depths, steps=SCALE.steps, batch=SCALE.batch,
-        context=SCALE.context, seeds=SCALE.seeds, rates=2 * REACH + 1, experts=EXPERTS, active=ACTIVE,
-        groups=GROUPS, heads=HEADS, check_widths=CHECK["widths"], check_depths=CHECK["depths"],
-    )  # fmt: skip
-    return f"{text.strip()}\n\n{table()}\n\n{REMARKS.strip()}\n"
+        answer = answers(rows[rows["kind"] == kind])
+        farthest = [slopes(check, axis) for axis in ("width", "depth")]
+        verdicts = [answer["width"], answer["depth"]]
+        lines.append((kind.replace("_", " "), holds(check, verdicts), roles, check["verdict"], *farthest, *verdicts))
+    return markdown(COLUMNS, lines)
 
 
 def main() -> None:

@@ -58,10 +58,10 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents, "PUBLISHED", {})
     monkeypatch.setattr(documents, "DOCUMENTS", ())
     monkeypatch.setattr(documents.command, "draw", lambda *papers: made.extend(paper.name for paper in papers))
-    monkeypatch.setattr(documents, "write_language", lambda: made.append("language") or "language.md")
+    monkeypatch.setattr(documents, "draw", made.append)
     monkeypatch.setattr("sys.argv", ["documents"])
     documents.main()
-    assert made == ["paper_a", "paper_b", "language"]
+    assert made == ["demo", "study", "paper_a", "paper_b"]
 
 
 def test_what_is_committed_is_small():

@@ -149,7 +149,7 @@ def test_show(tmp_path, monkeypatch):
 def test_unknown_names():
     with pytest.raises(ValueError, match="unknown data set 'cifr10'; did you mean 'cifar10'"):
         data.load("cifr10")
-    with pytest.raises(ValueError, match=r"unknown data set 'mnist9000' \(known: digits, patches, folder, text, cifar10"):
+    with pytest.raises(ValueError, match=r"'mnist9000' \(known: digits, patches, folder, text, cifar10"):
         data.load("mnist9000")
 
 

@@ -1,4 +1,6 @@
-"""Kinds of layers: roles by hand, trainings that go on, the table from planted rows."""
+"""Kinds of layers: roles by hand, one kind trained, the table from planted rows."""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,8 @@ import pytest
 
 from depthmup.specs import group, is_spec, starred
 from experiments import layer_kinds
-from experiments.language.study import Scale
+from experiments.language import sweeps
 
-TOKENS = jnp.zeros((1, 8), jnp.int32)
 PLAIN = {
     "blocks/attention/key/kernel": "branch/hidden",
     "blocks/attention/out/kernel": "branch/hidden",
@@ -54,7 +55,7 @@ def rows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_setup_finds_the_roles_without_an_override(kind):
-    specs = layer_kinds.setup(kind, "depth_mup", TOKENS).specs
+    specs = layer_kinds.setup(kind, "depth_mup").specs
     roles = {starred(spec.path): group(spec).split()[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     more, less = DIFFERENCES[kind]
     assert roles == {path: role for path, role in (PLAIN | more).items() if path not in less}
@@ -62,7 +63,7 @@ def test_setup_finds_the_roles_without_an_override(kind):
 
 def test_initializers_scale_as_assumed(recwarn):
     """So that fan_in_init is not needed: the standard deviations at twice the width."""
-    m = layer_kinds.setup("all but adaln_zero", "sp", TOKENS)
+    m = layer_kinds.setup("all but adaln_zero", "sp")
     small, large = (
         jax.tree.map(lambda leaf: float(leaf.std()), m.at(width, 2).fresh(jax.random.key(0))[0]) for width in (32, 128)
     )
@@ -101,57 +102,51 @@ def test_adaln_zero_starts_with_shut_branches():
     np.testing.assert_allclose(deep.apply({"params": variables}, tokens), plain.apply({"params": shallow}, tokens))
 
 
-def test_trainings_are_kept_and_go_on(rows, monkeypatch, capsys):
-    scale = Scale((8, 1), (8, 16), (1, 2), (-6, -4), 2, 12, 2, 8)
-    monkeypatch.setattr(layer_kinds, "SCALE", scale)
-    monkeypatch.setattr(layer_kinds, "checked", lambda kind: {"roles": {}, "verdict": "ok", "slopes": []})
-    monkeypatch.setattr(Scale, "shapes", [(8, 1)])
+def write(path, rows, checks):
+    pandas.DataFrame(rows).to_parquet(path)
+    path.with_suffix(".json").write_text(json.dumps({"checks": checks}))
+
+
+def test_a_kind_takes_the_place_of_its_rows(rows, tmp_path, monkeypatch):
+    check = {"roles": {}, "verdict": "ok", "slopes": []}
+    row = {"kind": "old", "width": 8, "depth": 1, "learning_rate": 1.0, "seed": 0, "loss": 5.0, "diverged": False}
+    write(rows, [row, row | {"kind": "plain"}], {"old": check, "plain": check | {"verdict": "not ok"}})
+    monkeypatch.setattr(layer_kinds, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(sweeps, "BASE", (8, 1))
+    rates = {"learning_rates": 2.0 ** np.arange(-8, -3), "per_octave": 1}
+    monkeypatch.setattr(layer_kinds, "SWEEP", {"widths": (8,), "depths": (), **rates, "seeds": 1, "steps": 12})
+    monkeypatch.setattr(layer_kinds, "checked", lambda kind: check)
     layer_kinds.run("plain")
-    monkeypatch.setattr(Scale, "shapes", [(8, 1), (8, 2)])
-    layer_kinds.run("plain")
-    assert capsys.readouterr().out.splitlines() == [
-        "plain: width 8, depth 1",
-        "plain: coordinate check",
-        "plain: width 8, depth 2",
-    ]
     table, checks = layer_kinds.read()
-    assert list(table.groupby(["depth", "learning_rate"])["seed"].nunique()) == [2] * 4
-    assert list(checks) == ["plain"]
-    monkeypatch.setattr(layer_kinds, "SCALE", scale._replace(steps=13))
-    with pytest.raises(ValueError, match="comes from another scale"):
-        layer_kinds.read()
+    assert table["kind"].tolist() == ["old"] + ["plain"] * 5
+    assert table["loss"][1:].between(2, 6).all()
+    assert checks == {"old": check, "plain": check}
 
 
-def plant(drift, verdict="ok"):
+def plant(path, drift, verdict="ok"):
     """Rows of the plain kind with parabolas whose centre moves by `drift` octaves a doubling of the depth."""
-    scale, rng = layer_kinds.SCALE, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     table = [
         {"kind": "plain", "width": w, "depth": d, "learning_rate": 2.0**x, "seed": seed, "diverged": False,
          "loss": 2.0 + 0.05 * (x + 5.5 - drift * np.log2(d)) ** 2 + 0.001 * rng.standard_normal()}
-        for w, d in scale.shapes for x in scale.octaves for seed in range(scale.seeds)
+        for w, d in ((32, 2), (64, 2), (128, 2), (32, 4), (32, 8))
+        for x in np.arange(-9, -1.9, 0.5) for seed in range(4)
     ]  # fmt: skip
     slopes = [
         {"axis": axis, "group": name, "seeds": 4, "answer": "ok", "slope": [s, s - 0.1, s + 0.1], "limit": None}
         for axis in ("width", "depth")
         for name, s in (("input", 0.02), ("readout", -0.05))
     ]
-    layer_kinds.write(pandas.DataFrame(table), {"plain": {"roles": PLAIN, "verdict": verdict, "slopes": slopes}})
+    write(path, table, {"plain": {"roles": PLAIN, "verdict": verdict, "slopes": slopes}})
 
 
 @pytest.mark.parametrize(
     ("drift", "verdict", "answer"), [(0.0, "ok", "holds"), (0.0, "not ok", "fails"), (1.0, "ok", "fails")]
 )
 def test_the_table(rows, drift, verdict, answer):
-    plant(drift, verdict)
+    plant(rows, drift, verdict)
     line = layer_kinds.table().splitlines()[-1]
     cells = line.strip("| ").split(" | ")
     assert cells[:2] == ["plain", answer]
     assert cells[4] == "-0.05 [-0.15, +0.05] readout, ok"
     assert (", transfers" in cells[-1]) == (drift == 0)
-
-
-def test_a_kind_without_all_sizes_is_not_finished(rows):
-    plant(0.0)
-    table, checks = layer_kinds.read()
-    layer_kinds.write(table[table["depth"] < 8], checks)
-    assert layer_kinds.table().splitlines()[-1].startswith("| plain | not finished |")

@@ -69,10 +69,7 @@ def empirical_ntk(
     paths, (leaves, treedef) = list(flatten_shapes(params)[0]), jax.tree.flatten(params)
     rate_of = [1.0] * len(leaves) if rates is None else _leaves_like(params, rates, "rates")
     group_of = ["all"] * len(leaves) if groups is None else _leaves_like(params, groups, "groups")
-    for name in only or ():
-        if name not in group_of:
-            raise unknown("group of parameters", name, set(group_of))
-    indices = [i for i, name in enumerate(group_of) if only is None or name in only]
+    indices = _indices(group_of, only)
 
     def gradients(example: jax.Array) -> list[Outer]:
         outers = {} if dense is None else {path: _smaller(outer) for path, outer in dense(params, example).items()}
@@ -92,18 +89,37 @@ def empirical_ntk(
             result[group_of[i]] = result.get(group_of[i], 0) + rate_of[i] * _product(row, column)
         return result
 
-    outers_of, columns_x = jax.vmap(gradients), x if x2 is None else x2
-    if max(len(x), len(columns_x)) <= block:
+    kernels = _over_blocks(jax.vmap(gradients), product, x, x2, block)
+    return {name: _joined(kernel, len(x), len(x if x2 is None else x2)) for name, kernel in kernels.items()}
+
+
+def _over_blocks(
+    outers_of: Callable[[jax.Array], list[Outer]],
+    product: Callable[[list[Outer], list[Outer]], dict[str, jax.Array]],
+    x: jax.Array,
+    x2: jax.Array | None,
+    block: int,
+) -> dict[str, jax.Array]:
+    """{group: products of blocks of x with blocks of x2, (blocks, blocks, block, outputs, block, outputs)}"""
+    columns = x if x2 is None else x2
+    if max(len(x), len(columns)) <= block:
         rows = outers_of(x)
-        kernels = jax.tree.map(lambda kernel: kernel[None, None], product(rows, rows if x2 is None else outers_of(x2)))
-    else:
+        products = product(rows, rows if x2 is None else outers_of(x2))
+        return {name: kernel[None, None] for name, kernel in products.items()}
 
-        def against_all(part: jax.Array) -> dict[str, jax.Array]:
-            rows = outers_of(part)
-            return jax.lax.map(lambda examples: product(rows, outers_of(examples)), _blocks(columns_x, block))
+    def against_all(part: jax.Array) -> dict[str, jax.Array]:
+        rows = outers_of(part)
+        return jax.lax.map(lambda examples: product(rows, outers_of(examples)), _blocks(columns, block))
 
-        kernels = jax.lax.map(against_all, _blocks(x, block))
-    return {name: _joined(kernel, len(x), len(columns_x)) for name, kernel in kernels.items()}
+    return jax.lax.map(against_all, _blocks(x, block))
+
+
+def _indices(group_of: Sequence[str], only: Sequence[str] | None) -> list[int]:
+    """The places of the parameters of some groups. Raises ValueError for an unknown group."""
+    for name in only or ():
+        if name not in group_of:
+            raise unknown("group of parameters", name, set(group_of))
+    return [i for i, name in enumerate(group_of) if only is None or name in only]
 
 
 def linen_dense(model: nn.Module, *arguments: Any, **state: Any) -> Callable[[PyTree, jax.Array], dict[str, Outer]]:

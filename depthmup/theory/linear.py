@@ -84,14 +84,6 @@ def _sweep(equations: Equations) -> Dynamics:
         drift = 0.0 * drift
     a_in, a_branch, a_out = (equations.kept(group) for group in GROUPS)
 
-    def dual(x: jax.Array, H: jax.Array, G: jax.Array) -> jax.Array:
-        """Fields x, as rows of coefficients, times the covariance of the sources: dual(x) @ z.T is <x z>."""
-        parts = [x[:, :P] @ Kx, x[:, P:first_u]]
-        for columns, K in ((x[:, first_u:first_r], H), (x[:, first_r:], G)):
-            by_layer = jnp.swapaxes(columns.reshape(len(x), L, -1), 0, 1)  # twice as fast as an einsum of (x, L, n)
-            parts.append(jnp.swapaxes(by_layer @ K, 0, 1).reshape(len(x), -1))
-        return jnp.concatenate(parts, axis=1)
-
     def time(t: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         h, g, H, G, F = carry
         # gamma0 k_{t,s} m_{s,nu} Delta_{nu c}(s), (T, P, C), by which each sample has moved the weights; 0 for s >= t.
@@ -105,7 +97,7 @@ def _sweep(equations: Equations) -> Dynamics:
         def forward(carry: Any, layer: jax.Array) -> Any:
             x, h, H = carry
             h = jax.lax.dynamic_update_slice(h, x[None], (layer, t * P, 0))
-            rows = dual(x, H, G) @ h[layer].T  # H^l(t, s); for s > t it is 0
+            rows = _dual(x, Kx, H, G) @ h[layer].T  # H^l(t, s); for s > t it is 0
             H = _put(rows, H, layer, t * P)
             A = jax.lax.dynamic_slice(x, (0, first_r + layer * m), (P, m))
             learnt = (rows.reshape(P, T, P, 1) * moved).reshape(P, m)
@@ -118,12 +110,12 @@ def _sweep(equations: Equations) -> Dynamics:
         w = jnp.zeros((C, width)).at[:, P:first_u].set(a_out[t] * jnp.eye(C))
         if "readout" in trained:
             w += moved.reshape(n, C).T @ h[L]
-        F = F.at[t].set(dual(x, H, G) @ w.T / gamma0)
+        F = F.at[t].set(_dual(x, Kx, H, G) @ w.T / gamma0)
 
         def backward(carry: Any, layer: jax.Array) -> Any:
             z, g, G = carry
             g = jax.lax.dynamic_update_slice(g, z[None], (layer + 1, t * now, 0))
-            rows = dual(z, H, G) @ g[layer + 1].T  # G^{l+1}(t, s)
+            rows = _dual(z, Kx, H, G) @ g[layer + 1].T  # G^{l+1}(t, s)
             G = _put(rows, G, layer, t * now)
             B = jax.lax.dynamic_slice(z, (0, first_u + layer * n), (now, n))
             learnt = (rows.reshape(now, T, P, C) * moved).sum(-1).reshape(now, n)
@@ -138,10 +130,21 @@ def _sweep(equations: Equations) -> Dynamics:
     h, g = jnp.zeros((L + 1, n, width)), jnp.zeros((L + 1, m, width))
     H, G = jnp.zeros((L, n, n)), jnp.zeros((L, m, m))
     h, g, H, G, F = jax.lax.fori_loop(0, T, time, (h, g, H, G, jnp.zeros((T, P, C))))
-    last, G0 = dual(h[L], H, G) @ h[L].T, dual(g[0], H, G) @ g[0].T
+    last, G0 = _dual(h[L], Kx, H, G) @ h[L].T, _dual(g[0], Kx, H, G) @ g[0].T
     H = jnp.concatenate([H, last[None]]).reshape(L + 1, T, P, T, P)
     G = jnp.concatenate([G0[None], G]).reshape(L + 1, T, P, C, T, P, C)
     return Dynamics(F, jnp.arange(L + 1) / L, H, H, G)
+
+
+def _dual(x: jax.Array, Kx: jax.Array, H: jax.Array, G: jax.Array) -> jax.Array:
+    """Fields x, as rows of coefficients, times the covariance of the sources: _dual(x) @ z.T is <x z>."""
+    L, columns_H, columns_G = len(H), H.shape[0] * H.shape[1], G.shape[0] * G.shape[1]
+    xi, w, u, r = jnp.split(x, [len(Kx), x.shape[1] - columns_H - columns_G, x.shape[1] - columns_G], axis=1)
+    parts = [xi @ Kx, w]
+    for columns, K in ((u, H), (r, G)):
+        by_layer = jnp.swapaxes(columns.reshape(len(x), L, -1), 0, 1)  # twice as fast as an einsum of (x, L, n)
+        parts.append(jnp.swapaxes(by_layer @ K, 0, 1).reshape(len(x), -1))
+    return jnp.concatenate(parts, axis=1)
 
 
 def _put(rows: jax.Array, array: jax.Array, layer: jax.Array, start: jax.Array) -> jax.Array:

@@ -68,9 +68,8 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
 
     A field is a row of S samples, four for each number of a row of `normal`.
     """
-    phi = function_of(equations.activation)
+    phi, through_phi = function_of(equations.activation), equations.readout == "phi"
     slope = derivative_of(phi)
-    through_phi = equations.readout == "phi"
     gamma0, trained, branch_weights = equations.gamma0, equations.trained, equations.branch_weights
     L, T = equations.depth, equations.steps
     P, C = equations.y.shape
@@ -81,11 +80,10 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
         drift, inner = 0.0 * drift, 0.0 * inner
     a_in, a_branch, a_out = (equations.kept(group) for group in GROUPS)
 
-    z = _matched(normal.u, (1, 1, -1, -1))
-    xi, z_u = _extended(jnp.eye(P), equations.Kx, 0) @ z[:P], z[P:].reshape(branch_weights, L, n, S)
-    z = _matched(normal.r, (1, -1, 1, -1))
-    w0, z_r = z[:C], z[C:].reshape(branch_weights, L, m, S)
-    draws = [Draws(*pair) for pair in zip(z_u, z_r, strict=True)]
+    u, r = _matched(normal.u, (1, 1, -1, -1)), _matched(normal.r, (1, -1, 1, -1))
+    xi, w0 = _extended(jnp.eye(P), equations.Kx, 0) @ u[:P], r[:C]
+    u, r = u[P:].reshape(branch_weights, L, n, S), r[C:].reshape(branch_weights, L, m, S)
+    draws = [Draws(*pair) for pair in zip(u, r, strict=True)]
 
     def time(t: jax.Array, carry: Any) -> Any:
         weights, h, last, g0, F = carry
@@ -101,7 +99,7 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
             h = _put(h, x, layer, t * P)
             first_weights, random, learnt = _forward(weights[0], draws[0], step, layer, phi(x))
             if branch_weights == 1:
-                return (x + b * random + drift * learnt, h, [first_weights]), x
+                return (x + b * random + drift * learnt, h, [first_weights]), (x,)
             v = random + inner * learnt
             second_weights, random, learnt = _forward(weights[1], draws[1], step, layer, phi(v))
             return (x + b * random + drift * learnt, h, [first_weights, second_weights]), (x, v)
@@ -117,16 +115,13 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
 
         def backward(carry: Any, layer_states: Any) -> Any:
             z, weights = carry
-            if branch_weights == 1:
-                layer, x = layer_states
-                first_weights, random, learnt = _backward(weights[0], draws[0], step, layer, z)
-                new_weights = [first_weights]
-            else:
-                layer, (x, v) = layer_states
-                second_weights, random, learnt = _backward(weights[1], draws[1], step, layer, z)
-                k = jnp.repeat(slope(v), C, axis=0) * (random + inner * learnt)
+            layer, (x, *v) = layer_states
+            last_weights, random, learnt = _backward(weights[-1], draws[-1], step, layer, z)
+            new_weights = [last_weights]
+            if v:
+                k = jnp.repeat(slope(v[0]), C, axis=0) * (random + inner * learnt)
                 first_weights, random, learnt = _backward(weights[0], draws[0], step, layer, k)
-                new_weights = [first_weights, second_weights]
+                new_weights = [first_weights, last_weights]
             return (z + jnp.repeat(slope(x), C, axis=0) * (b * random + drift * learnt), new_weights), None
 
         top = slope(x) if through_phi else jnp.ones_like(x)
@@ -134,16 +129,24 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
         (z, weights), _ = jax.lax.scan(backward, (z, weights), (jnp.arange(L), states), reverse=True)
         return weights, h, last, jax.lax.dynamic_update_slice(g0, z, (t * now, 0)), F
 
-    sides = [(L, n, S), (L, m, S), (L, n, n), (L, m, m)]
-    roots = [jnp.tile(jnp.eye(size), (L, 1, 1)) for size in (n, m)]
-    weights = [Weights(*map(jnp.zeros, sides), *roots) for _ in range(branch_weights)]
+    weights = [_no_weights(L, n, m, S) for _ in range(branch_weights)]
     start = weights, jnp.zeros((L + 1, n, S)), jnp.zeros((n, S)), jnp.zeros((m, S)), jnp.zeros((T, P, C))
-    weights, h, last, g0, F = jax.lax.fori_loop(0, T, time, start)
+    return _dynamics(*jax.lax.fori_loop(0, T, time, start))
+
+
+def _no_weights(L: int, n: int, m: int, S: int) -> Weights:
+    sides = [(L, n, S), (L, m, S), (L, n, n), (L, m, m)]
+    return Weights(*map(jnp.zeros, sides), *(jnp.tile(jnp.eye(size), (L, 1, 1)) for size in (n, m)))
+
+
+def _dynamics(weights: Sequence[Weights], h: jax.Array, last: jax.Array, g0: jax.Array, F: jax.Array) -> Dynamics:
+    """The kernels of a sweep's fields: h (L + 1, n, S), phi(h^L) (n, S), g^0 (m, S)."""
+    (T, P, C), (layers, _, S) = F.shape, h.shape
     H = jnp.einsum("lns,lks->lnk", h, h) / S
     Phi = jnp.concatenate([_symmetric(weights[0].Phi), (last @ last.T / S)[None]])
     G = jnp.concatenate([(g0 @ g0.T / S)[None], _symmetric(weights[-1].G)])
-    H, Phi = (kernel.reshape(L + 1, T, P, T, P) for kernel in (H, Phi))
-    return Dynamics(F, jnp.arange(L + 1) / L, H, Phi, G.reshape(L + 1, T, P, C, T, P, C))
+    H, Phi = (kernel.reshape(layers, T, P, T, P) for kernel in (H, Phi))
+    return Dynamics(F, jnp.arange(layers) / (layers - 1), H, Phi, G.reshape(layers, T, P, C, T, P, C))
 
 
 def _forward(
