@@ -188,6 +188,11 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # for SGD, alpha - 1 for Adam)
         lr_depth=config_dict.placeholder(float),
         branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
+        base_batch_size=config_dict.placeholder(int),  # at which hyperparameters were tuned, with batch_rule
+        base_steps=config_dict.placeholder(int),  # of the training where they were
+        # none | sde | completed_p | timescale | power_lines | nanochat | marin | hyperp | token_horizon; how both
+        # change them (docs/rules.md section 0.3)
+        batch_rule=config_dict.placeholder(str),
     )
 
     config.optimizer = dict(
@@ -264,6 +269,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         optimizers=("sgd", "adam"),  # sgd | momentum | adam | adamw
         depths=(2, 4, 8, 16, 32),
         widths=(32, 64, 128, 256),
+        batch_sizes=(),  # at data.batch_size else, and as many epochs: fewer steps if larger
+        epochs=(),  # lengths of training at data.batch_size; at `epochs` else
         # the lowest and the highest learning rate of each optimizer
         log2_learning_rates=dict(sgd=(-8.0, 1.0), momentum=(-11.0, -2.0), adam=(-12.0, -3.0), adamw=(-12.0, -3.0)),
         per_octave=2,  # grid points per factor of 2

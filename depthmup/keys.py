@@ -69,7 +69,7 @@ class Key:
                 raise ValueError(f"{name} is empty: give at least one value")
             for i, part in enumerate(value):
                 self.check(name if self.choices else f"{name}[{i}]", part)
-        elif self.choices and value not in self.choices:
+        elif self.choices and value is not None and value not in self.choices:
             raise unknown(name, value, self.choices)
         elif self.bounds and value is not None and not self._within(value):
             raise ValueError(f"{name} must be {self.bounds}, got {value}")

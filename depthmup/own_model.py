@@ -17,6 +17,7 @@ import optax
 
 from depthmup import optim
 from depthmup.audit import Init, InitAudit
+from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrap, wrapped
 from depthmup.forward import Site, check_readout, features
@@ -28,7 +29,15 @@ from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import at_least_one, unknown
-from depthmup.parameterization import FAMILIES, ForwardFactors, Kind, Name, Parameterization, parameterization
+from depthmup.parameterization import (
+    FAMILIES,
+    FamilyName,
+    ForwardFactors,
+    Kind,
+    Name,
+    Parameterization,
+    parameterization,
+)
 from depthmup.source import Source, made_up, traceable
 from depthmup.specs import (
     Layout,
@@ -86,6 +95,11 @@ def setup(
     residual: bool = True,
     layout: Layout | None = None,
     fan_in_init: bool | None = None,
+    batch: int | None = None,
+    steps: int | None = None,
+    base_batch: int | None = None,
+    base_steps: int | None = None,
+    batch_rule: RuleName | None = None,
     **settings: Any,
 ) -> Setup:
     """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
@@ -113,6 +127,9 @@ def setup(
       overrides, residual, layout: as in `infer_specs`; layout is "out_in" for Equinox unless given.
       fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
+      batch, steps: of this training. base_batch, base_steps: of those in which hyperparameters were tuned. Examples of
+        different length count as tokens.
+      batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/rules.md section 0.3).
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
         base_head_dim is the head size at the base width unless given.
 
@@ -129,10 +146,11 @@ def setup(
     _check_settings(settings)
 
     p = _parameterization(name, base, settings)
+    run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
     if base and isinstance(name, str) and "base_head_dim" not in settings and "attention" in p.kinds:
         source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
-    m = _at(source, width, depth)
+    m = _at(source, width, depth, run)
     _warn(m, source, width, depth)
     return m
 
@@ -179,17 +197,17 @@ def _head_size(source: Source, width: int, depth: int) -> int:
     return max(sizes, default=1)
 
 
-def _at(source: Source, width: int, depth: int) -> Setup:
+def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup:
     """The model at a shape."""
     at_least_one("width", width)
     at_least_one("depth", depth)
     p, model, specs = source.p, source.model(width, depth), source.specs(width, depth)
     correction = source.audit(width, depth) if source.fan_in_init else None
     if model.factors is None:
-        return Setup(p.in_form("absorbed"), specs, model, correction, source)
+        return Setup(p.in_form("absorbed"), specs, model, correction, source, run)
     head_dim = getattr(model.made, "head_dim", None)
     model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
-    return Setup(p, specs, model, correction, source)
+    return Setup(p, specs, model, correction, source, run)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -328,6 +346,11 @@ def _warn_of_gain(m: Setup, specs: PyTree) -> None:
         )
 
 
+def _main(families: PyTree) -> FamilyName:
+    """The family that stands for an optimizer of several."""
+    return max(jax.tree.leaves(families), key=lambda name: FAMILIES[name].gradient)
+
+
 def _paths(specs: PyTree) -> tuple[str, ...]:
     return tuple(spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec))
 
@@ -337,7 +360,7 @@ class Setup:
     """What `setup` returns: a model at one width and depth under a parameterization.
 
     specs: of its parameters, with the places of absorbed factors. correction: of the init, with fan_in_init=True.
-    source: what `setup` was given. A setup can be pickled if that can.
+    source: what `setup` was given. A setup can be pickled if that can. run: batch size and steps beside the base's.
     """
 
     parameterization: Parameterization
@@ -345,14 +368,17 @@ class Setup:
     model: Model
     correction: InitAudit | None
     source: Source
+    run: Run | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return _at, (self.source, spec.width, spec.depth)
+        return _at, (self.source, spec.width, spec.depth, self.run)
 
-    def at(self, width: int, depth: int) -> Setup:
-        """The same model at another shape, with the same base."""
-        return _at(self.source, width, depth)
+    def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> Setup:
+        """The same model at another shape, with the same base; batch, steps: None for the same."""
+        if self.run is None and (batch or steps):
+            raise ValueError(NO_BASE)
+        return _at(self.source, width, depth, self.run and self.run.at(batch, steps))
 
     def under(self, name: Name | Parameterization) -> Setup:
         """The same model and base under another parameterization, with the defaults of that one."""
@@ -368,7 +394,7 @@ class Setup:
                 blocks=p.blocks,
             )
         spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return _at(self.source.under(name), spec.width, spec.depth)
+        return _at(self.source.under(name), spec.width, spec.depth, self.run)
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
@@ -398,16 +424,27 @@ class Setup:
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
         self._warn_of_rules(optim.families_of(name, self.specs), options.get("decay") == "coupled")
+        if self.run:
+            options = self.run.scaled(name, {"learning_rate": learning_rate, **options})
+            learning_rate = options.pop("learning_rate")
         return self._of_parameters(
             lambda specs: optim.optimizer(self.parameterization, specs, name, learning_rate, **options)
         )
 
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
-        `optimizer` of a depth rule of another optimizer."""
+        `optimizer` of a depth rule of another optimizer. With a base batch size the learning rate follows its rule;
+        what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay."""
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(rules.families, False)
         whole = wrapped(self.parameterization, self.specs, rules)
+        if self.run and (factor := self.run.learning_rate_factor(_main(rules.families))) != 1:
+            return optax.chain(self._wrapped(whole, tx, family), optax.scale(factor))
+        return self._wrapped(whole, tx, family)
+
+    def _wrapped(
+        self, whole: optax.GradientTransformation, tx: optax.GradientTransformation, family: PyTree | None
+    ) -> optax.GradientTransformation:
         return self._of_parameters(
             lambda specs: whole if specs is self.specs else wrap(self.parameterization, specs, tx, family=family)
         )
@@ -423,7 +460,7 @@ class Setup:
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
-        family = max(jax.tree.leaves(families), key=lambda name: FAMILIES[name].gradient)
+        family = _main(families)
         branch = next((spec.path for spec in leaves if spec.in_branch), "")
         hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
         if branch and p.alpha is not None and p.lr_depth is not None and not p.arithmetic_mean:
@@ -456,8 +493,15 @@ class Setup:
             options = {"stds": self._init_stds(), **options}
         else:
             options = {"params": parameters_only(self.model.split(model)[0]), **options}
+        places = self._places()
+        if self.run:
+            places = [*self.run.lines(optimizer), *places]
+            values = {"learning_rate": learning_rate, "weight_decay": 1.0, **options}
+            scaled = self.run.scaled(optimizer, values)
+            learning_rate = scaled["learning_rate"]
+            options |= {name: scaled[name] for name in ("weight_decay", "eps") if name in scaled}
         table = explain(self.parameterization, self.specs, optimizer, learning_rate, **options)
-        return dataclasses.replace(table, notes=self._places())
+        return dataclasses.replace(table, notes=places)
 
     def _init_stds(self) -> dict[str, float | None]:
         """{path: standard deviation of what `init` gives}; None of a parameter of which a part is stored otherwise."""

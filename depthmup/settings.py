@@ -13,14 +13,15 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.fit.curve import POINTS
 from depthmup.keys import Key, declared, key
 from depthmup.models import MODELS
 from depthmup.names import unknown
-from depthmup.optim import DEFAULTS, OPTIMIZERS
+from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
 from depthmup.parameterization import TABLES, Parameterization, parameterization
 from depthmup.recipe import LOSSES, Recipe
 
@@ -38,6 +39,9 @@ OWN = {
     "model.width": "sweep.widths",
     "seed": "sweep.seeds",
 }
+
+
+OF_RUN = ("base_batch_size", "base_steps", "batch_rule")  # of ParameterizationSettings
 
 
 class SettingsError(ValueError):
@@ -112,9 +116,29 @@ class ParameterizationSettings:
         traced=True,
     )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
+    base_batch_size: int | None = key(
+        None, "at which hyperparameters were tuned, with batch_rule", low=1, traced=True, newer=True, at_start=False
+    )
+    base_steps: int | None = key(
+        None, "of the training where they were", low=1, traced=True, newer=True, at_start=False
+    )
+    batch_rule: str | None = key(
+        None, "how both change them (docs/rules.md section 0.3)", choices=RULES, traced=True, newer=True,
+        at_start=False,
+    )  # fmt: skip
 
     def build(self) -> Parameterization:
-        return parameterization(**dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        return parameterization(**{k: v for k, v in values.items() if k not in OF_RUN})
+
+    def run(self, batch_size: int, steps: int) -> Run | None:
+        """Batch size and steps beside the base's; None without a rule. Raises SettingsError for a rule without both."""
+        if (self.base_batch_size, self.base_steps, self.batch_rule) == (None, None, None):
+            return None
+        if self.base_batch_size is None or self.base_steps is None or self.batch_rule is None:
+            missing = [f"parameterization.{name}" for name in OF_RUN if getattr(self, name) is None]
+            raise SettingsError(f"set {' and '.join(missing)} too, or none of {', '.join(OF_RUN)}")
+        return Run(batch_size, steps, self.base_batch_size, self.base_steps, cast(RuleName, self.batch_rule))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +202,8 @@ class SweepSettings:
     optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
     depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", low=1)
     widths: tuple[int, ...] = key((32, 64, 128, 256), "", low=1)
+    batch_sizes: tuple[int, ...] = key((), "at data.batch_size else, and as many epochs: fewer steps if larger", low=1)
+    epochs: tuple[float, ...] = key((), "lengths of training at data.batch_size; at `epochs` else", positive=True)
     log2_learning_rates: Mapping[str, tuple[float, float]] = key(
         {"sgd": (-8.0, 1.0), "momentum": (-11.0, -2.0), "adam": (-12.0, -3.0), "adamw": (-12.0, -3.0)},
         "the lowest and the highest learning rate of each optimizer",
@@ -300,8 +326,10 @@ class Settings(Recipe, TaskSettings):
 
     def _check_together(self) -> None:
         """What is wrong with several keys at once, or with one in a way that bounds do not say."""
-        if not self.sweep.depths and not self.sweep.widths:
-            raise SettingsError("sweep.depths and sweep.widths are empty: the grid has no trial; give a value")
+        if not (self.sweep.depths or self.sweep.widths or self.sweep.batch_sizes or self.sweep.epochs):
+            raise SettingsError(
+                "sweep.depths, widths, batch_sizes and epochs are empty: the grid has no trial; give a value"
+            )
         if self.sweep.until == "decided" and not 1 < self.sweep.seeds <= self.sweep.max_seeds:
             raise SettingsError(
                 f"sweep.until = decided needs sweep.seeds from 2 to sweep.max_seeds = {self.sweep.max_seeds}, got "
@@ -339,6 +367,8 @@ class Settings(Recipe, TaskSettings):
                 raise SettingsError(f"check.log2_learning_rates.{name} must be between -100 and 100, got {exponent}")
         try:
             self.parameterization.build()
+            if run := self.parameterization.run(self.data.batch_size, 1):
+                run.check_family(family_of(self.optimizer.name))
         except ValueError as error:
             raise named("parameterization", error) from error
 

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pandas
 
-from depthmup.data.user_feed import Batches, UserFeed, feed_of
+from depthmup.batch_rules import Run
+from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
 from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
@@ -36,7 +37,7 @@ from depthmup.settings import (
 )
 from depthmup.train.model_task import Loss
 from depthmup.trials.engine import cost
-from depthmup.trials.model_study import ModelStudy, Optimizer, SetupLike, Training
+from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training
 from depthmup.trials.study import Axis
 
 # log2 of the lowest and the highest learning rate of a grid that nobody gave.
@@ -55,7 +56,7 @@ def sweep(
     loss: Loss,
     batches: Batches,
     *,
-    steps: int,
+    steps: int | Sequence[int],
     optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
     learning_rates: LearningRates = None,
     widths: Sequence[int] | None = None,
@@ -98,13 +99,14 @@ def study_of(
     loss: Loss,
     batches: Batches,
     *,
-    steps: int,
+    steps: int | Sequence[int],
     optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
     learning_rates: LearningRates = None,
     widths: Sequence[int] | None = None,
     depths: Sequence[int] | None = None,
     against: Sequence[str] = (),
-    batch_size: int | None = None,
+    batch_size: int | Sequence[int] | None = None,
+    fixed: Fixed = "examples",
     evaluate: Batches = None,
     seeds: int = 3,
     until: Until = "planned",
@@ -124,12 +126,18 @@ def study_of(
     **hyperparameters: Any,
 ) -> ModelStudy:
     """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
-    _check(steps, seeds, schedule, until, warmup, max_seeds)
-    feed = feed_of(batches, steps, batch_size, evaluate)
+    durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
+    run = getattr(setup, "run", None)
+    base_steps = run.base_steps if run and len(durations) > 1 else durations[0] if durations else 0
+    _check(base_steps, seeds, schedule, until, warmup, max_seeds)
+    if fixed not in get_args(Fixed):
+        raise unknown("fixed", fixed, get_args(Fixed))
+    feeds = _feeds(batches, max(durations), batch_sizes, evaluate, run)
+    feed = next(iter(feeds.values()))
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
     width, depth = base_of(setup)
-    axes, fixed = _axes(hyperparameters, optimizers)
+    axes, constants = _axes(hyperparameters, optimizers)
     rates, is_search = _rates(learning_rates, optimizers, per_octave)
     if isinstance(rates, Axis):
         axes = (rates, *axes)
@@ -138,6 +146,7 @@ def study_of(
         optimizers=tuple(optimizers),
         depths=_sizes("depths", depths, depth),
         widths=_sizes("widths", widths, width),
+        batch_sizes=batch_sizes if len(batch_sizes) > 1 else (),
         log2_learning_rates=rates if isinstance(rates, dict) else {},
         per_octave=per_octave,
         seeds=seeds,
@@ -150,11 +159,12 @@ def study_of(
         max_trials=max_trials,
     )
     recipe = Recipe(schedule=schedule, clip=clip)
-    training = Training(setups, optimizers, loss, own_outputs, feed, steps, warmup, recipe, fixed)
+    training = Training(setups, optimizers, loss, own_outputs, feeds, base_steps, warmup, recipe, constants)
     parallel = ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial)
     checkpoint = CheckpointSettings(every=Interval(10, "minute"))
     about = _about(training, setup, (width, depth), chance)
-    study = ModelStudy(sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training)
+    lengths = durations if len(durations) > 1 else ()
+    study = ModelStudy(sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training, lengths, fixed)
     return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
@@ -169,6 +179,26 @@ def _check(steps: int, seeds: int, schedule: str, until: str, warmup: int, max_s
         raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
     if until == "decided" and not 1 < seeds <= max_seeds:
         raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
+
+
+def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
+    sizes = () if values is None else (values,) if isinstance(values, int | np.integer) else tuple(values)
+    for size in sizes:
+        at_least_one(name, size)
+    if len(set(sizes)) < len(sizes):
+        raise SettingsError(f"{name} = {sizes} has a value twice: remove one")
+    return tuple(map(int, sizes))
+
+
+def _feeds(
+    batches: Batches, steps: int, sizes: Sequence[int], evaluate: Batches, run: Run | None
+) -> dict[int, UserFeed]:
+    """{batch size: its batches}, the base first."""
+    if len(sizes) < 2:
+        feed = feed_of(batches, steps, sizes[0] if sizes else None, evaluate)
+        return {feed.batch_size: feed}
+    base = run.base_batch if run else sizes[0]
+    return {size: feed_of(of_size(batches, size), steps, size, evaluate) for size in dict.fromkeys((base, *sizes))}
 
 
 def _measure(judge_by: Judged | None, feed: UserFeed) -> Judged:
@@ -189,6 +219,7 @@ def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: 
         "loss": _callable_name(training.criterion),
         "base": list(base),
         "parameterization": _settings_of(setup.parameterization),
+        "batch_rule": setup.run.rule if setup.run else "none",
         "steps": training.steps,
         "batch_size": feed.batch_size,
         "data": feed.digest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -27,7 +28,7 @@ from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.settings import Settings, SettingsError, from_config
 from depthmup.train import run
-from depthmup.train.build import hyper_of, task_of
+from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
 
@@ -111,23 +112,25 @@ def explain_parameters(
 
 def explanation(settings: Settings, step: int | None) -> Explanation:
     """What is applied to every parameter of a config's model, with the learning rate of a step if one is given."""
-    task, optimizer, hyper = task_of(settings), settings.optimizer, hyper_of(settings)
+    task, hyper, optimizer = task_of(settings), hyper_of(settings), optimizer_of(settings)
     if step is not None and not 0 <= step < hyper.steps:
         raise SettingsError(f"--step={step} must be from 0 to {int(hyper.steps) - 1}, the last step of this config")
 
     def schedule(step: int) -> Any:
-        return optimizer.learning_rate * task.recipe.multiplier(jnp.asarray(step), hyper.steps, hyper.warmup)
+        return optimizer["learning_rate"] * task.recipe.multiplier(jnp.asarray(step), hyper.steps, hyper.warmup)
 
-    return explain(
+    table = explain(
         task.counting_blocks(settings.parameterization.build()),
         task.specs,
-        optimizer.name,
-        optimizer.learning_rate if step is None else schedule,
-        weight_decay=optimizer.weight_decay,
-        eps=optimizer.eps,
+        settings.optimizer.name,
+        optimizer["learning_rate"] if step is None else schedule,
+        weight_decay=optimizer["weight_decay"],
+        eps=optimizer["eps"],
         step=step,
         stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
+    run = run_of(settings)
+    return dataclasses.replace(table, notes=run.lines(settings.optimizer.name)) if run else table
 
 
 def grow(

@@ -220,6 +220,19 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
     return Arrays(sizes[0], kept, arrays, shuffled=False)
 
 
+def of_size(batches: Batches, size: int) -> Batches:
+    """The same batches with another number of examples: arrays as they are, a function (step, batch_size) of the step
+    alone. Raises ValueError for others, whose size cannot be changed."""
+    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+        return batches
+    if callable(batches) and len(inspect.signature(batches).parameters) == 2:
+        return lambda step: batches(step, size)
+    raise ValueError(
+        "a sweep of batch sizes needs batches of each: give arrays of examples, or a function (step, batch_size) -> "
+        "batch, whose second argument is a plain integer"
+    )
+
+
 def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Batch]) -> UserFeed:
     required = [
         p

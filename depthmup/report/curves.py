@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -14,7 +14,7 @@ from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import combinations, sizes
+from depthmup.trials.plan import combinations, size_keys, sizes
 from depthmup.trials.plan import trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
@@ -41,7 +41,7 @@ class TransferCurve:
     """The trials of one optimizer and one parameterization along depth or width, and whether their optimum transfers.
 
     variant: the values of the axes in sweep.axes, in words; "" without such axes.
-    axis: "depth" or "width".
+    axis: an axis of sizes: "depth", "width", "batch_size", "steps" or "epochs".
     hyperparameter: the column whose optimum is followed.
     measure: the column that is minimized.
     trials: rows, sorted by size, value of the hyperparameter and seed.
@@ -138,15 +138,18 @@ def finished(
         if study.sweep.until == "decided":
             plan = decide(plan, rows, study).asked
         return pandas.DataFrame([rows[trial.key] for trial in plan]), study
-    shapes: dict[tuple[int, int], list[str]] = {}
+    keys = size_keys(study)
+    trials: dict[tuple[Any, ...], list[str]] = {}
     for trial in plan:
-        shapes.setdefault((trial.point.width, trial.point.depth), []).append(trial.key)
-    whole = [shape for shape, keys in shapes.items() if all(key in rows for key in keys)]
-    depths = [size for size in study.sweep.depths if (study.width, size) in whole]
-    widths = [size for size in study.sweep.widths if (size, study.depth) in whole]
-    if not depths and not widths:
+        trials.setdefault(tuple(trial.point.leaves[key] for key in keys), []).append(trial.key)
+    whole = [shape for shape, of_shape in trials.items() if all(key in rows for key in of_shape)]
+    sizes = {
+        axis: [size for size, at in of_axis.items() if tuple(at[key] for key in keys) in whole]
+        for axis, of_axis in study.along.items()
+    }
+    if not any(sizes.values()):
         return None
-    return pandas.DataFrame([rows[key] for shape in whole for key in shapes[shape]]), study.sized(widths, depths)
+    return pandas.DataFrame([rows[key] for shape in whole for key in trials[shape]]), study.sized(sizes)
 
 
 def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
@@ -154,9 +157,9 @@ def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
     result: dict[tuple[Names, float], Point] = {}
     if all(axis != "depth" for axis, _ in sizes(study)):
         return result
-    keys = added(study, LEARNING_RATE)
+    keys, depths = added(study, LEARNING_RATE), study.along["depth"].values()
     for point, _ in combinations(study):
-        if point.width == study.width and point.depth in study.sweep.depths:
+        if any(all(point.leaves[key] == value for key, value in at.items()) for at in depths):
             variant = in_words(keys, [point.leaves[key] for key in keys])
             result[(point.optimizer, point.parameterization, variant), float(point.depth)] = point
     return result

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.batch_rules import Run
 from depthmup.data import Batches, load
 from depthmup.models import MODELS, Model
 from depthmup.recipe import Recipe
@@ -78,9 +80,25 @@ def task_of(settings: Settings, recipe: Recipe | None = None) -> Task:
 
 def hyper_of(settings: Settings) -> Hyper:
     """The hyperparameters of the trial that a config describes."""
-    optimizer = {k: v for k, v in dataclasses.asdict(settings.optimizer).items() if k != "name"}
+    optimizer = optimizer_of(settings)
     traced = settings.traced(batches_of(settings).steps_per_epoch)
     return task_of(settings).hyper(settings.parameterization.build(), seed=settings.seed, **traced, **optimizer)
+
+
+def run_of(settings: Settings) -> Run | None:
+    """Batch size and steps beside the base's, if the config has a batch_rule."""
+    return settings.parameterization.run(settings.data.batch_size, steps_of(settings))
+
+
+def optimizer_of(settings: Settings) -> dict[str, Any]:
+    """The optimizer's hyperparameters at the batch size and the steps of this training. Raises SettingsError for what
+    the batch_rule does not allow."""
+    values = {k: v for k, v in dataclasses.asdict(settings.optimizer).items() if k != "name"}
+    run = run_of(settings)
+    try:
+        return run.scaled(settings.optimizer.name, values) if run else values
+    except ValueError as error:
+        raise SettingsError(f"parameterization.{error}") from error
 
 
 def steps_of(settings: Settings) -> int:

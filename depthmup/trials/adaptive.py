@@ -14,13 +14,13 @@ import numpy as np
 
 from depthmup.fit import log_losses, optimum
 from depthmup.fit.curve import POINTS
-from depthmup.trials.plan import by_size, combinations, score, trials_of
-from depthmup.trials.study import SHAPE, Point, Row, Study, Trial
+from depthmup.trials.plan import by_size, combinations, score, size_keys, trials_of
+from depthmup.trials.study import Point, Row, Study, Trial
 
 AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
 TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
-Shape = tuple[int, int]  # width, depth
+Shape = tuple[Any, ...]  # the sizes of a point
 
 
 class Found(NamedTuple):
@@ -100,10 +100,13 @@ class Search:
 
     def __init__(self, study: Study) -> None:
         self._study = study
-        self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their shape
+        keys = size_keys(study)
+        axes = [sorted(of_axis.items()) for of_axis in study.along.values() if of_axis]
+        self._axes: list[list[Shape]] = [[tuple(at[key] for key in keys) for _, at in axis] for axis in axes]
+        self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their sizes
         for point, rates in combinations(study):
-            curve = Curve(study, point, rates)
-            self._families.setdefault(point.without(*SHAPE), {})[point.width, point.depth] = curve
+            shape = tuple(point.leaves[key] for key in keys)
+            self._families.setdefault(point.without(*keys), {})[shape] = Curve(study, point, rates)
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
@@ -153,10 +156,7 @@ class Search:
         return curve.window(centre) | {number for number in carried if number is not None}
 
     def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:
-        """(the next smaller shape, the smallest shape of each axis) on the depth or width axis that has `shape`."""
-        width, depth = self._study.width, self._study.depth
-        depths = sorted((width, d) for d in self._study.sweep.depths) if shape[0] == width else []
-        widths = sorted((w, depth) for w in self._study.sweep.widths) if shape[1] == depth else []
-        on = [own for own in (depths, widths) if shape in own]
-        smaller = [own[own.index(shape) - 1] for own in on if own.index(shape)]
-        return (smaller[0] if smaller else None), [own[0] for own in on if own[0] != shape]
+        """(the next smaller shape, the smallest shape of each axis) on the axes that have `shape`."""
+        axes = [axis for axis in self._axes if shape in axis]
+        smaller = [axis[axis.index(shape) - 1] for axis in axes if axis.index(shape)]
+        return (smaller[0] if smaller else None), [axis[0] for axis in axes if axis[0] != shape]

@@ -146,8 +146,10 @@ class ConfigStudy(Study):
         swept = [*OWN, LEARNING_RATE, *(axis.key for axis in self.axes)]
         fixed = {key: value for key, value in flat(self.settings).items() if key not in swept}
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
-        if self.sweep.until == "planned":  # as sweeps have it that are older than these settings
-            sweep = {key: value for key, value in sweep.items() if key not in ("until", "max_seeds")}
+        new = [key for key in ("batch_sizes", "epochs") if not sweep[key]]
+        if self.sweep.until == "planned":
+            new += ["until", "max_seeds"]
+        sweep = {key: value for key, value in sweep.items() if key not in new}  # as sweeps have it that are older
         return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
 
     @property
@@ -188,8 +190,27 @@ class ConfigStudy(Study):
             task_of(point.settings)
             check_split(point.settings, self.parallel.devices_per_trial, "parallel.devices_per_trial")
 
-    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> ConfigStudy:
-        sweep = dataclasses.replace(self.sweep, widths=tuple(widths), depths=tuple(depths))
+    @property
+    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
+        axes, sweep = super().along, self.sweep
+        if not (sweep.batch_sizes or sweep.epochs):
+            return axes
+        run = {"data.batch_size": self.settings.data.batch_size, "epochs": self.settings.epochs}
+        base = {"model.width": self.width, "model.depth": self.depth, **run}
+        return {
+            **{axis: {size: {**at, **run} for size, at in of_axis.items()} for axis, of_axis in axes.items()},
+            "batch_size": {size: {**base, "data.batch_size": size} for size in sweep.batch_sizes},
+            "epochs": {epochs: {**base, "epochs": epochs} for epochs in sweep.epochs},
+        }
+
+    def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
+        sweep = dataclasses.replace(
+            self.sweep,
+            depths=tuple(sizes["depth"]),
+            widths=tuple(sizes["width"]),
+            batch_sizes=tuple(sizes.get("batch_size", ())),
+            epochs=tuple(sizes.get("epochs", ())),
+        )
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, sweep=sweep))
 
     def command(self, swept: Collection[str]) -> list[str]:

@@ -27,14 +27,14 @@ from depthmup.train.stop import Stop
 from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
-from depthmup.trials.plan import AXES, Group
+from depthmup.trials.plan import Group
 from depthmup.trials.store import Finished
 from depthmup.trials.study import SCHEMA, Row, Trial
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained
 CACHE = "compiled"  # folder of compiled programs
-FIRST = ("optimizer", "parameterization", *AXES, "learning_rate", "seed")  # the first settings in a row
+FIRST = ("optimizer", "parameterization", "depth", "width", "learning_rate", "seed")  # the first settings in a row
 
 
 class OutOfMemory(SettingsError):

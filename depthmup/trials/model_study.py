@@ -8,14 +8,14 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 import optax
 
 from depthmup.audit import InitAudit
-from depthmup.data.feed import Feed
+from depthmup.batch_rules import Run
 from depthmup.data.user_feed import UserFeed
 from depthmup.frameworks import Model
 from depthmup.optim import OPTIONS
@@ -36,6 +36,7 @@ from depthmup.train.trainable import Hyper
 from depthmup.trials.study import SCHEMA, Axis, Point, Study
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
+Fixed = Literal["examples", "steps"]
 Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
 
 
@@ -50,8 +51,10 @@ class SetupLike(Protocol):
     def model(self) -> Model: ...
     @property
     def correction(self) -> InitAudit | None: ...
+    @property
+    def run(self) -> Run | None: ...
 
-    def at(self, width: int, depth: int) -> SetupLike: ...
+    def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> SetupLike: ...
     def under(self, name: Any) -> SetupLike: ...
 
 
@@ -61,14 +64,15 @@ class Training:
 
     setups: {name of a parameterization: the model under it}. optimizers: {name: None for one of `dm.optimizer`, or what
     makes the transformation}. criterion: (outputs, targets) -> scalar. own_outputs: whether it takes the model's own
-    outputs, not its logits. fixed: {hyperparameter: value}, those that are not axes.
+    outputs, not its logits. feeds: {batch size: its batches}, the base first. steps, warmup: at the base.
+    fixed: {hyperparameter: value}, those that are not axes.
     """
 
     setups: Mapping[str, SetupLike]
     optimizers: Mapping[str, Optimizer | None]
     criterion: Loss
     own_outputs: bool
-    feed: UserFeed
+    feeds: Mapping[int, UserFeed]
     steps: int
     warmup: int
     recipe: Recipe
@@ -81,11 +85,18 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:  # what is compiled is not sent to other machines
         return {**self.__dict__, "_tasks": {}, "_setups": {}}
 
-    def setup(self, parameterization: str, width: int, depth: int) -> SetupLike:
+    @property
+    def feed(self) -> UserFeed:
+        """That of the base."""
+        return next(iter(self.feeds.values()))
+
+    def setup(self, parameterization: str, width: int, depth: int, batch: int, steps: int) -> SetupLike:
         kept: dict[Any, SetupLike] = self.__dict__["_setups"]
-        key = parameterization, width, depth
+        setup = self.setups[parameterization]
+        run = (batch, steps) if setup.run else (None, None)
+        key = parameterization, width, depth, *run
         if key not in kept:
-            kept[key] = self.setups[parameterization].at(width, depth)
+            kept[key] = setup.at(width, depth, *run)
         return kept[key]
 
     def task(self, key: Any, make: Callable[[], ModelTask]) -> ModelTask:
@@ -108,8 +119,16 @@ class ModelPoint(Point):
         return int(self.leaves["steps"])
 
     @property
-    def feed(self) -> Feed:
-        return self._training.feed
+    def batch_size(self) -> int:
+        return int(self.leaves.get("batch_size", self._training.feed.batch_size))
+
+    @property
+    def cost(self) -> float:
+        return super().cost * self.steps * int(self.leaves.get("batch_size", 1))
+
+    @property
+    def feed(self) -> UserFeed:
+        return self._training.feeds[self.batch_size]
 
     @functools.cached_property
     def program(self) -> Any:
@@ -120,6 +139,7 @@ class ModelPoint(Point):
         return (
             self.width,
             self.depth,
+            self.batch_size,
             self.optimizer,
             None if self._named else self.without(LEARNING_RATE, "seed"),
             structure,
@@ -133,6 +153,10 @@ class ModelPoint(Point):
 
     def hyper(self, learning_rate: float, seed: int) -> Hyper:
         setup, training = self._setup, self._training
+        numbers = {k: v for k, v in self._hyperparameters.items() if _is_number(v)}
+        if setup.run and self._named:  # a function of the setup applies the rule itself
+            numbers = setup.run.scaled(self.optimizer, {"learning_rate": learning_rate, **numbers})
+            learning_rate = numbers.pop("learning_rate")
         return hyper_of(
             setup.parameterization,
             setup.specs,
@@ -140,9 +164,9 @@ class ModelPoint(Point):
             learning_rate,
             seed=seed,
             steps=self.steps,
-            warmup=training.warmup,
+            warmup=round(training.warmup * self.steps / training.steps),
             head_dim=getattr(setup.model.made, "head_dim", None) if setup.model.factors is not None else None,
-            numbers={k: v for k, v in self._hyperparameters.items() if _is_number(v)},
+            numbers=numbers,
         )
 
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
@@ -150,13 +174,13 @@ class ModelPoint(Point):
 
     def check(self) -> None:
         """Raises SettingsError for a loss or an optimizer that cannot be trained."""
-        check(self.task, self.hyper(1.0, 0), self._training.feed.first)
+        check(self.task, self.hyper(1.0, 0), self.feed.first)
 
     def fingerprint(self) -> str:
         """A hash of the program of a step, which changes with the code of the model, the loss and the optimizer."""
         arrays = self.hyper(1.0, 0).arrays()
         state = jax.eval_shape(self.task.init, arrays)
-        batch = self.task.batch_shapes(self._training.feed.batch_size)
+        batch = self.task.batch_shapes(self.batch_size)
         text = str(jax.make_jaxpr(self.task.step)(state, batch, arrays))
         return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", text).encode()).hexdigest()[:16]
 
@@ -168,7 +192,7 @@ class ModelPoint(Point):
 
     @property
     def _setup(self) -> SetupLike:
-        return self._training.setup(self.parameterization, self.width, self.depth)
+        return self._training.setup(self.parameterization, self.width, self.depth, self.batch_size, self.steps)
 
     @property
     def _named(self) -> bool:
@@ -191,7 +215,7 @@ class ModelPoint(Point):
             setup.correction,
             training.criterion,
             self.optimizer if make is None else make(setup, **values),
-            training.feed.batch_shapes,
+            self.feed.batch_shapes,
             training.recipe,
             {name: value for name, value in values.items() if not _is_number(value)} if make is None else {},
         )
@@ -199,7 +223,11 @@ class ModelPoint(Point):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelStudy(Study):
-    """The sweep of a model of one's own. about: what else decides its results, for its workdir."""
+    """The sweep of a model of one's own.
+
+    about: what else decides its results, for its workdir. durations: numbers of steps at the base batch size.
+    fixed: what stays as at the base where the batch size differs.
+    """
 
     sweep: SweepSettings
     parallel: ParallelSettings
@@ -211,6 +239,8 @@ class ModelStudy(Study):
     about: Mapping[str, Any]
     chance_loss: float | None = None
     training: Training | None = None
+    durations: Sequence[int] = ()
+    fixed: Fixed = "examples"
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
@@ -220,12 +250,26 @@ class ModelStudy(Study):
     def identity(self) -> dict[str, Any]:
         swept = [OPTIMIZER, PARAMETERIZATION, WIDTH, DEPTH, "seed", LEARNING_RATE, *(axis.key for axis in self.axes)]
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
+        sweep |= {"steps": list(self.durations), "fixed": self.fixed}
         axes = {axis.key: list(axis.values) for axis in self.axes}
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
     def point(self, values: Mapping[str, Any]) -> ModelPoint:
         leaves = {"steps": self.about["steps"], **values}
         return ModelPoint(leaves, self.training)
+
+    @property
+    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
+        axes, batch, steps = super().along, self.about["batch_size"], self.about["steps"]
+        if not (self.sweep.batch_sizes or self.durations):
+            return axes
+        base = {WIDTH: self.width, DEPTH: self.depth, "batch_size": batch, "steps": steps}
+        by_batch = {b: steps if self.fixed == "steps" else round(steps * batch / b) for b in self.sweep.batch_sizes}
+        return {
+            **{axis: {size: {**base, **at} for size, at in of_axis.items()} for axis, of_axis in axes.items()},
+            "batch_size": {b: {**base, "batch_size": b, "steps": s} for b, s in by_batch.items()},
+            "steps": {s: {**base, "steps": s} for s in self.durations},
+        }
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
         if self.training and self.training.optimizers[optimizer] is not None:
@@ -248,16 +292,20 @@ class ModelStudy(Study):
             assert isinstance(point, ModelPoint)
             point.check()
 
-    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> ModelStudy:
-        return dataclasses.replace(
-            self, sweep=dataclasses.replace(self.sweep, widths=tuple(widths), depths=tuple(depths))
+    def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
+        sweep = dataclasses.replace(
+            self.sweep,
+            depths=tuple(sizes["depth"]),
+            widths=tuple(sizes["width"]),
+            batch_sizes=tuple(sizes.get("batch_size", ())),
         )
+        return dataclasses.replace(self, sweep=sweep, durations=tuple(sizes.get("steps", ())))
 
 
 def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
     """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
     sweep = dict(saved["sweep"])
-    width, depth, axes = sweep.pop("width"), sweep.pop("depth"), sweep.pop("axes")
+    width, depth, axes, steps, fixed = (sweep.pop(key) for key in ("width", "depth", "axes", "steps", "fixed"))
     names = {field.name: field for field in dataclasses.fields(SweepSettings)}
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
     about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep")}
@@ -271,6 +319,8 @@ def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
         tuple(Axis(key, tuple(values), key != "optimizer.name") for key, values in axes.items()),
         about,
         about["chance_loss"],
+        durations=tuple(steps),
+        fixed=fixed,
     )
 
 

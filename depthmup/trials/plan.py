@@ -15,7 +15,6 @@ from depthmup.fit.curve import POINTS
 from depthmup.settings import LEARNING_RATE, SettingsError
 from depthmup.trials.study import Point, Study, Trial
 
-AXES = ("depth", "width")
 Program = Any  # of `Point.program`
 
 
@@ -66,18 +65,24 @@ def has_grid(study: Study) -> bool:
     return all(axis.key != LEARNING_RATE for axis in study.axes)
 
 
-def shapes(study: Study) -> list[tuple[int, int]]:
-    """(width, depth): every depth at the study's width and every width at its depth, each shape once."""
-    along_depth = [(study.width, depth) for depth in study.sweep.depths]
-    along_width = [(width, study.depth) for width in study.sweep.widths]
-    return sorted(dict.fromkeys(along_depth + along_width), key=lambda shape: shape[0] ** 2 * shape[1])
+def shapes(study: Study) -> list[dict[str, Any]]:
+    """{key: value} of the sizes of every point, each once."""
+    result: list[dict[str, Any]] = []
+    for of_axis in study.along.values():
+        result += [at for at in of_axis.values() if at not in result]
+    return result
 
 
-def sizes(study: Study) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, values) of depth and of width, if the sweep gives it at least two values."""
-    for axis, values in zip(AXES, (study.sweep.depths, study.sweep.widths), strict=True):
-        if len(set(values)) > 1:
-            yield axis, values
+def size_keys(study: Study) -> tuple[str, ...]:
+    """The config keys of the axes of sizes."""
+    return tuple(dict.fromkeys(key for at in shapes(study) for key in at))
+
+
+def sizes(study: Study) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """(name, values) of every axis of sizes to which the sweep gives at least two values."""
+    for axis, of_axis in study.along.items():
+        if len(of_axis) > 1:
+            yield axis, tuple(of_axis)
 
 
 def followed(study: Study) -> list[str]:
@@ -105,23 +110,16 @@ def combinations(study: Study) -> list[tuple[Point, tuple[float, ...]]]:
     static = {axis.key: axis.values for axis in study.axes if not axis.traced}
     traced = {axis.key: axis.values for axis in study.axes if axis.traced and axis.key != LEARNING_RATE}
     result: list[tuple[Point, tuple[float, ...]]] = []
-    for (width, depth), optimizer, *others in itertools.product(
-        shapes(study), study.sweep.optimizers, *static.values()
-    ):
+    for shape, optimizer, *others in itertools.product(shapes(study), study.sweep.optimizers, *static.values()):
         grid = rates or learning_rates(study, optimizer)
-        at = {
-            "model.width": width,
-            "model.depth": depth,
-            "optimizer.name": optimizer,
-            **dict(zip(static, others, strict=True)),
-        }
+        at = {**shape, "optimizer.name": optimizer, **dict(zip(static, others, strict=True))}
         for name, *numbers in itertools.product(study.sweep.parameterizations, *traced.values()):
             of_name = {"parameterization.name": name, **dict(zip(traced, numbers, strict=True))}
             result.append((study.point(at | of_name | study.unused(optimizer, name)), grid))
     for key, values in traced.items():
         if not {point.leaves[key] for point, _ in result}.issuperset(values):
             raise SettingsError(f"sweep.axes: {key} is a setting of none of the optimizers and parameterizations swept")
-    return result
+    return sorted(result, key=lambda of_curve: of_curve[0].cost)
 
 
 def count(study: Study) -> int:
@@ -152,9 +150,9 @@ def trials_of(study: Study, point: Point, rates: Iterable[float]) -> Iterator[Tr
             yield Trial.at(point, rate, seed)
 
 
-def by_size(trial: Trial) -> int:
+def by_size(trial: Trial) -> float:
     """What orders trials from small shapes to large ones."""
-    return trial.point.width**2 * trial.point.depth
+    return trial.point.cost
 
 
 def grouped(study: Study, wanted: Iterable[Trial], size_of: Callable[[Program], int]) -> list[Group]:

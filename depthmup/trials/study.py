@@ -20,7 +20,6 @@ from depthmup.train.loop import Measurement
 from depthmup.train.trainable import Hyper, Trainable
 
 SCHEMA = 4  # version of the results: raise it when the same settings give other results than before
-SHAPE = ("model.width", "model.depth")
 Row = dict[str, Any]
 
 
@@ -47,6 +46,11 @@ class Point(abc.ABC):
     @property
     def depth(self) -> int:
         return int(self.leaves["model.depth"])
+
+    @property
+    def cost(self) -> float:
+        """What a training here costs, relative to others of the sweep."""
+        return float(self.width**2 * self.depth)
 
     @property
     def optimizer(self) -> str:
@@ -167,9 +171,18 @@ class Study(abc.ABC):
     def checked(self, points: Collection[Point]) -> None:
         """Raises SettingsError or ValueError for a point that cannot be trained."""
 
+    @property
+    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
+        """{axis of sizes: {size: {key: value} of the keys of all axes}}. On an axis the other sizes are the base's."""
+        base = {"model.width": self.width, "model.depth": self.depth}
+        return {
+            "depth": {depth: {**base, "model.depth": depth} for depth in self.sweep.depths},
+            "width": {width: {**base, "model.width": width} for width in self.sweep.widths},
+        }
+
     @abc.abstractmethod
-    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> Study:
-        """The same study at these sizes alone."""
+    def sized(self, sizes: Mapping[str, Sequence[Any]]) -> Study:
+        """The same study at these sizes of each axis alone."""
 
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags of main.py that train one trial, but for those of the swept keys; [] if none do."""

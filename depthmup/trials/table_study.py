@@ -82,8 +82,8 @@ class TableStudy(Study):
     def checked(self, points: Collection[Point]) -> None:
         raise SettingsError("a table of trials has nothing to train")
 
-    def sized(self, widths: Sequence[int], depths: Sequence[int]) -> TableStudy:
-        sweep = dataclasses.replace(self.sweep, widths=tuple(widths), depths=tuple(depths))
+    def sized(self, sizes: Mapping[str, Sequence[Any]]) -> TableStudy:
+        sweep = dataclasses.replace(self.sweep, widths=tuple(sizes["width"]), depths=tuple(sizes["depth"]))
         return dataclasses.replace(self, sweep=sweep)
 
 

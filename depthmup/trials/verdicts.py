@@ -24,9 +24,9 @@ Names = tuple[str, str, str]  # optimizer, parameterization, variant
 class CurveVerdict(NamedTuple):
     """The trials of one optimizer, parameterization and variant along one axis of sizes, with their verdict.
 
-    axis: "depth" or "width". key: the config key whose optimum is followed; hyperparameter: the column that has it.
-    trials: rows, sorted by size, value of the hyperparameter and seed. chance: the score of a network that has learned
-    nothing; chance_loss: its training loss.
+    axis: an axis of sizes, such as "depth" or "width". key: the config key whose optimum is followed; hyperparameter:
+    the column that has it. trials: rows, sorted by size, value of the hyperparameter and seed. chance: the score of a
+    network that has learned nothing; chance_loss: its training loss.
     """
 
     names: Names
@@ -58,11 +58,9 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
     """The verdict of every curve along every axis of sizes."""
     measure, asked = study.sweep.judge_by, looks(study)
     for axis, values in sizes(study):
-        other = "width" if axis == "depth" else "depth"
         for key in followed(study):
             for names, trials in variants(rows, study, key):
-                on_axis = (trials[other] == getattr(study, other)) & trials[axis].isin(values)
-                name, trials = _about(key, trials[on_axis], axis, study)
+                name, trials = _about(key, on_axis(trials, study, axis), axis, study)
                 counts = trials.groupby(axis)[name].nunique().reindex(values, fill_value=0)
                 if key != LEARNING_RATE and counts.min() < POINTS:
                     continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
@@ -74,6 +72,17 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
                 cap = chance if math.isfinite(chance) else None
                 result = transfer(table, axis, cap, hyperparameter=name, measure=measure, looks=asked)
                 yield CurveVerdict(names, axis, key, name, trials, result, chance, chance_loss)
+
+
+def on_axis(rows: pandas.DataFrame, study: Study, axis: str) -> pandas.DataFrame:
+    """The rows along an axis of sizes, at the base of the other axes."""
+    chosen = pandas.Series(False, rows.index)
+    for at in study.along[axis].values():
+        here = pandas.Series(True, rows.index)
+        for key, value in at.items():
+            here &= rows[column(key)] == value
+        chosen |= here
+    return rows[chosen]
 
 
 def best(trials: pandas.DataFrame, measure: str, *others: str) -> tuple[float, float]:

@@ -1,0 +1,256 @@
+"""How hyperparameters follow the batch size and the length of a training: rules as rows of a table.
+
+Every rule is a power law of two ratios to the base: m_B of batch sizes, and m_D of examples (or tokens) seen in all,
+the product of batch size and steps. docs/rules.md section 0.3 has the table with its sources, docs/theory.md section
+1.6 the derivation of "sde".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from depthmup.names import at_least_one, unknown
+from depthmup.optim import OPTIONS, family_of
+from depthmup.parameterization import FAMILIES, FamilyName
+
+RuleName = Literal[
+    "none", "sde", "completed_p", "timescale", "power_lines", "nanochat", "marin", "hyperp", "token_horizon"
+]
+
+
+class Powers(NamedTuple):
+    """Exponents of m_B and m_D. At fixed examples m_B alone changes, at a fixed batch size m_D alone; at fixed steps
+    both are one ratio, whose exponent is the sum."""
+
+    batch: float = 0.0
+    examples: float = 0.0
+
+
+NOTHING = Powers()
+
+
+class BatchRule(NamedTuple):
+    """One rule for some optimizer families.
+
+    lr, decay, eps: of the base values; the step multiplies the decay by the learning rate as well.
+    averages: {option such as b2: powers}, of 1 - b, which is one over a number of steps. raised: b is raised to the
+      ratio instead, which keeps its half-life in examples and never leaves (0, 1). limits: of such a b.
+    fixed: what the source keeps fixed; at another ratio the rule says nothing.
+    """
+
+    families: tuple[FamilyName, ...]
+    lr: Powers = NOTHING
+    decay: Powers = NOTHING
+    eps: Powers = NOTHING
+    averages: Mapping[str, Powers] = {}
+    raised: bool = False
+    limits: tuple[float, float] = (0.0, 1.0)
+    fixed: Literal["examples", "batch size"] | None = None
+
+
+class Ratios(NamedTuple):
+    """m_B and m_D."""
+
+    batch: float
+    examples: float
+
+    def to(self, powers: Powers) -> float:
+        return float(self.batch**powers.batch * self.examples**powers.examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The batch size and the number of steps of a training beside those where hyperparameters were tuned.
+
+    rule: of `RULES`. Raises ValueError for an unknown rule or a size below 1.
+    """
+
+    batch: int
+    steps: int
+    base_batch: int
+    base_steps: int
+    rule: RuleName
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps", "base_batch", "base_steps"):
+            at_least_one(name, getattr(self, name))
+        if self.rule not in get_args(RuleName):
+            raise unknown("batch_rule", self.rule, get_args(RuleName))
+
+    @property
+    def ratios(self) -> Ratios:
+        batch = self.batch / self.base_batch
+        return Ratios(batch, batch * self.steps / self.base_steps)
+
+    def at(self, batch: int | None = None, steps: int | None = None) -> Run:
+        """Another size with the same base; None: the same."""
+        return dataclasses.replace(self, batch=batch or self.batch, steps=steps or self.steps)
+
+    def of_family(self, family: FamilyName) -> BatchRule:
+        """Raises ValueError for a family or sizes for which the rule is not defined."""
+        row = self._row(family)
+        self._check_fixed(row)
+        return row
+
+    def check_family(self, family: FamilyName) -> None:
+        """Raises ValueError for a family for which the rule is not defined at any size."""
+        self._row(family)
+
+    def _row(self, family: FamilyName) -> BatchRule:
+        for row in RULES[self.rule]:
+            if family in row.families:
+                return row
+        known = sorted({name for row in RULES[self.rule] for name in row.families})
+        others = [name for name, rows in RULES.items() if any(family in row.families for row in rows)]
+        raise ValueError(
+            f"batch_rule {self.rule!r} is for the {' and '.join(known)} family, not for {family!r}: take "
+            f"{' or '.join(map(repr, others))}"
+        )
+
+    def _check_fixed(self, row: BatchRule) -> None:
+        batch, examples = self.ratios
+        if row.fixed == "examples" and abs(examples - 1) > ROUNDING:
+            steps = round(self.base_steps / batch)
+            raise ValueError(
+                f"batch_rule {self.rule!r} is for as many examples as at the base, and these are {examples:.4g} times "
+                f"as many: train steps = {steps}, or take 'completed_p' or 'nanochat'"
+            )
+        if row.fixed == "batch size" and batch != 1:
+            raise ValueError(
+                f"batch_rule {self.rule!r} is for the base's batch size, {self.base_batch}, and this is {self.batch}: "
+                "take 'hyperp', 'marin' or 'completed_p'"
+            )
+
+    def learning_rate_factor(self, family: FamilyName) -> float:
+        return self.ratios.to(self.of_family(family).lr)
+
+    def scaled(self, optimizer: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters at this size of those at the base; options that the rule changes have their defaults.
+
+        optimizer: a name of `dm.optimizer`. values: numbers, traced or not, or schedules.
+        Raises ValueError for an average beyond what the rule allows.
+        """
+        rule, result = self.of_family(family_of(optimizer)), dict(values)
+        options = OPTIONS[optimizer]
+        for name, powers in (("learning_rate", rule.lr), ("weight_decay", rule.decay), ("eps", rule.eps)):
+            factor = self.ratios.to(powers)
+            if factor != 1 and (name in values or name in options):
+                result[name] = _times(factor, values.get(name, options.get(name)))
+        for name, powers in rule.averages.items():
+            factor = self.ratios.to(powers)
+            if factor != 1 and name in options:
+                result[name] = self._average(rule, name, values.get(name, options[name]), factor)
+        return result
+
+    def _average(self, rule: BatchRule, name: str, value: Any, factor: float) -> Any:
+        if rule.raised:
+            scaled = value**factor
+            low, high = rule.limits
+            return min(max(scaled, low), high) if isinstance(scaled, float) else scaled
+        scaled = 1 - factor * (1 - value)
+        if isinstance(value, float | int) and not 0 <= scaled < 1:
+            raise ValueError(
+                f"batch_rule {self.rule!r}: {name} = {value:g} at {factor:.4g} times the batch would be "
+                f"{scaled:.3g}: the rule ends at {1 / (1 - value):.4g} times; tune {name} at a larger base batch, or "
+                f"give a {name} of at least {1 - 1 / factor:.4g}"
+            )
+        return scaled
+
+    def lines(self, optimizer: str) -> list[str]:
+        """What the rule does, in words."""
+        m_D = self.ratios.examples
+        rule = self.of_family(family_of(optimizer))
+        size = (
+            f"batch {self.base_batch} -> {self.batch}, steps {self.base_steps} -> {self.steps} (examples x {m_D:.4g}), "
+            f"batch_rule {self.rule!r}"
+        )
+        if self.rule == "none":
+            return [f"{size}: hyperparameters stay"]
+        factors = {"learning rate": rule.lr, "decay": rule.decay, "eps": rule.eps}
+        changed = [f"{name} x {self.ratios.to(p):.4g}" for name, p in factors.items() if self.ratios.to(p) != 1]
+        options = OPTIONS[optimizer]
+        scaled = self.scaled(optimizer, {})
+        changed += [f"{name} {options[name]:g} -> {scaled[name]:.6g}" for name in rule.averages if name in scaled]
+        return [f"{size}: {', '.join(changed) or 'hyperparameters stay'}"]
+
+
+NO_BASE = (
+    "a batch size and a number of steps say nothing without those where hyperparameters were tuned: give base_batch=, "
+    "base_steps= and batch_rule="
+)
+
+
+def run_of(
+    batch: int | None, steps: int | None, base_batch: int | None, base_steps: int | None, rule: RuleName | None
+) -> Run | None:
+    """The run of what `setup` is given; None without any. Without its own size it is at the base."""
+    if base_batch is None or base_steps is None:
+        if (batch, steps, base_batch, base_steps, rule) != (None,) * 5:
+            raise ValueError(NO_BASE)
+        return None
+    if rule is None:
+        raise ValueError(
+            f"batch_rule= says how hyperparameters follow batch size and steps: one of {', '.join(get_args(RuleName))} "
+            "(docs/rules.md section 0.3 says which one when)"
+        )
+    return Run(batch or base_batch, steps or base_steps, base_batch, base_steps, rule)
+
+
+def _times(factor: float, value: Any) -> Any:
+    if callable(value):
+        schedule: Callable[[Any], Any] = value
+        return lambda step: factor * schedule(step)
+    return factor * value
+
+
+ROUNDING = 0.02  # of a ratio of examples, since steps are whole numbers
+NOISE, HORIZON = Powers(0.5, 0), Powers(0.5, -0.5)
+RULES: dict[RuleName, tuple[BatchRule, ...]] = {
+    "none": (BatchRule(tuple(FAMILIES)),),
+    # Malladi et al. 2022 (arXiv 2205.10287); the decay keeps learning rate x decay x steps. SGD: Goyal et al. 2017.
+    "sde": (
+        BatchRule(("sgd",), lr=Powers(1, 0), fixed="examples"),
+        BatchRule(
+            ("adam",),
+            lr=NOISE,
+            decay=NOISE,
+            eps=Powers(-0.5, 0),
+            averages={"b1": Powers(1, 0), "b2": Powers(1, 0)},
+            fixed="examples",
+        ),
+    ),
+    # Mlodozeniec et al. 2025 (arXiv 2512.22382): a function of the steps alone.
+    "completed_p": (
+        BatchRule(
+            ("adam",),
+            lr=HORIZON,
+            decay=HORIZON,
+            eps=Powers(-0.5, 0.5),
+            averages={"b1": Powers(1, -1), "b2": Powers(1, -1)},
+        ),
+    ),
+    # Wang and Aitchison 2024 (arXiv 2405.13698): the decay alone, so that learning rate x decay x steps stays.
+    "timescale": (BatchRule(tuple(FAMILIES), decay=Powers(1, -1)),),
+    # Bergsma et al. 2025 (arXiv 2505.13738): the timescale as a share of the training falls as examples^-0.527.
+    "power_lines": (BatchRule(("adam",), decay=Powers(1, -0.473)),),
+    # karpathy/nanochat 92d63d4, scripts/base_train.py
+    "nanochat": (BatchRule(("adam", "muon"), lr=NOISE, decay=Powers(0.5, -1)),),
+    # marin-community/marin 054a715f, experiments/scaling_law_sweeps/completed_adamh.py, its group for Adam; 2e8ced2c,
+    # the MuonH recipe of May 2026
+    "marin": (
+        BatchRule(
+            ("adam",), lr=HORIZON, eps=Powers(-0.5, 0.5), averages={"b2": Powers(1, 0)}, raised=True,
+            limits=(0.9, 0.9999),
+        ),
+        BatchRule(
+            ("muon",), lr=Powers(0.5, -0.395), eps=Powers(-0.5, 0.5), averages={"b2": Powers(1, 0)}, raised=True,
+            limits=(0.95, 0.9999),
+        ),
+    ),
+    # Ren et al. 2026 (arXiv 2603.28743), microsoft/ArchScale c2ec1d69, pretrain.py: as it runs with MuonH
+    "hyperp": (BatchRule(("muon",), lr=Powers(0.5, -0.32)),),
+    # Bjorck et al. 2024 (arXiv 2409.19913)
+    "token_horizon": (BatchRule(("adam",), lr=Powers(0, -0.32), fixed="batch size"),),
+}  # fmt: skip

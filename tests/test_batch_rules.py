@@ -1,0 +1,321 @@
+"""Batch size and steps: rules against their sources' numbers, the SDE limit, models, sweeps and configs."""
+
+import dataclasses
+import pickle
+from typing import get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup as dm
+from depthmup.batch_rules import RULES, RuleName, Run
+from depthmup.optim import OPTIONS, family_of
+from depthmup.settings import SettingsError
+from depthmup.sweep import load
+from depthmup.train.build import hyper_of, optimizer_of, steps_of
+from depthmup.trials.plan import combinations, trials
+from depthmup.tuning import study_of
+from tests import tiny
+
+LR, WD = "learning_rate", "weight_decay"
+# (rule, optimizer, (m_B, m_D), values at the base, values there), computed from the sources' own formulas.
+GOLDEN = [
+    # Malladi et al. 2022, as bert2d's documentation applies it to batches of 448 and 3,200
+    ("sde", "adamw", (3200 / 448, 1), {LR: 1e-4, "b1": 0.9, "b2": 0.96, "eps": 1e-8, WD: 0.03},
+     {LR: 2.6726124e-4, "b1": 0.28571429, "b2": 0.71428571, "eps": 3.7416574e-9, WD: 0.080178373}),
+    # facebookresearch/detectron2 084acd0f, detectron2/engine/defaults.py: auto_scale_workers, batch 16 -> 32
+    ("sde", "momentum", (2, 1), {LR: 0.1, "momentum": 0.9, WD: 1e-4},
+     {LR: 0.2, "momentum": 0.9, WD: 1e-4}),
+    # sims1253/flower 478aaa4f, its tests: 2,500 steps of 65,536 tokens -> 15,000; -> 625 of 4 times the batch; the
+    # same with 2,500 steps
+    ("completed_p", "adamw", (1, 6), {LR: 0.01}, {LR: 0.00408248}),
+    ("completed_p", "adamw", (4, 1), {LR: 0.01, "b1": 0.98}, {LR: 0.02}),
+    ("completed_p", "adamw", (4, 4), {LR: 0.01}, {LR: 0.01}),
+    # xiaol827/ELO 205b5ac2, src/parameterization.py
+    ("completed_p", "adamw", (2, 4), {LR: 1.0, WD: 1.0, "eps": 1.0, "b1": 0.9, "b2": 0.95},
+     {LR: 0.707107, WD: 0.707107, "eps": 1.414214, "b1": 0.95, "b2": 0.975}),
+    # karpathy/nanochat 92d63d4, scripts/base_train.py: weight decay .28
+    ("nanochat", "muon", (8, 8), {LR: 1.0, WD: 0.28},
+     {LR: 2.828427, WD: 0.0989949}),
+    ("nanochat", "muon", (4, 1), {LR: 1.0, WD: 0.28}, {LR: 2.0, WD: 0.56}),
+    # marin-community/marin 054a715f, completed_adamh.py: (512, 2e10), (1024, 1e11) and (64, 2e10) from (64, 2.5e9)
+    ("marin", "adamw", (8, 8), {LR: 6.56e-4, "eps": 1.85e-8, "b2": 0.9999},
+     {LR: 6.56e-4, "eps": 1.85e-8, "b2": 0.9992003}),
+    ("marin", "adamw", (16, 40), {LR: 6.56e-4, "eps": 1.85e-8, "b2": 0.9999},
+     {LR: 4.14891e-4, "eps": 2.92511e-8, "b2": 0.998401}),
+    ("marin", "adamw", (0.5, 1), {LR: 6.56e-4, "b2": 0.9999}, {LR: 4.63862e-4, "b2": 0.9999}),
+    # 2e8ced2c, the MuonH recipe: 8 times batch and tokens of (131072, 1.4e9); its ratio, .06602 T^-.395 tpb^.5
+    ("marin", "muon", (8, 8), {LR: 1.0, "b2": 0.999}, {LR: 8**0.105, "b2": 0.992028}),
+    # microsoft/ArchScale c2ec1d69, pretrain.py: tokens x 4, and 8 times batch and tokens
+    ("hyperp", "muon", (1, 4), {LR: 6e-4}, {LR: 3.850279e-4}),
+    ("hyperp", "muon", (8, 8), {LR: 1.0}, {LR: 1.453970}),
+    # Bergsma et al. 2025: tau ~ (tokens per parameter)^-.527
+    ("power_lines", "adamw", (1, 8), {LR: 1.0, WD: 1.0}, {LR: 1.0, WD: 0.373971}),
+    ("power_lines", "adamw", (4, 2), {LR: 1.0, WD: 1.0}, {LR: 1.0, WD: 2.881859}),
+    ("timescale", "adamw", (1, 8), {LR: 1.0, WD: 1.0}, {LR: 1.0, WD: 0.125}),
+]  # fmt: skip
+
+
+def run_of(rule, m_B, m_D, base=(10**6, 10**6)):
+    return Run(round(m_B * base[0]), round(m_D / m_B * base[1]), *base, rule)
+
+
+@pytest.mark.parametrize(("rule", "optimizer", "ratios", "values", "expected"), GOLDEN)
+def test_rules_have_the_numbers_of_their_sources(rule, optimizer, ratios, values, expected):
+    scaled = run_of(rule, *ratios).scaled(optimizer, values)
+    for name, value in expected.items():
+        np.testing.assert_allclose(scaled[name], value, rtol=2e-5, err_msg=name)
+    if "b1" in values:  # 1 - b is small beside b
+        assert scaled["b1"] != values["b1"] or rule != "completed_p" or ratios[0] == ratios[1]
+
+
+@pytest.mark.parametrize("rule", ["sde", "completed_p", "nanochat", "timescale"])
+def test_learning_rate_decay_and_steps_have_one_product(rule):
+    for optimizer in OPTIONS:
+        for m_B, m_D in ((8, 1), (0.5, 1), *([] if rule == "sde" else [(1, 8), (4, 2)])):
+            run = run_of(rule, m_B, m_D)
+            if not any(family_of(optimizer) in row.families for row in RULES[rule]):
+                continue
+            scaled = run.scaled(optimizer, {"learning_rate": 1.0, "weight_decay": 1.0, **_slow(optimizer)})
+            shrinkage = scaled["learning_rate"] * scaled["weight_decay"] * m_D / m_B
+            np.testing.assert_allclose(shrinkage, 1, rtol=1e-5)
+
+
+def _slow(optimizer):
+    """Averages so long that no rule of the test ends."""
+    return {name: 0.99 for name in ("b1", "b2") if name in OPTIONS[optimizer]}
+
+
+@pytest.mark.parametrize("rule", get_args(RuleName))
+def test_at_the_base_nothing_changes(rule):
+    values = {"learning_rate": 0.3, "weight_decay": 0.1}
+    for optimizer in OPTIONS:
+        if any(family_of(optimizer) in row.families for row in RULES[rule]):
+            assert Run(64, 1000, 64, 1000, rule).scaled(optimizer, values) == values
+
+
+def test_errors():
+    cases = [
+        (("sde", 16, 1), "adamw", "b1 = 0.9 at 16 times the batch would be -0.6: the rule ends at 10 times"),
+        (("sde", 4, 1), "muon", "batch_rule 'sde' is for the adam and sgd family, not for 'muon': take 'none' or"),
+        (("sde", 4, 4), "adamw", "these are 4 times as many: train steps = 250000, or take 'completed_p'"),
+        (("token_horizon", 2, 2), "adamw", "is for the base's batch size, 1000000, and this is 2000000"),
+    ]
+    for (rule, m_B, m_D), optimizer, message in cases:
+        with pytest.raises(ValueError, match=message):
+            run_of(rule, m_B, m_D).scaled(optimizer, {"learning_rate": 1.0})
+    with pytest.raises(ValueError, match="unknown batch_rule 'sqrt'"):
+        Run(1, 1, 1, 1, "sqrt")
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        Run(1, 0, 1, 1, "sde")
+
+
+# Noise of the gradient of one example is 50 times the gradient, as the SDE limit assumes.
+SIGMA, EXAMPLES, SEEDS = 50.0, 2048, 1024
+BASE = {"sgd": {"learning_rate": 5e-4}, "adam": {"learning_rate": 0.004, "b1": 0.98, "b2": 0.999}}
+
+
+def quadratic(weights, batch, key):
+    noise = SIGMA / np.sqrt(batch) * jax.random.normal(key, weights.shape)
+    return jnp.array([1.0, 0.3]) * weights + noise
+
+
+def network(weights, batch, key):
+    """Gradient of |f - y|^2 / 2 of a tanh network on two inputs with labels that are mostly noise."""
+    keys = jax.random.split(key)
+    x = jax.random.normal(keys[0], (batch, 2))
+    y = x[:, 0] + 20 * jax.random.normal(keys[1], (batch,))
+
+    def loss(w):
+        return jnp.mean((jnp.tanh(x @ w[:6].reshape(2, 3)) @ w[6:] - y) ** 2) / 2
+
+    return jax.grad(loss)(weights)
+
+
+def trained(gradient, start, optimizer, batch, change=1.0, rule="sde"):
+    """(seeds, weights) after EXAMPLES examples."""
+    values = Run(batch, EXAMPLES // batch, 1, EXAMPLES, rule).scaled(optimizer, BASE[optimizer])
+    rate = change * values.pop("learning_rate")
+    tx = optax.scale_by_adam(**values) if optimizer == "adam" else optax.identity()
+
+    def step(carry, key):
+        weights, state = carry
+        updates, state = tx.update(gradient(weights, batch, key), state)
+        return (weights - rate * updates, state), None
+
+    def one(key):
+        (weights, _), _ = jax.lax.scan(step, (start, tx.init(start)), jax.random.split(key, EXAMPLES // batch))
+        return weights
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(batch), SEEDS)))
+
+
+def apart(a, b):
+    """The largest difference of means and of variances, in standard errors."""
+    error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
+    of_variance = np.sqrt(2 / len(a)) * (a.var(0) + b.var(0)) / 2
+    return max(np.abs((a.mean(0) - b.mean(0)) / error).max(), np.abs((a.var(0) - b.var(0)) / of_variance).max())
+
+
+@pytest.mark.parametrize("problem", ["quadratic", "network"])
+@pytest.mark.parametrize(("optimizer", "wrong"), [("sgd", 0.5), ("adam", 2.0)])
+def test_the_sde_limit(problem, optimizer, wrong):
+    """Weak equality: at 4 times the batch, means and variances of the weights after the same examples are equal within
+    noise; under the other optimizer's rule they are far apart."""
+    gradient, start = {
+        "quadratic": (quadratic, jnp.array([2.0, 2.0])),
+        "network": (network, jnp.linspace(-1.0, 1.0, 9)),
+    }[problem]
+    base = trained(gradient, start, optimizer, 1, rule="none")
+    assert apart(base, trained(gradient, start, optimizer, 4)) < 6
+    assert apart(base, trained(gradient, start, optimizer, 4, change=wrong)) > 20
+
+
+class Net(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(2, name="head")(h)
+
+
+X = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32)
+
+
+def loss(logits, targets):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def setup(**options):
+    shape = {"width": 4, "depth": 1, "base": (4, 1), "fan_in_init": False}
+    return dm.setup("depth_mup", Net, jnp.zeros((1, 3)), **shape, **options)
+
+
+RUN = {"base_batch": 8, "base_steps": 100, "batch_rule": "completed_p"}
+
+
+def test_setup_applies_the_rule():
+    """The optimizer of a setup is dm.optimizer with the values of the rule; at the base it is the same as ever."""
+    m, plain = setup(batch=16, steps=400, **RUN), setup()
+    params = m.init(jax.random.key(0))["params"]
+    grads = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), params)
+
+    def update(tx):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+        return jax.tree.leaves(updates)
+
+    schedule = optax.linear_schedule(1e-2, 0.0, 100)
+    r = 1 / 4  # of steps
+    by_hand = plain.optimizer(
+        "adamw", lambda step: r**0.5 * schedule(step), weight_decay=0.1 * r**0.5, b1=1 - r * 0.1, b2=1 - r * 0.05,
+        eps=1e-3 * r**-0.5,
+    )  # fmt: skip
+    given = m.optimizer("adamw", schedule, weight_decay=0.1, b1=0.9, b2=0.95, eps=1e-3)
+    for a, b in zip(update(given), update(by_hand), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    for a, b in zip(update(m.at(4, 1, 8, 100).optimizer("adamw", 1e-2)), update(plain.optimizer("adamw", 1e-2)),
+                    strict=True):  # fmt: skip
+        np.testing.assert_array_equal(a, b)
+    lion = [update(of.wrap(optax.lion(1e-2))) for of in (m, plain)]
+    for a, b in zip(*lion, strict=True):
+        np.testing.assert_allclose(a, r**0.5 * b, rtol=1e-6)
+
+
+def test_setup_carries_its_run():
+    m = setup(batch=16, steps=400, **RUN)
+    for same in (m.at(8, 2), m.under("mup"), pickle.loads(pickle.dumps(m.run))):
+        assert getattr(same, "run", same) == m.run
+    assert m.at(8, 2, steps=800).run == dataclasses.replace(m.run, steps=800)
+    text = str(m.explain(optimizer="adamw", learning_rate=0.5))
+    assert "batch 8 -> 16, steps 100 -> 400 (examples x 8), batch_rule 'completed_p': learning rate x 0.5" in text
+    assert "b2 0.999 -> 0.99975" in text
+    assert "0.25" in text  # 0.5 x 0.5, of the input
+    with pytest.raises(ValueError, match="give base_batch=, base_steps= and batch_rule="):
+        setup(batch=16)
+    with pytest.raises(ValueError, match=r"batch_rule= says how .* one of none, sde"):
+        setup(base_batch=8, base_steps=10)
+    with pytest.raises(ValueError, match="give base_batch="):
+        setup().at(4, 1, 16)
+
+
+SWEEP = {"learning_rates": [2.0**x for x in range(-9, -4)], "per_octave": 1, "widths": (), "depths": (), "seeds": 1}
+
+
+def test_a_sweep_over_batch_sizes_and_steps(tmp_path):
+    """Its trials are those of sweeps at one size, to the last bit, under the rule; and it goes on in its workdir."""
+    m = setup(**RUN)
+    both = {**SWEEP, "batch_size": (8, 16), "steps": (100, 200), "progress": False, "workdir": tmp_path}
+    result = m.sweep(loss, (X, Y), **both)
+    shapes = result.rows[["batch_size", "steps"]].drop_duplicates().to_numpy().tolist()
+    assert sorted(shapes) == [[8, 100], [8, 200], [16, 50]]  # 16: as many examples
+    assert {c.axis for c in result.curves} == {"batch_size", "steps"}
+    assert "batch_size 8 to 16" in str(result)
+    for batch, steps in ((8, 200), (16, 50)):
+        lone = m.at(4, 1, batch, steps).sweep(
+            loss, (X, Y), **{**SWEEP, "widths": (4,), "batch_size": batch, "steps": steps, "progress": False}
+        )
+        rows = result.rows[(result.rows["batch_size"] == batch) & (result.rows["steps"] == steps)]
+        np.testing.assert_array_equal(rows["last_loss"].to_numpy(), lone.rows["last_loss"].to_numpy())
+    again = load(tmp_path)
+    assert len(again) == len(result.rows) == 15
+
+
+def test_batches_of_every_size_are_asked_of_a_function():
+    study = study_of(setup(), loss, lambda step, size: (X[:size], Y[:size]), **SWEEP, batch_size=(4, 8), fixed="steps",
+                     steps=10)  # fmt: skip
+    assert {(p.batch_size, p.steps, p.feed.batch_size) for p, _ in combinations(study)} == {(4, 10, 4), (8, 10, 8)}
+    with pytest.raises(ValueError, match=r"a sweep of batch sizes needs batches of each: give arrays .*\(step, batch_"):
+        study_of(setup(), loss, lambda step: (X[:4], Y[:4]), **SWEEP, batch_size=(4, 8), steps=10)
+    with pytest.raises(ValueError, match="unknown fixed 'epochs'"):
+        study_of(setup(), loss, (X, Y), **SWEEP, batch_size=(4, 8), steps=10, fixed="epochs")
+    with pytest.raises(SettingsError, match=r"batch_size = \(4, 4\) has a value twice"):
+        study_of(setup(), loss, (X, Y), **SWEEP, batch_size=(4, 4), steps=10)
+
+
+RULE = {"base_batch_size": 32, "base_steps": 20, "batch_rule": "sde"}
+
+
+def config(rule, **others):
+    return tiny.settings(**{f"parameterization__{key}": value for key, value in rule.items()}, **others)
+
+
+def test_a_config_applies_the_rule():
+    longer = {"data__batch_size": 64, "epochs": 1.0}
+    steps = steps_of(config({}, **longer))
+    settings = config(RULE | {"base_steps": 2 * steps}, **longer)
+    assert hyper_of(settings).learning_rate == 2 * settings.optimizer.learning_rate
+    assert optimizer_of(settings)["weight_decay"] == settings.optimizer.weight_decay
+    plain = tiny.settings()
+    assert optimizer_of(plain)["learning_rate"] == plain.optimizer.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("parameterization", "message"),
+    [
+        ({"batch_rule": "sde"}, r"set parameterization.base_batch_size and parameterization.base_steps too, or none"),
+        (RULE | {"batch_rule": "sqrt"}, "unknown parameterization.batch_rule 'sqrt'"),
+        (RULE | {"batch_rule": "hyperp"}, "batch_rule 'hyperp' is for the muon family, not for 'sgd'"),
+        (RULE | {"base_batch_size": 0}, "parameterization.base_batch_size must be at least 1"),
+    ],
+)
+def test_configs_that_say_nothing(parameterization, message):
+    with pytest.raises(SettingsError, match=message):
+        config(parameterization)
+
+
+def test_a_config_sweeps_batch_sizes_and_epochs():
+    study = tiny.study(sweep__batch_sizes=(16, 32), sweep__epochs=(1.0, 2.0), sweep__depths=(), sweep__widths=())
+    shapes = {(t.point.leaves["data.batch_size"], t.point.leaves["epochs"]) for t in trials(study)}
+    base = study.settings.data.batch_size, study.settings.epochs
+    assert shapes == {(16, base[1]), (32, base[1]), (base[0], 1.0), (base[0], 2.0)}
