@@ -43,6 +43,7 @@ from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
+from depthmup.sweep import judge
 from experiments.figures.figure import markdown, words
 from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
@@ -224,7 +225,7 @@ def run(kind: str) -> None:
 def answers(rows: pandas.DataFrame) -> dict[str, str]:
     """{axis: drift, verdict and cost} of the trainings of one kind."""
     table = rows.drop(columns="kind").astype({"loss": float})
-    return {c.axis: words(c).split(": ", 1)[1] for c in dm.sweep.judge(table, chance=CHANCE).curves}
+    return {c.axis: words(c).split(": ", 1)[1] for c in judge(table, chance=CHANCE).curves}
 
 
 def slopes(check: dict[str, Any], axis: str) -> str:

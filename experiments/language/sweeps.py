@@ -18,6 +18,7 @@ from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.parameterization import Name
 from depthmup.report.result import SweepResult
+from depthmup.sweep import judge
 from experiments.language import gpt_linen, gpt_nnx
 from experiments.published import RESULTS, ROOT
 
@@ -101,4 +102,4 @@ def publish(scale: str) -> Path:
 
 def published(scale: str) -> SweepResult:
     """What the committed rows of a scale say."""
-    return dm.sweep.judge(pandas.read_parquet(RESULTS / f"language_{scale}.parquet"), chance=CHANCE)
+    return judge(pandas.read_parquet(RESULTS / f"language_{scale}.parquet"), chance=CHANCE)
