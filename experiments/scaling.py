@@ -1,0 +1,197 @@
+"""How does the best learning rate go with the batch size and with the number of steps? A GPT, three optimizers.
+
+    python -m experiments.scaling                     # trains what is missing in runs/scaling: 80 minutes on two cores
+    python -m experiments.scaling adamw --publish     # commits the rows of cases that are finished
+    python -m experiments.documents                   # the tables of docs/batch.md, from the committed rows
+
+The GPT of experiments/language (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
+Base: batches of 32 sequences, 512 steps. Along the batch size, 8 to 512, all trainings see as many sequences; along
+steps, 64 to 2,048, the batch size stays. No hyperparameter but the learning rate follows: batch_rule is "none".
+
+**Questions.** What are the exponents of the best learning rate in batch size (at fixed examples) and in steps (at a
+fixed batch size)? Which rule's transferred value costs least?
+
+**Predictions**, written before the first training.
+
+- Batch size: the SDE limit says 1/2 for AdamW (if noise dominates) and 1 for SGD; steepest descent under any norm says
+  1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does not
+  dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
+  critical batch, of the order of 100 sequences.
+- Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a rate
+  that falls to 0, and -.3 to -.5 with a constant one.
+
+**Rule of decision.** The exponent is the drift of `fit.transfer`, in octaves per doubling, with its 95% interval. A rule
+holds along an axis if its exponent is inside the interval widened by .1 to both sides, else it does not; an interval
+wider than .5 decides nothing. The cost of a rule is the loss at its transferred rate, carried from the base to the
+farthest sizes of the axis, over the best loss there, in percent, with the 95% interval of paired seeds; of rules that
+hold, the one of the smallest largest cost is recommended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+
+from depthmup.backend import prepare_cpu
+from depthmup.batch_rules import RULES, Powers
+from depthmup.data.text import docstrings
+from depthmup.files import write_atomically
+from depthmup.fit import Transfer, transfer
+from depthmup.optim import family_of
+from experiments.figures.figure import markdown, paired
+from experiments.language import gpt_linen
+from experiments.language.sweeps import CHANCE, CONTEXT, loss, setup
+from experiments.published import RESULTS, ROOT
+
+RUNS = ROOT / "runs" / "scaling"
+ROWS = RESULTS / "scaling.parquet"
+COLUMNS = ["case", "batch_size", "steps", "learning_rate", "seed", "loss", "diverged"]
+BASE_BATCH, BASE_STEPS = 32, 512
+SIZES = {"batch_size": (32, 8, 16, 64, 128, 256, 512), "steps": (512, 64, 128, 256, 1024, 2048)}
+CASES: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw", "schedule": "linear", "b2": 0.95, "learning_rates": (-10, -4)},
+    "muon": {"optimizer": "muon", "schedule": "linear", "b2": 0.95, "learning_rates": (-9, -3)},
+    "sgd": {"optimizer": "momentum", "schedule": "linear", "learning_rates": (-6, 0)},
+    "adamw, constant": {"optimizer": "adamw", "schedule": "constant", "b2": 0.95, "learning_rates": (-10, -4)},
+}
+TEXT = jnp.asarray(docstrings(), jnp.int32)
+
+
+def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    key = jax.random.fold_in(jax.random.key(1), step)
+    starts = jax.random.randint(key, (batch_size, 1), 0, len(TEXT) - CONTEXT)
+    windows = TEXT[starts + jnp.arange(CONTEXT + 1)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+def train(case: str, **options: Any) -> pandas.DataFrame:
+    """Train what is missing of a case in its workdir: rows with the columns `COLUMNS`."""
+    m = setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
+    low, high = CASES[case]["learning_rates"]
+    arguments = {
+        **CASES[case], "learning_rates": 2.0 ** np.arange(low, high + 0.1, 0.5), "batch_size": SIZES["batch_size"],
+        "steps": SIZES["steps"], "widths": (), "depths": (), "seeds": 3, "adaptive": True, "warmup": BASE_STEPS // 10,
+        "chance": CHANCE, "workdir": RUNS / case.replace(", ", "_"), **options,
+    }  # fmt: skip
+    rows = m.sweep(loss, batches, **arguments).rows
+    return rows.assign(case=case, loss=rows["last_loss"])[COLUMNS]
+
+
+def publish(cases: Iterable[str]) -> Path:
+    """Commit the rows of cases that are finished in the place of those they had."""
+    kept = pandas.read_parquet(ROWS) if ROWS.exists() else pandas.DataFrame(columns=COLUMNS)
+    rows = [kept[~kept["case"].isin(list(cases))], *(train(case) for case in cases)]
+    write_atomically(ROWS, pandas.concat([part for part in rows if len(part)]).to_parquet(index=False))
+    return ROWS
+
+
+def along(rows: pandas.DataFrame, axis: str) -> Transfer:
+    """The verdict of one case along an axis."""
+    examples = rows["batch_size"] * rows["steps"] == BASE_BATCH * BASE_STEPS
+    chosen = rows[examples if axis == "batch_size" else rows["batch_size"] == BASE_BATCH]
+    columns = [axis, "learning_rate", "seed", "loss", "diverged"]
+    return transfer(chosen[columns].to_dict("records"), axis, CHANCE)
+
+
+def regret(result: Transfer, exponent: float, base: int, i: int) -> tuple[float, float, float]:
+    """(mean, low, high): percent by which the loss at the base's best rate times (size / base)^exponent is above the
+    best one, at the size with index i; between rates losses are interpolated. NaN where it diverges or was not trained.
+    """
+    tuned = result.optimal_lr[result.values.index(base)]
+    size, rates = result.values[i], np.log2(np.asarray(result.learning_rates[i]))
+    losses = np.where(result.diverged[i], np.nan, result.losses[i])  # (rates, seeds)
+    best = losses[np.nanargmin(losses.mean(axis=1))]
+    if tuned is None:
+        return (math.nan,) * 3
+    rate = math.log2(tuned) + exponent * math.log2(size / base)
+    there = np.array([np.interp(rate, rates, of_seed, left=np.nan, right=np.nan) for of_seed in losses.T])
+    if np.isnan(there).any():
+        return (math.nan,) * 3
+    mean, low, high = (100 * math.expm1(x) for x in paired(np.log(there / best)))
+    return mean, low, high
+
+
+def rules_of(optimizer: str, axis: str) -> dict[str, float]:
+    """{rule: its exponent of the learning rate along an axis}, of the rules for an optimizer that are defined there."""
+    result: dict[str, float] = {}
+    for name, rows in RULES.items():
+        for row in rows:
+            other = "batch size" if axis == "batch_size" else "examples"
+            if family_of(optimizer) in row.families and row.fixed != other:
+                powers: Powers = row.lr
+                result[name] = powers.batch if axis == "batch_size" else powers.examples
+    return result
+
+
+def table() -> str:
+    """Rule, prediction, ours, cost of the transferred value: a row for each case, axis and exponent."""
+    rows, lines = pandas.read_parquet(ROWS), []
+    for case in dict.fromkeys(rows["case"]):
+        optimizer = CASES[case]["optimizer"]
+        for axis, base in (("batch_size", BASE_BATCH), ("steps", BASE_STEPS)):
+            result = along(rows[rows["case"] == case], axis)
+            by_exponent: dict[float, list[str]] = {}
+            for name, exponent in rules_of(optimizer, axis).items():
+                by_exponent.setdefault(exponent, []).append(f"`{name}`")
+            for exponent, names in sorted(by_exponent.items()):
+                ends = [regret(result, exponent, base, i) for i in (0, len(result.values) - 1)]
+                costs = [
+                    "beyond the rates trained" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
+                    for mean, low, high in ends
+                ]
+                words = (case, axis.replace("_", " "), ", ".join(names), f"{exponent:+.2f}")
+                lines.append((*words, *held(result, exponent), *costs))
+    columns = ("case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest")
+    return markdown(columns, lines)
+
+
+def held(result: Transfer, exponent: float) -> tuple[str, str]:
+    """(our exponent, the answer of the rule of decision)"""
+    drift = result.drift
+    if drift is None:
+        return "none", "undecided"
+    ours = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
+    if drift.high - drift.low > 0.5:
+        return ours, "undecided"
+    return ours, "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not"
+
+
+def optima() -> str:
+    """log2 of the best learning rate at each size."""
+    rows, lines = pandas.read_parquet(ROWS), []
+    for case in dict.fromkeys(rows["case"]):
+        for axis in SIZES:
+            result = along(rows[rows["case"] == case], axis)
+            cells = ", ".join(
+                f"{size:g}: {math.log2(rate):.2f}" if rate else f"{size:g}: none"
+                for size, rate in zip(result.values, result.optimal_lr, strict=True)
+            )
+            lines.append((case, axis.replace("_", " "), cells, result.verdict))
+    return markdown(("case", "along", "log2 of the best learning rate", "the same rate at all sizes"), lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.scaling", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {'; '.join(CASES)}; all by default")
+    parser.add_argument("--publish", action="store_true", help="commit the rows to docs/results/")
+    given = parser.parse_args()
+    if unknown := set(given.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {'; '.join(CASES)}")
+    prepare_cpu()
+    if given.publish:
+        print(publish(given.cases or list(CASES)))
+    else:
+        for case in given.cases or CASES:
+            train(case)
+
+
+if __name__ == "__main__":
+    main()
