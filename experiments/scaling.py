@@ -13,8 +13,8 @@ fixed batch size)? Which rule's transferred value costs least?
 
 **Predictions**, written before the first training.
 
-- Batch size: the SDE limit says 1/2 for AdamW (if noise dominates) and 1 for SGD; steepest descent under any norm says
-  1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does not
+- Batch size: the SDE limit says 1/2 for AdamW (if noise dominates) and 1 for SGD; steepest descent under any norm
+  says 1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does not
   dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
   critical batch, of the order of 100 sequences.
 - Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a rate
@@ -62,13 +62,13 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "momentum", "schedule": "linear", "learning_rates": (-6, 0)},
     "adamw, constant": {"optimizer": "adamw", "schedule": "constant", "b2": 0.95, "learning_rates": (-10, -4)},
 }
-TEXT = jnp.asarray(docstrings(), jnp.int32)
+TEXT = np.asarray(docstrings(), np.int32)
 
 
 def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     key = jax.random.fold_in(jax.random.key(1), step)
     starts = jax.random.randint(key, (batch_size, 1), 0, len(TEXT) - CONTEXT)
-    windows = TEXT[starts + jnp.arange(CONTEXT + 1)]
+    windows = jnp.asarray(TEXT)[starts + jnp.arange(CONTEXT + 1)]
     return windows[:, :-1], windows[:, 1:]
 
 
