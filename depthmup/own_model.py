@@ -25,7 +25,15 @@ from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import ForwardError, Graph
-from depthmup.measure import CoordinateReport, MaximalUpdate, Probe, coordinate_check, update_sizes
+from depthmup.measure import (
+    CoordinateReport,
+    MaximalUpdate,
+    NoiseScale,
+    Probe,
+    coordinate_check,
+    noise_scale,
+    update_sizes,
+)
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import at_least_one, unknown
@@ -713,6 +721,29 @@ class Setup:
         widths = [spec.fan_out for spec in leaves if spec.role == "input"] or [leaves[0].width]
         warn_if_deep(update.per_seed.shape[1] - 1, min(widths))
         return update
+
+    def noise_scale(
+        self, loss: Callable[[jax.Array, PyTree], jax.Array], batch: Sequence[Any], model: Any = None, part: int = 1
+    ) -> NoiseScale:
+        """The gradient noise scale of this model: the batch size up to which a larger batch saves steps.
+
+        It grows during training: give the model as it is somewhere in the middle, and a batch of some times the noise
+        scale, for a narrow interval.
+
+        Args:
+          loss: (logits, targets) -> scalar, the mean over examples.
+          batch: (*inputs, targets), of which all gradients of parts are compared. part: examples of a part.
+          model: what `init` returned, or training made of it; None: a new init.
+        """
+        if model is None:
+            params, state = self.fresh(jax.random.key(0))
+        else:
+            params, state = self.model.split(model)
+
+        def of(params: PyTree, part: Sequence[Any]) -> jax.Array:
+            return loss(self.model.run(params, state, *part[:-1])[0], part[-1])
+
+        return noise_scale(lambda part: jax.grad(of)(params, part), tuple(batch), part)
 
     def probe(
         self,

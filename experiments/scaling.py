@@ -13,9 +13,9 @@ fixed batch size)? Which rule's transferred value costs least?
 
 **Predictions**, written before the first training.
 
-- Batch size: the SDE limit says 1/2 for AdamW (if noise dominates) and 1 for SGD; steepest descent under any norm
-  says 1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does not
-  dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
+- Batch size: the SDE limit says 1/2 for AdamW (if noise dominates) and 1 for SGD; steepest descent in any norm
+  says 1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does
+  not dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
   critical batch, of the order of 100 sequences.
 - Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a rate
   that falls to 0, and -.3 to -.5 with a constant one.

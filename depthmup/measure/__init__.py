@@ -15,6 +15,7 @@ from depthmup.measure.kernels import (
     network_kernels,
 )
 from depthmup.measure.maximal_update import MaximalUpdate, maximal_update, update_sizes
+from depthmup.measure.noise_scale import NoiseScale, noise_scale
 from depthmup.measure.ntk import Outer, empirical_ntk, linen_dense
 from depthmup.measure.probe import Probe, groups_of, probe, train_only
 from depthmup.measure.sharpness import sharpness
@@ -26,6 +27,7 @@ __all__ = [
     "MaximalUpdate",
     "NetworkFields",
     "NetworkKernels",
+    "NoiseScale",
     "Outer",
     "Probe",
     "Slope",
@@ -40,6 +42,7 @@ __all__ = [
     "maximal_update",
     "network_fields",
     "network_kernels",
+    "noise_scale",
     "probe",
     "sharpness",
     "train_only",
