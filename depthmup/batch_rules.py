@@ -205,7 +205,7 @@ def _times(factor: float, value: Any) -> Any:
     return factor * value
 
 
-ROUNDING = 0.02  # of a ratio of examples, since steps are whole numbers
+ROUNDING = 0.1  # of a ratio of examples: batches of an epoch are whole
 NOISE, HORIZON = Powers(0.5, 0), Powers(0.5, -0.5)
 RULES: dict[RuleName, tuple[BatchRule, ...]] = {
     "none": (BatchRule(tuple(FAMILIES)),),

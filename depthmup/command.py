@@ -43,6 +43,9 @@ OPTIONS = {
     "step": "explain",
     "width": "grow",
     "depth": "grow",
+    "batch_size": "grow",
+    "epochs": "grow",
+    "batch_rule": "grow",
     "topology": "plan",
     "sweep": "plan",
 }
@@ -81,6 +84,9 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.DEFINE_integer("step", None, "explain: the learning rates at this step of the schedule.")
         flags.DEFINE_integer("width", None, "grow: of the larger run.")
         flags.DEFINE_integer("depth", None, "grow: of the larger run.")
+        flags.DEFINE_integer("batch_size", None, "grow: of the larger run; as in the config without it.")
+        flags.DEFINE_float("epochs", None, "grow: the length of the larger run; as in the config without it.")
+        flags.DEFINE_string("batch_rule", None, "grow: how hyperparameters follow both (docs/batch.md).")
         flags.DEFINE_string("topology", None, "plan: a TPU slice, such as v5e:4x4; without it, this machine.")
         flags.DEFINE_bool("sweep", False, "plan: of the sweep instead of one training.")
         flags.DEFINE_bool(

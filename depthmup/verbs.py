@@ -133,19 +133,29 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
     return dataclasses.replace(table, notes=run.lines(settings.optimizer.name)) if run else table
 
 
+OF_GROWN = ("width", "depth", "batch_size", "epochs", "batch_rule")  # flags of grow
+
+
 def grow(
-    settings: Settings, workdir: Path | None, command: str, width: int | None = None, depth: int | None = None
+    settings: Settings,
+    workdir: Path | None,
+    command: str,
+    width: int | None = None,
+    depth: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    batch_rule: str | None = None,
 ) -> int:
-    """Print the command that trains a wider and deeper network with what was tuned."""
+    """Print the command that trains a wider, deeper, longer network with what was tuned."""
     if width is None or depth is None:
         raise SettingsError("grow needs --width=N and --depth=N, the larger shape")
-    grown = sweeps.grow(settings, width, depth, workdir)
+    grown = sweeps.grow(settings, width, depth, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
     print("\n".join(grown.notes))
     changed = {f"config.{key}": value for key, value in grown.changes.items()}
     words, given = iter(shlex.split(command)), []
     for word in words:
         flag, equals, _ = word.partition("=")
-        if word.startswith("-") and flag.lstrip("-") in {"width", "depth", "workdir", *changed}:
+        if word.startswith("-") and flag.lstrip("-") in {*OF_GROWN, "workdir", *changed}:
             if not equals:
                 next(words)  # --flag value
         else:

@@ -6,6 +6,8 @@ import pytest
 
 from depthmup import sweep
 from depthmup.settings import SettingsError, flat, put
+from depthmup.sweep import grow
+from depthmup.train.build import steps_of
 from depthmup.trials.config_study import ConfigStudy
 from tests import tiny
 from tests.test_report import GRID, planted
@@ -47,3 +49,19 @@ def test_sp_goes_on_from_the_shape_where_it_was_tuned(tmp_path):
     assert changes["parameterization.name"] == "depth_mup"
     assert changes["parameterization.base_width"] == settings.model.width
     assert changes["parameterization.base_depth"] == 3
+
+
+def test_a_larger_batch_and_a_longer_training():
+    """The tuned training is the base, the rule is said, and what it cannot say is refused."""
+    tuned = tiny.settings()
+    grown = grow(tuned, 32, 4, batch_size=256, epochs=1.0, batch_rule="timescale")
+    p = grown.settings.parameterization
+    assert (p.base_batch_size, p.base_steps, p.batch_rule) == (tuned.data.batch_size, steps_of(tuned), "timescale")
+    assert any("batch_rule 'timescale': decay x" in note for note in grown.notes)
+    again = grow(grown.settings, 32, 4, epochs=2.0)  # the base stays
+    assert again.settings.parameterization == p
+    assert again.settings.epochs == 2.0
+    with pytest.raises(SettingsError, match="no rule says how: give --batch_rule, one of none, sde"):
+        grow(tuned, 32, 4, batch_size=256)
+    with pytest.raises(SettingsError, match="batch_rule 'sde' is for as many examples as at the base"):
+        grow(tuned, 32, 4, epochs=8.0, batch_rule="sde")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from depthmup.batch_rules import RULES
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put
-from depthmup.train.build import task_of
+from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import load
 
@@ -20,8 +21,17 @@ class Grown(NamedTuple):
     notes: list[str]
 
 
-def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None = None) -> Grown:
-    """The settings of a wider and deeper run with the hyperparameters that were tuned with `settings`.
+def grow(
+    settings: Settings,
+    width: int,
+    depth: int,
+    workdir: str | Path | None = None,
+    *,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    batch_rule: str | None = None,
+) -> Grown:
+    """The settings of a wider, deeper, longer run with the hyperparameters that were tuned with `settings`.
 
     Hyperparameters are values at the base shape, so they stay and only the shape changes. What was tuned under "sp", at
     the shape of `settings`, goes on under "depth_mup" with that shape as its base, where the two are the same network.
@@ -29,6 +39,8 @@ def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None 
     Args:
       width, depth: of the larger run, in the unit of model.width and model.depth.
       workdir: of a finished sweep of `settings`; the learning rate is then the best one at the sweep's smallest size.
+      batch_size, epochs: of the larger run; None: as in `settings`.
+      batch_rule: of `dm.batch_rules`, how hyperparameters follow both; the base is then what `settings` have.
 
     Raises SettingsError if the larger shape is not one of the model, WorkdirError or SettingsError if the sweep has no
     best learning rate for the parameterization and the optimizer of `settings`.
@@ -51,10 +63,35 @@ def grow(settings: Settings, width: int, depth: int, workdir: str | Path | None 
         changes["parameterization.base_width"], changes["parameterization.base_depth"] = model.width, tuned.model.depth
         changes["parameterization.base_head_dim"] = model.head_dim or 1
         notes.append(f"sp is depth_mup at the shape where it was tuned: width {model.width}, depth {tuned.model.depth}")
+    if batch_size is not None or epochs is not None:
+        changes |= _run(settings, batch_size, epochs, batch_rule)
     grown = put(settings, changes | {"model.width": width, "model.depth": depth})
     task_of(grown)  # raises if the family has no such shape
+    if run := run_of(grown):
+        optimizer_of(grown)  # raises if the rule has no such size
+        notes += run.lines(grown.optimizer.name)
     before, after = flat(settings), flat(grown)
-    return Grown(grown, {key: value for key, value in after.items() if value != before[key]}, notes)
+    return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes)
+
+
+def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule: str | None) -> dict[str, Any]:
+    """What changes with the batch size and the length of a training."""
+    if rule is None and settings.parameterization.batch_rule is None:
+        raise SettingsError(
+            "batch size and epochs change the best learning rate, and no rule says how: give --batch_rule, one of "
+            f"{', '.join(RULES)} (docs/batch.md says which one when)"
+        )
+    changes: dict[str, Any] = {
+        "data.batch_size": batch_size or settings.data.batch_size, "epochs": epochs or settings.epochs
+    }  # fmt: skip
+    if settings.parameterization.batch_rule is None:
+        changes |= {
+            "parameterization.base_batch_size": settings.data.batch_size,
+            "parameterization.base_steps": steps_of(settings),
+        }
+    if rule is not None:
+        changes["parameterization.batch_rule"] = rule
+    return changes
 
 
 def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
