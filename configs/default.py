@@ -188,10 +188,10 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # for SGD, alpha - 1 for Adam)
         lr_depth=config_dict.placeholder(float),
         branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
-        base_batch_size=config_dict.placeholder(int),  # at which hyperparameters were tuned, with batch_rule
-        base_steps=config_dict.placeholder(int),  # of the training where they were
-        # none | sde | completed_p | timescale | power_lines | nanochat | marin | hyperp | token_horizon; how both
-        # change them (docs/rules.md section 0.3)
+        base_batch_size=config_dict.placeholder(int),  # where hyperparameters were tuned
+        base_steps=config_dict.placeholder(int),  # of the tuned training
+        # none | sde | completed_p | timescale | power_lines | nanochat | marin | hyperp | token_horizon; how they
+        # follow both (docs/batch.md)
         batch_rule=config_dict.placeholder(str),
     )
 

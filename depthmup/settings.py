@@ -116,16 +116,9 @@ class ParameterizationSettings:
         traced=True,
     )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
-    base_batch_size: int | None = key(
-        None, "at which hyperparameters were tuned, with batch_rule", low=1, traced=True, newer=True, at_start=False
-    )
-    base_steps: int | None = key(
-        None, "of the training where they were", low=1, traced=True, newer=True, at_start=False
-    )
-    batch_rule: str | None = key(
-        None, "how both change them (docs/rules.md section 0.3)", choices=RULES, traced=True, newer=True,
-        at_start=False,
-    )  # fmt: skip
+    base_batch_size: int | None = key(None, "where hyperparameters were tuned", low=1, traced=True, newer=True)
+    base_steps: int | None = key(None, "of the tuned training", low=1, traced=True, newer=True)
+    batch_rule: str | None = key(None, "how they follow both (docs/batch.md)", choices=RULES, traced=True, newer=True)
 
     def build(self) -> Parameterization:
         values = dataclasses.asdict(self)

@@ -17,10 +17,10 @@ fixed batch size)? Which rule's transferred value costs least?
   says 1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does
   not dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
   critical batch, of the order of 100 sequences.
-- Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a rate
-  that falls to 0, and -.3 to -.5 with a constant one.
+- Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a
+  rate that falls to 0, and -.3 to -.5 with a constant one.
 
-**Rule of decision.** The exponent is the drift of `fit.transfer`, in octaves per doubling, with its 95% interval. A rule
+**Rule of decision.** The exponent is the drift of `fit.transfer`, in octaves a doubling, with its 95% interval. A rule
 holds along an axis if its exponent is inside the interval widened by .1 to both sides, else it does not; an interval
 wider than .5 decides nothing. The cost of a rule is the loss at its transferred rate, carried from the base to the
 farthest sizes of the axis, over the best loss there, in percent, with the 95% interval of paired seeds; of rules that

@@ -62,7 +62,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
     settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, seeds=3))
     study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     for parameterization in settings.sweep.parameterizations:
-        for wide, depth in shapes(study):
+        for wide, depth in sorted((tuple(at.values()) for at in shapes(study)), key=lambda at: at[0] ** 2 * at[1]):
             row = {"optimizer": "sgd", "parameterization": parameterization, "width": wide, "depth": depth}
             power = exponent(row) if callable(exponent) else exponent
             across = width(row) if callable(width) else width

@@ -49,8 +49,8 @@ def test_of():
 
 def test_a_study_of_some_sizes():
     study = tiny.study(sweep__depths=(2, 4, 8), sweep__widths=(8, 16, 32))
-    part = study.sized([16, 32], [2, 8])
-    assert sorted(shapes(part)) == [(16, 2), (16, 8), (32, 2)]
+    part = study.sized({"width": [16, 32], "depth": [2, 8]})
+    assert sorted(tuple(at.values()) for at in shapes(part)) == [(16, 2), (16, 8), (32, 2)]
     keys = {trial.key for trial in trials(study)}
     assert {trial.key for trial in trials(part)} < keys
 
