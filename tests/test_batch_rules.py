@@ -17,6 +17,7 @@ from depthmup.optim import OPTIONS, family_of
 from depthmup.settings import SettingsError
 from depthmup.sweep import load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
+from depthmup.trials.adaptive import Search
 from depthmup.trials.plan import combinations, trials
 from depthmup.tuning import study_of
 from tests import tiny
@@ -281,6 +282,19 @@ def test_batches_of_every_size_are_asked_of_a_function():
         study_of(setup(), loss, (X, Y), **SWEEP, batch_size=(4, 8), steps=10, fixed="epochs")
     with pytest.raises(SettingsError, match=r"batch_size = \(4, 4\) has a value twice"):
         study_of(setup(), loss, (X, Y), **SWEEP, batch_size=(4, 4), steps=10)
+
+
+def test_an_adaptive_search_walks_the_batch_sizes():
+    """Of equal cost, and given in any order: it asks for every size, if the loss is a parabola in the learning rate."""
+    options = {**SWEEP, "per_octave": 2, "learning_rates": [2.0 ** (x / 2) for x in range(-18, -7)], "adaptive": True}
+    study = study_of(setup(), loss, (X, Y), **options, batch_size=(16, 4, 8, 32), steps=(32, 16, 64))
+    search, rows = Search(study), {}
+    while more := search.next_trials(rows):
+        for trial in more:
+            value = 1 + (np.log2(trial.learning_rate) + 6 - np.log2(trial.point.batch_size / 16)) ** 2 / 50
+            rows[trial.key] = {"last_loss": value, "loss": value, "first_loss": 3.0, "diverged": False}
+    shapes = {(t.point.batch_size, t.point.steps) for t in search.evaluated(rows)}
+    assert shapes == {(4, 128), (8, 64), (16, 32), (32, 16), (16, 16), (16, 64)}
 
 
 RULE = {"base_batch_size": 32, "base_steps": 20, "batch_rule": "sde"}

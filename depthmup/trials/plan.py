@@ -66,10 +66,10 @@ def has_grid(study: Study) -> bool:
 
 
 def shapes(study: Study) -> list[dict[str, Any]]:
-    """{key: value} of the sizes of every point, each once."""
+    """{key: value} of the sizes of every point, each once; along an axis rising, as an adaptive search walks it."""
     result: list[dict[str, Any]] = []
     for of_axis in study.along.values():
-        result += [at for at in of_axis.values() if at not in result]
+        result += [of_axis[size] for size in sorted(of_axis) if of_axis[size] not in result]
     return result
 
 
