@@ -1,8 +1,8 @@
 """How hyperparameters follow the batch size and the length of a training: rules as rows of a table.
 
 Every rule is a power law of two ratios to the base: m_B of batch sizes, and m_D of examples (or tokens) seen in all,
-the product of batch size and steps. docs/rules.md section 0.3 has the table with its sources, docs/theory.md section
-1.6 the derivation of "sde".
+the product of batch size and steps. docs/batch.md has the table with its sources, docs/theory.md section 1.5 the
+derivation of "sde".
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def run_of(
     if rule is None:
         raise ValueError(
             f"batch_rule= says how hyperparameters follow batch size and steps: one of {', '.join(get_args(RuleName))} "
-            "(docs/rules.md section 0.3 says which one when)"
+            "(docs/batch.md says which one when)"
         )
     return Run(batch or base_batch, steps or base_steps, base_batch, base_steps, rule)
 

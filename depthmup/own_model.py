@@ -137,7 +137,7 @@ def setup(
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
       batch, steps: of this training. base_batch, base_steps: of those in which hyperparameters were tuned. Examples of
         different length count as tokens.
-      batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/rules.md section 0.3).
+      batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/batch.md).
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
         base_head_dim is the head size at the base width unless given.
 

@@ -27,6 +27,7 @@ from experiments import (
     planted_curves,
     planted_verdicts,
     published,
+    scaling,
     thinned_verdicts,
 )
 from experiments.demos import PUBLISHED, read, settings_of
@@ -36,7 +37,7 @@ from experiments.language.page import draw, tables
 from experiments.language.sweeps import SCALES
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/laws.md", "docs/guide/choose.md", "docs/language.md")
+DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -91,6 +92,8 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "language_study": lambda _: tables("study"),
     "language_demo": lambda _: tables("demo"),
     "layer_kinds": lambda _: layer_kinds.table(),
+    "scaling_optima": lambda _: scaling.optima(),
+    "scaling_rules": lambda _: scaling.table(),
 }
 
 

@@ -25,6 +25,7 @@ ALLOWED = {
     "audit": {"init_std", "parameterization", "specs"},
     "gain": {"graph", "specs"},
     "optim": {"parameterization", "specs"},
+    "batch_rules": {"parameterization", "optim"},
     "explain": {"parameterization", "specs", "optim"},
     "families": {"parameterization", "specs", "optim"},
     "convert": {"optim", "parameterization", "specs"},
@@ -34,6 +35,7 @@ ALLOWED = {
     "source": {"audit", "forward", "frameworks", "graph", "infer", "parameterization", "specs"},
     "own_model": {
         "audit",
+        "batch_rules",
         "explain",
         "families",
         "forward",
@@ -49,6 +51,7 @@ ALLOWED = {
         "tuning",
     },
     "tuning": {
+        "batch_rules",
         "data",
         "fit",
         "optim",
@@ -67,10 +70,11 @@ ALLOWED = {
     "fit": set(),
     "theory": {"activations"},
     "measure": {"parameterization", "specs", "optim"},
-    "settings": {"parameterization", "keys", "recipe", "optim", "fit", "models", "data"},
+    "settings": {"batch_rules", "parameterization", "keys", "recipe", "optim", "fit", "models", "data"},
     "config_file": {"keys", "models", "settings"},
     "train": {
         "audit",
+        "batch_rules",
         "backend",
         "frameworks",
         "parameterization",
@@ -84,6 +88,7 @@ ALLOWED = {
     },
     "trials": {
         "audit",
+        "batch_rules",
         "backend",
         "frameworks",
         "parameterization",
@@ -97,7 +102,7 @@ ALLOWED = {
         "train",
     },
     "plan": {"data", "settings", "trials", "train"},
-    "report": {"measure", "settings", "fit", "train", "trials"},
+    "report": {"batch_rules", "measure", "settings", "fit", "train", "trials"},
     "sweep": {"trials", "report", "settings"},
     "verbs": {
         "fit",

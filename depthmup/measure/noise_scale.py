@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.fit.curve import half_width
 from depthmup.specs import PyTree
 
 
@@ -73,7 +72,9 @@ def from_products(products: np.ndarray, part: int) -> NoiseScale:
         return NoiseScale(float(value), 0.0, np.inf, float(gradient), float(noise))
     # In logarithms: the ratio is positive, and its error is a factor.
     logs = np.log([of_noise / square for square, of_noise in without])
-    half = half_width(n - 1) * np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2))
+    from scipy import special  # here, so that `import depthmup` stays light
+
+    half = special.stdtrit(n - 1, 0.975) * np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2))
     return NoiseScale(value, float(value * np.exp(-half)), float(value * np.exp(half)), float(gradient), float(noise))
 
 
