@@ -401,6 +401,9 @@ class Setup:
                 beta0=p.beta0,
                 blocks=p.blocks,
             )
+            if "attention" in name.kinds and "attention" not in p.kinds and p.base_head_dim == 1 and p.base_width > 1:
+                size = _head_size(self.source, p.base_width, p.base_depth)  # which `setup` leaves out for `p`
+                name = dataclasses.replace(name, base_head_dim=size)
         spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
         return _at(self.source.under(name), spec.width, spec.depth, self.run)
 

@@ -5,6 +5,8 @@ import itertools
 import math
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -84,3 +86,13 @@ def test_best_losses_are_compared_seed_by_seed():
     others = [np.array([2.0, 3.0, 4.0])] * 2
     best = [losses * share for losses, share in zip(others, (1.0, 0.9), strict=True)]
     assert page.compared(best, others, (2, 4)) == "-10.0% [-10.0, -10.0] at depth 4"
+
+
+@pytest.mark.parametrize("first", ["sp", "mup"])
+def test_at_the_base_a_sweep_against_other_rules_starts_with_one_model(first):
+    """Attention, too: `under` takes the head size of the base where the first rule does not use it."""
+    m, tokens = sweeps.setup(first, gpt_linen.GPT, fan_in_init=True), jnp.arange(32)[None]
+    logits = m.apply(m.init(jax.random.key(0)), tokens)
+    for name in ("sp", "depth_mup", "completep"):
+        other = m.under(name)
+        np.testing.assert_allclose(other.apply(other.init(jax.random.key(0)), tokens), logits, atol=1e-6)
