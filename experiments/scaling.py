@@ -44,8 +44,9 @@ from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RULES, Powers
 from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
-from depthmup.fit import Transfer, transfer
+from depthmup.fit import Transfer
 from depthmup.optim import family_of
+from depthmup.sweep import judge
 from experiments.figures.figure import markdown, paired
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, loss, setup
@@ -95,10 +96,8 @@ def publish(cases: Iterable[str]) -> Path:
 
 def along(rows: pandas.DataFrame, axis: str) -> Transfer:
     """The verdict of one case along an axis."""
-    examples = rows["batch_size"] * rows["steps"] == BASE_BATCH * BASE_STEPS
-    chosen = rows[examples if axis == "batch_size" else rows["batch_size"] == BASE_BATCH]
-    columns = [axis, "learning_rate", "seed", "loss", "diverged"]
-    return transfer(chosen[columns].to_dict("records"), axis, CHANCE)
+    curves = judge(rows.drop(columns="case"), chance=CHANCE).curves
+    return next(c.result for c in curves if c.axis == axis)
 
 
 def regret(result: Transfer, exponent: float, base: int, i: int) -> tuple[float, float, float]:

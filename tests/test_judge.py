@@ -1,5 +1,6 @@
 """`sweep.judge`: trials that were trained anywhere, from a table."""
 
+import itertools
 import math
 
 import numpy as np
@@ -67,7 +68,24 @@ def test_what_diverged_and_what_learned_nothing():
 def test_a_table_that_cannot_be_judged():
     with pytest.raises(SettingsError, match=r"no column learning_rate; it has width, depth, seed, loss"):
         sweep.judge(table().drop(columns="learning_rate"))
-    with pytest.raises(SettingsError, match=r"no column depth \(or width\)"):
+    with pytest.raises(SettingsError, match=r"no column depth \(or width, batch_size, steps\)"):
         sweep.judge(table().drop(columns=["depth", "width"]))
     with pytest.raises(ValueError, match="two rows for"):
         sweep.judge(pandas.concat([table(), table()]))
+
+
+def test_batch_sizes_and_steps():
+    """Batch sizes at fixed examples, steps at a fixed batch size; rows that are on neither axis are left out."""
+    rng, rows = np.random.default_rng(0), []
+    runs = [(8, 400), (16, 200), (32, 100), (64, 50), (32, 200), (32, 400), (8, 50)]
+    for (batch, steps), octave, seed in itertools.product(runs, range(-9, -2), range(3)):
+        best = -6 + 0.5 * np.log2(batch / 32) - 0.25 * np.log2(batch * steps / 3200)
+        loss = 2 + 0.05 * (octave - best) ** 2 + 0.001 * rng.standard_normal()
+        rows.append({"batch_size": batch, "steps": steps, "learning_rate": 2.0**octave, "seed": seed, "loss": loss})
+    curves = {c.axis: c.result for c in sweep.judge(pandas.DataFrame(rows)).curves}
+    assert {axis: result.values for axis, result in curves.items()} == {
+        "batch_size": [8, 16, 32, 64],
+        "steps": [100, 200, 400],
+    }
+    assert curves["batch_size"].drift.octaves_per_doubling == pytest.approx(0.5, abs=0.02)
+    assert curves["steps"].drift.octaves_per_doubling == pytest.approx(-0.25, abs=0.02)

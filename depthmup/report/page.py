@@ -22,7 +22,8 @@ from depthmup.fit import Drift, Optimum, Rule
 from depthmup.report import figures, interactive
 from depthmup.report.curves import TransferCurve, best, variants
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.trials.plan import sizes
+from depthmup.settings import column
+from depthmup.trials.plan import size_keys, sizes
 from depthmup.trials.study import Study
 
 VERSIONS = ("jax", "flax", "optax", "numpy")
@@ -279,13 +280,15 @@ def rule_table(curves: Sequence[TransferCurve]) -> str:
 def best_table(rows: pandas.DataFrame, study: Study) -> str:
     """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
     measure = study.sweep.judge_by
-    lines = [f"{'':40}{'width':>7}{'depth':>7}  best log2 learning rate, {measure} there"]
+    columns = [column(key) for key in size_keys(study)]
+    heads = "".join(f"{name:>11}" for name in columns)
+    lines = [f"{'':40}{heads}  best log2 learning rate, {measure} there"]
     for names, trials in variants(rows, study):
-        for (width, depth), own in trials.groupby(["width", "depth"], sort=False):
-            rate, value = best(own, measure)
+        for shape, of_shape in trials.groupby(columns, sort=False):
+            rate, value = best(of_shape, measure)
             value = 1 - value if measure.endswith("accuracy") else value
-            found = f"{_log2(rate)}  {value:.4f}" if math.isfinite(value) else "none"
-            lines.append(f"{' '.join(names):40}{width:>7}{depth:>7}  {found}")
+            optimum = f"{_log2(rate)}  {value:.4f}" if math.isfinite(value) else "none"
+            lines.append(f"{' '.join(names):40}{''.join(f'{size:>11}' for size in shape)}  {optimum}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import pandas
 from markupsafe import escape
@@ -50,10 +49,11 @@ class SweepResult:
         words = page.answers(self.curves) or page.best_table(self.rows, self.study)
         return "\n".join(filter(None, (words, self.note)))
 
-    def plot(self, path: str | Path | None = None, axis: Literal["depth", "width"] | None = None) -> Figure | None:
+    def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
         """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
 
-        axis: which sizes; None: depth if the sweep has it. The result is None where no two sizes are compared.
+        axis: which sizes: "depth", "width", "batch_size", "steps"; None: the first that the sweep has. The result is
+        None where no two sizes are compared.
         """
         axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
         if not axes:
@@ -91,9 +91,10 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
     """Verdicts, pictures and report of trials that were trained anywhere: a table with a row for each.
 
     Args:
-      table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "seed", "diverged",
-        "optimizer", "parameterization". With both sizes, depths are compared at the width that most depths have,
-        and widths at the depth that most widths have. Other columns of words tell variants apart.
+      table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "batch_size", "steps",
+        "epochs", "seed", "diverged", "optimizer", "parameterization". Depths are compared at the width (batch size,
+        steps) that most depths have, and so on; batch sizes at fixed steps or fixed examples, whichever has more of
+        them. Other columns of words tell variants apart.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
 

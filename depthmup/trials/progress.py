@@ -192,7 +192,7 @@ class Progress:
         self._names: dict[str, str] = {}
         self._trials = self._groups = 0
         # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
-        self.losses: dict[tuple[str, str], dict[tuple[int, int], dict[float, list[float]]]] = {}
+        self.losses: dict[tuple[str, str], dict[tuple[int, ...], dict[float, list[float]]]] = {}
         self._note = ""
         self._take(rows)
         self._live = Live(console=self._console, get_renderable=self.table, refresh_per_second=4)
@@ -282,15 +282,17 @@ class Progress:
         return Group(*parts, self.best_table())
 
     def best_table(self) -> RenderableType:
-        """log2 of the best learning rate so far and its mean loss over seeds, per size."""
+        """log2 of the best learning rate so far and its mean loss over seeds, per width x depth (and steps x batch)."""
         sizes = sorted({size for of_sizes in self.losses.values() for size in of_sizes})
         if not sizes:
             return Text("")
         table = Table(title="best so far: log2 learning rate, loss", title_justify="left", box=None, padding=(0, 1))
         for name in ("optimizer", "parameterization"):
             table.add_column(name)
-        for width, depth in sizes:
-            table.add_column(f"{width} x {depth}", justify="right")
+        runs = len({size[2:] for size in sizes}) > 1
+        for width, depth, batch, steps in sizes:
+            run = f" {steps} x {batch}" if runs else ""
+            table.add_column(f"{width} x {depth}{run}", justify="right")
         for names, of_sizes in list(self.losses.items())[:LINES]:
             table.add_row(*names, *(_best(of_sizes.get(size, {})) for size in sizes))
         return table
@@ -299,7 +301,8 @@ class Progress:
         for row in rows:
             loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
             of_sizes = self.losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            of_sizes.setdefault((row["width"], row["depth"]), {}).setdefault(row["learning_rate"], []).append(loss)
+            size = row["width"], row["depth"], row.get("batch_size", 0), row["steps"]
+            of_sizes.setdefault(size, {}).setdefault(row["learning_rate"], []).append(loss)
 
 
 def _best(of_rates: Mapping[float, list[float]]) -> str:

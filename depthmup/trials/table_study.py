@@ -15,15 +15,17 @@ from depthmup.trials.study import Axis, Point, Study
 
 NAMES = {"optimizer": "optimizer", "parameterization": "model", "seed": 0, "diverged": False}
 SIZES = ("depth", "width")
+RUN = ("batch_size", "steps", "epochs")  # sizes of a training, where a table has several of them
 # Columns that say how a training went, not what it was.
 RESULTS = ("loss", "accuracy", "diverged", "steps", "step", "key", "schema", "learning_rate", "seed")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableStudy(Study):
-    """rows: with all columns that judging needs."""
+    """rows: with all columns that judging needs. sizes: what `along` returns."""
 
     rows: pandas.DataFrame
+    sizes: Mapping[str, Mapping[float, Mapping[str, Any]]]
     sweep: SweepSettings
     width: int
     depth: int
@@ -38,8 +40,8 @@ class TableStudy(Study):
     @classmethod
     def of(cls, table: pandas.DataFrame, measure: str, chance: float | None) -> TableStudy:
         missing = [name for name in ("learning_rate", measure) if name not in table]
-        if not any(size in table for size in SIZES):
-            missing.append("depth (or width)")
+        if not any(size in table for size in (*SIZES, *RUN)):
+            missing.append("depth (or width, batch_size, steps)")
         if missing:
             raise SettingsError(f"the table has no column {', '.join(missing)}; it has {', '.join(map(str, table))}")
         values = {name: value for name, value in NAMES.items() if name not in table}
@@ -50,24 +52,34 @@ class TableStudy(Study):
         rows["diverged"] = rows["diverged"].astype(bool) | ~rows[measure].astype(float).map(math.isfinite)
         if "key" not in rows:
             rows["key"] = [digest({str(k): str(v) for k, v in row.items()}) for row in rows.to_dict("records")]
-        width, depth = _corner(rows)
+        sizes = [*SIZES, *(name for name in RUN if name in rows and rows[name].nunique() > 1)]
+        if {"batch_size", "steps"} <= set(sizes):
+            rows["examples"] = rows["batch_size"] * rows["steps"]
+        along = {axis: _along(rows, axis, sizes) for axis in sizes}
+        width, depth = (
+            next(iter(along[axis].values()))[name] for axis, name in (("depth", "width"), ("width", "depth"))
+        )
         words = [
             name
             for name in rows.columns
-            if name not in (*NAMES, *SIZES, *RESULTS, measure)
+            if name not in (*NAMES, *SIZES, *RUN, *RESULTS, measure)
             and rows[name].map(lambda value: isinstance(value, str | bool)).all()
             and rows[name].nunique() > 1
         ]
         sweep = SweepSettings(
             parameterizations=tuple(dict.fromkeys(rows["parameterization"])),
             optimizers=tuple(dict.fromkeys(rows["optimizer"])),
-            depths=tuple(sorted(set(rows.loc[rows["width"] == width, "depth"]))),
-            widths=tuple(sorted(set(rows.loc[rows["depth"] == depth, "width"]))),
+            depths=tuple(along["depth"]),  # type: ignore[arg-type]
+            widths=tuple(along["width"]),  # type: ignore[arg-type]
             judge_by=cast(Judged, measure),  # any column of the table
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]
-        return cls(rows, sweep, width, depth, axes, chance)
+        return cls(rows, along, sweep, width, depth, axes, chance)
+
+    @property
+    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
+        return {axis: {size: dict(at) for size, at in of_axis.items()} for axis, of_axis in self.sizes.items()}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -83,11 +95,23 @@ class TableStudy(Study):
         raise SettingsError("a table of trials has nothing to train")
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> TableStudy:
-        sweep = dataclasses.replace(self.sweep, widths=tuple(sizes["width"]), depths=tuple(sizes["depth"]))
-        return dataclasses.replace(self, sweep=sweep)
+        chosen = {axis: {size: self.sizes[axis][size] for size in values} for axis, values in sizes.items()}
+        return dataclasses.replace(self, sizes=chosen)
 
 
-def _corner(rows: pandas.DataFrame) -> tuple[int, int]:
-    """The width that has most depths, and the depth that has most widths; of equal ones the smallest."""
-    depths, widths = rows.groupby("width")["depth"].nunique(), rows.groupby("depth")["width"].nunique()
-    return depths.idxmax(), widths.idxmax()
+def _along(rows: pandas.DataFrame, axis: str, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
+    """{size: the sizes of its rows} of an axis where the other sizes stay: where most sizes are, of equal ones the
+    smallest. Batch sizes are compared at fixed steps or at fixed examples."""
+    others = [name for name in sizes if name != axis]
+    kept = [others]
+    if axis == "batch_size" and "steps" in others:
+        kept.append(["examples" if name == "steps" else name for name in others])
+    best: dict[float, dict[str, Any]] = {}
+    for names in kept:
+        counts = rows.groupby(names)[axis].nunique()
+        if counts.max() > len(best):
+            values = counts.idxmax()
+            at = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
+            here = rows[(rows[list(at)] == pandas.Series(at)).all(axis=1)]
+            best = {size: {**at, axis: size} for size in sorted(set(here[axis]))}
+    return best
