@@ -78,7 +78,7 @@ def test_batch_sizes_and_steps():
     """Batch sizes at fixed examples, steps at a fixed batch size; rows that are on neither axis are left out."""
     rng, rows = np.random.default_rng(0), []
     runs = [(8, 400), (16, 200), (32, 100), (64, 50), (32, 200), (32, 400), (8, 50)]
-    for (batch, steps), octave, seed in itertools.product(runs, range(-9, -2), range(3)):
+    for (batch, steps), octave, seed in itertools.product(runs, np.arange(-9, -2.5, 0.5), range(3)):
         best = -6 + 0.5 * np.log2(batch / 32) - 0.25 * np.log2(batch * steps / 3200)
         loss = 2 + 0.05 * (octave - best) ** 2 + 0.001 * rng.standard_normal()
         rows.append({"batch_size": batch, "steps": steps, "learning_rate": 2.0**octave, "seed": seed, "loss": loss})
