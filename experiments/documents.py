@@ -125,6 +125,7 @@ def main() -> None:
         print(path)
     for scale in SCALES:
         draw(scale)
+    scaling.draw()
     command.draw(*PAPERS)
 
 

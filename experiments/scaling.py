@@ -2,6 +2,7 @@
 
     python -m experiments.scaling                     # trains what is missing in runs/scaling: 80 minutes on two cores
     python -m experiments.scaling adamw --publish     # commits the rows of cases that are finished
+    python -m experiments.scaling --noise             # the gradient noise scale of the base
     python -m experiments.documents                   # the tables of docs/batch.md, from the committed rows
 
 The GPT of experiments/language (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
@@ -38,6 +39,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas
 
 from depthmup.backend import prepare_cpu
@@ -46,8 +48,10 @@ from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.fit import Transfer
 from depthmup.optim import family_of
+from depthmup.report import figures
+from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import markdown, paired
+from experiments.figures.figure import IMAGES, markdown, paired
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, loss, setup
 from experiments.published import RESULTS, ROOT
@@ -63,6 +67,9 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "momentum", "schedule": "linear", "learning_rates": (-6, 0)},
     "adamw, constant": {"optimizer": "adamw", "schedule": "constant", "b2": 0.95, "learning_rates": (-10, -4)},
 }
+COLUMNS_OF_RULES = (
+    "case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest but one", "at the largest"
+)  # fmt: skip
 TEXT = np.asarray(docstrings(), np.int32)
 
 
@@ -94,10 +101,17 @@ def publish(cases: Iterable[str]) -> Path:
     return ROWS
 
 
-def along(rows: pandas.DataFrame, axis: str) -> Transfer:
-    """The verdict of one case along an axis."""
-    curves = judge(rows.drop(columns="case"), chance=CHANCE).curves
-    return next(c.result for c in curves if c.axis == axis)
+def curves() -> list[TransferCurve]:
+    """The curves of the committed rows along both axes; their optimizer is the case."""
+    rows = pandas.read_parquet(ROWS).rename(columns={"case": "optimizer"})
+    return list(judge(rows.assign(parameterization="no rule"), chance=CHANCE).curves)
+
+
+def draw() -> None:
+    for axis in SIZES:
+        figure = figures.loss_curves([c for c in curves() if c.axis == axis])
+        if figure:
+            write_atomically(IMAGES / f"scaling_{axis}.png", figures.png(figure))
 
 
 def regret(result: Transfer, exponent: float, base: int, i: int) -> tuple[float, float, float]:
@@ -132,24 +146,22 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
 
 def table() -> str:
     """Rule, prediction, ours, cost of the transferred value: a row for each case, axis and exponent."""
-    rows, lines = pandas.read_parquet(ROWS), []
-    for case in dict.fromkeys(rows["case"]):
-        optimizer = CASES[case]["optimizer"]
-        for axis, base in (("batch_size", BASE_BATCH), ("steps", BASE_STEPS)):
-            result = along(rows[rows["case"] == case], axis)
-            by_exponent: dict[float, list[str]] = {}
-            for name, exponent in rules_of(optimizer, axis).items():
-                by_exponent.setdefault(exponent, []).append(f"`{name}`")
-            for exponent, names in sorted(by_exponent.items()):
-                ends = [regret(result, exponent, base, i) for i in (0, len(result.values) - 1)]
-                costs = [
-                    "beyond the rates trained" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
-                    for mean, low, high in ends
-                ]
-                words = (case, axis.replace("_", " "), ", ".join(names), f"{exponent:+.2f}")
-                lines.append((*words, *held(result, exponent), *costs))
-    columns = ("case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest")
-    return markdown(columns, lines)
+    lines = []
+    for c in curves():
+        base = BASE_BATCH if c.axis == "batch_size" else BASE_STEPS
+        by_exponent: dict[float, list[str]] = {}
+        for name, exponent in rules_of(CASES[c.optimizer]["optimizer"], c.axis).items():
+            by_exponent.setdefault(exponent, []).append(f"`{name}`")
+        for exponent, names in sorted(by_exponent.items()):
+            words = (c.optimizer, c.axis.replace("_", " "), ", ".join(names), f"{exponent:+.2f}")
+            costs = [cost(c.result, exponent, base, i) for i in (0, -2, -1)]
+            lines.append((*words, *held(c.result, exponent), *costs))
+    return markdown(COLUMNS_OF_RULES, lines)
+
+
+def cost(result: Transfer, exponent: float, base: int, i: int) -> str:
+    mean, low, high = regret(result, exponent, base, i)
+    return "beyond the rates trained" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
 
 
 def held(result: Transfer, exponent: float) -> tuple[str, str]:
@@ -165,27 +177,49 @@ def held(result: Transfer, exponent: float) -> tuple[str, str]:
 
 def optima() -> str:
     """log2 of the best learning rate at each size."""
-    rows, lines = pandas.read_parquet(ROWS), []
-    for case in dict.fromkeys(rows["case"]):
-        for axis in SIZES:
-            result = along(rows[rows["case"] == case], axis)
-            cells = ", ".join(
-                f"{size:g}: {math.log2(rate):.2f}" if rate else f"{size:g}: none"
-                for size, rate in zip(result.values, result.optimal_lr, strict=True)
-            )
-            lines.append((case, axis.replace("_", " "), cells, result.verdict))
-    return markdown(("case", "along", "log2 of the best learning rate", "the same rate at all sizes"), lines)
+    lines = []
+    for c in curves():
+        rates = zip(c.result.values, c.result.optimal_lr, strict=True)
+        cells = ", ".join(f"{size:g}: {math.log2(rate):.2f}" if rate else f"{size:g}: none" for size, rate in rates)
+        lines.append((c.optimizer, c.axis.replace("_", " "), cells, c.result.verdict))
+    return markdown(("case", "along", "log2 of the best learning rate", "one rate for all sizes"), lines)
+
+
+def noise() -> str:
+    """The gradient noise scale while the base is trained at its best learning rate, by 64 parts of 16 sequences."""
+    m = setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
+    tx = m.optimizer("adamw", optax.linear_schedule(2**-5.75, 0.0, BASE_STEPS), b2=0.95)
+    params = m.init(jax.random.key(0))
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params: Any, state: Any, number: jax.Array) -> Any:
+        tokens, targets = batches(number, BASE_BATCH)
+        grads = jax.grad(lambda params: loss(m.apply(params, tokens), targets))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    lines = []
+    for number in range(BASE_STEPS + 1):
+        if number in (0, 32, 64, 128, 256, 512):
+            scale = m.noise_scale(loss, batches(jnp.int32(10_000), 1024), params, part=16)
+            lines.append((str(number), str(scale)))
+        params, state = step(params, state, jnp.int32(number))
+    return markdown(("step", "noise scale [95%]"), lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.scaling", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {'; '.join(CASES)}; all by default")
     parser.add_argument("--publish", action="store_true", help="commit the rows to docs/results/")
+    parser.add_argument("--noise", action="store_true", help="print the gradient noise scale of the base's training")
     given = parser.parse_args()
     if unknown := set(given.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {'; '.join(CASES)}")
     prepare_cpu()
-    if given.publish:
+    if given.noise:
+        print(noise())
+    elif given.publish:
         print(publish(given.cases or list(CASES)))
     else:
         for case in given.cases or CASES:

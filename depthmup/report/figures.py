@@ -36,7 +36,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
     """The score against the learning rate, or against another hyperparameter, with a line for each size."""
-    axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
+    axis, hyperparameter = (name.replace("_", " ") for name in (curves[0].axis, curves[0].hyperparameter))
 
     def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
         found = c.result
@@ -62,7 +62,7 @@ def optima(curves: Sequence[TransferCurve]) -> Figure:
 
     The fit is the power law with its band where there are three optima, else the line of the drift.
     """
-    axis, hyperparameter = curves[0].axis, curves[0].hyperparameter.replace("_", " ")
+    axis, hyperparameter = (name.replace("_", " ") for name in (curves[0].axis, curves[0].hyperparameter))
     rows, columns, names = (
         list(dict.fromkeys(getattr(c, key) for c in curves)) for key in ("variant", "optimizer", "parameterization")
     )

@@ -98,7 +98,8 @@ def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
     """The sweep's learning-rate curves for the parameterization and optimizer of `settings`; the first has a best."""
     wanted = settings.parameterization.name, settings.optimizer.name
     found = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
-    own = [c for c in found if (c.parameterization, c.optimizer) == wanted]
+    shapes = [c for c in found if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
+    own = [c for c in shapes if (c.parameterization, c.optimizer) == wanted]
     if variants := {c.variant for c in own} - {""}:
         raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")
     own.sort(key=lambda c: c.result.optima[0].learning_rate is None)
