@@ -232,7 +232,7 @@ def _grid(
         panel.set_ylabel(y, fontsize=9 if small else 10)
     for panel in panels[-1]:
         panel.set_xlabel(x)
-    order = sorted(handles, key=lambda label: float(label.split()[1]))
+    order = sorted(handles, key=lambda label: float(label.split()[-1]))
     figure.legend([handles[label] for label in order], order, loc="outside right upper", fontsize=9)
     _set_title(figure, title)
     return figure
