@@ -219,7 +219,7 @@ def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: 
         "loss": _callable_name(training.criterion),
         "base": list(base),
         "parameterization": _settings_of(setup.parameterization),
-        "batch_rule": setup.run.rule if setup.run else "none",
+        "batch_rule": [setup.run.rule, setup.run.base_batch, setup.run.base_steps] if setup.run else None,
         "steps": training.steps,
         "batch_size": feed.batch_size,
         "data": feed.digest,

@@ -17,6 +17,7 @@ from depthmup.optim import OPTIONS, family_of
 from depthmup.settings import SettingsError
 from depthmup.sweep import load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
+from depthmup.train.workdir import WorkdirError
 from depthmup.trials.adaptive import Search
 from depthmup.trials.plan import combinations, trials
 from depthmup.tuning import study_of
@@ -270,6 +271,8 @@ def test_a_sweep_over_batch_sizes_and_steps(tmp_path):
         np.testing.assert_array_equal(rows["last_loss"].to_numpy(), lone.rows["last_loss"].to_numpy())
     again = load(tmp_path)
     assert len(again) == len(result.rows) == 15
+    with pytest.raises(WorkdirError, match="batch_rule"):
+        setup(**RUN | {"base_steps": 50}).sweep(loss, (X, Y), **both)
 
 
 def test_batches_of_every_size_are_asked_of_a_function():
