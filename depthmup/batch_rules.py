@@ -20,7 +20,7 @@ RuleName = Literal[
 ]
 
 
-class Powers(NamedTuple):
+class Exponents(NamedTuple):
     """Exponents of m_B and m_D. At fixed examples m_B alone changes, at a fixed batch size m_D alone; at fixed steps
     both are one ratio, whose exponent is the sum."""
 
@@ -28,7 +28,7 @@ class Powers(NamedTuple):
     examples: float = 0.0
 
 
-NOTHING = Powers()
+NOTHING = Exponents()
 
 
 class BatchRule(NamedTuple):
@@ -41,10 +41,10 @@ class BatchRule(NamedTuple):
     """
 
     families: tuple[FamilyName, ...]
-    lr: Powers = NOTHING
-    decay: Powers = NOTHING
-    eps: Powers = NOTHING
-    averages: Mapping[str, Powers] = {}
+    lr: Exponents = NOTHING
+    decay: Exponents = NOTHING
+    eps: Exponents = NOTHING
+    averages: Mapping[str, Exponents] = {}
     raised: bool = False
     limits: tuple[float, float] = (0.0, 1.0)
     fixed: Literal["examples", "batch size"] | None = None
@@ -56,7 +56,7 @@ class Ratios(NamedTuple):
     batch: float
     examples: float
 
-    def to(self, powers: Powers) -> float:
+    def to(self, powers: Exponents) -> float:
         return float(self.batch**powers.batch * self.examples**powers.examples)
 
 
@@ -132,16 +132,17 @@ class Run:
         optimizer: a name of `dm.optimizer`. values: numbers, traced or not, or schedules.
         Raises ValueError for an average beyond what the rule allows.
         """
-        rule, result = self.of_family(family_of(optimizer)), dict(values)
+        rule = self.of_family(family_of(optimizer))
+        result = {name: value for name, value in values.items() if value is not None}
         options = OPTIONS[optimizer]
         for name, powers in (("learning_rate", rule.lr), ("weight_decay", rule.decay), ("eps", rule.eps)):
             factor = self.ratios.to(powers)
-            if factor != 1 and (name in values or name in options):
-                result[name] = _times(factor, values.get(name, options.get(name)))
+            if factor != 1 and (name in result or name in options):
+                result[name] = _times(factor, result.get(name, options.get(name)))
         for name, powers in rule.averages.items():
             factor = self.ratios.to(powers)
             if factor != 1 and name in options:
-                result[name] = self._average(rule, name, values.get(name, options[name]), factor)
+                result[name] = self._average(rule, name, result.get(name, options[name]), factor)
         return result
 
     def _average(self, rule: BatchRule, name: str, value: Any, factor: float) -> Any:
@@ -152,9 +153,9 @@ class Run:
         scaled = 1 - factor * (1 - value)
         if isinstance(value, float | int) and not 0 <= scaled < 1:
             raise ValueError(
-                f"batch_rule {self.rule!r}: {name} = {value:g} at {factor:.4g} times the batch would be "
-                f"{scaled:.3g}: the rule ends at {1 / (1 - value):.4g} times; tune {name} at a larger base batch, or "
-                f"give a {name} of at least {1 - 1 / factor:.4g}"
+                f"batch_rule {self.rule!r} multiplies 1 - {name} by {factor:.4g}, and {name} = {value:g} would be "
+                f"{scaled:.3g}: it ends at {1 / (1 - value):.4g}; tune nearer to this size, or give a {name} of at "
+                f"least {1 - 1 / factor:.4g}"
             )
         return scaled
 
@@ -206,18 +207,18 @@ def _times(factor: float, value: Any) -> Any:
 
 
 ROUNDING = 0.1  # of a ratio of examples: batches of an epoch are whole
-NOISE, HORIZON = Powers(0.5, 0), Powers(0.5, -0.5)
+NOISE, HORIZON = Exponents(0.5, 0), Exponents(0.5, -0.5)
 RULES: dict[RuleName, tuple[BatchRule, ...]] = {
     "none": (BatchRule(tuple(FAMILIES)),),
     # Malladi et al. 2022 (arXiv 2205.10287); the decay keeps learning rate x decay x steps. SGD: Goyal et al. 2017.
     "sde": (
-        BatchRule(("sgd",), lr=Powers(1, 0), fixed="examples"),
+        BatchRule(("sgd",), lr=Exponents(1, 0), fixed="examples"),
         BatchRule(
             ("adam",),
             lr=NOISE,
             decay=NOISE,
-            eps=Powers(-0.5, 0),
-            averages={"b1": Powers(1, 0), "b2": Powers(1, 0)},
+            eps=Exponents(-0.5, 0),
+            averages={"b1": Exponents(1, 0), "b2": Exponents(1, 0)},
             fixed="examples",
         ),
     ),
@@ -227,30 +228,30 @@ RULES: dict[RuleName, tuple[BatchRule, ...]] = {
             ("adam",),
             lr=HORIZON,
             decay=HORIZON,
-            eps=Powers(-0.5, 0.5),
-            averages={"b1": Powers(1, -1), "b2": Powers(1, -1)},
+            eps=Exponents(-0.5, 0.5),
+            averages={"b1": Exponents(1, -1), "b2": Exponents(1, -1)},
         ),
     ),
     # Wang and Aitchison 2024 (arXiv 2405.13698): the decay alone, so that learning rate x decay x steps stays.
-    "timescale": (BatchRule(tuple(FAMILIES), decay=Powers(1, -1)),),
+    "timescale": (BatchRule(tuple(FAMILIES), decay=Exponents(1, -1)),),
     # Bergsma et al. 2025 (arXiv 2505.13738): the timescale as a share of the training falls as examples^-0.527.
-    "power_lines": (BatchRule(("adam",), decay=Powers(1, -0.473)),),
+    "power_lines": (BatchRule(("adam",), decay=Exponents(1, -0.473)),),
     # karpathy/nanochat 92d63d4, scripts/base_train.py
-    "nanochat": (BatchRule(("adam", "muon"), lr=NOISE, decay=Powers(0.5, -1)),),
+    "nanochat": (BatchRule(("adam", "muon"), lr=NOISE, decay=Exponents(0.5, -1)),),
     # marin-community/marin 054a715f, experiments/scaling_law_sweeps/completed_adamh.py, its group for Adam; 2e8ced2c,
     # the MuonH recipe of May 2026
     "marin": (
         BatchRule(
-            ("adam",), lr=HORIZON, eps=Powers(-0.5, 0.5), averages={"b2": Powers(1, 0)}, raised=True,
-            limits=(0.9, 0.9999),
+            ("adam",), lr=HORIZON, eps=Exponents(-0.5, 0.5), averages={"b2": Exponents(1, 0)},
+            raised=True, limits=(0.9, 0.9999),
         ),
         BatchRule(
-            ("muon",), lr=Powers(0.5, -0.395), eps=Powers(-0.5, 0.5), averages={"b2": Powers(1, 0)}, raised=True,
-            limits=(0.95, 0.9999),
+            ("muon",), lr=Exponents(0.5, -0.395), eps=Exponents(-0.5, 0.5), averages={"b2": Exponents(1, 0)},
+            raised=True, limits=(0.95, 0.9999),
         ),
     ),
     # Ren et al. 2026 (arXiv 2603.28743), microsoft/ArchScale c2ec1d69, pretrain.py: as it runs with MuonH
-    "hyperp": (BatchRule(("muon",), lr=Powers(0.5, -0.32)),),
+    "hyperp": (BatchRule(("muon",), lr=Exponents(0.5, -0.32)),),
     # Bjorck et al. 2024 (arXiv 2409.19913)
-    "token_horizon": (BatchRule(("adam",), lr=Powers(0, -0.32), fixed="batch size"),),
+    "token_horizon": (BatchRule(("adam",), lr=Exponents(0, -0.32), fixed="batch size"),),
 }  # fmt: skip

@@ -43,7 +43,7 @@ import optax
 import pandas
 
 from depthmup.backend import prepare_cpu
-from depthmup.batch_rules import RULES, Powers
+from depthmup.batch_rules import RULES
 from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.fit import Transfer
@@ -139,7 +139,7 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
         for row in rows:
             other = "batch size" if axis == "batch_size" else "examples"
             if family_of(optimizer) in row.families and row.fixed != other:
-                powers: Powers = row.lr
+                powers = row.lr
                 result[name] = powers.batch if axis == "batch_size" else powers.examples
     return result
 

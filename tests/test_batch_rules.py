@@ -102,7 +102,7 @@ def test_at_the_base_nothing_changes(rule):
 
 def test_errors():
     cases = [
-        (("sde", 16, 1), "adamw", "b1 = 0.9 at 16 times the batch would be -0.6: the rule ends at 10 times"),
+        (("sde", 16, 1), "adamw", "multiplies 1 - b1 by 16, and b1 = 0.9 would be -0.6: it ends at 10; tune"),
         (("sde", 4, 1), "muon", "batch_rule 'sde' is for the adam and sgd family, not for 'muon': take 'none' or"),
         (("sde", 4, 4), "adamw", "these are 4 times as many: train steps = 250000, or take 'completed_p'"),
         (("token_horizon", 2, 2), "adamw", "is for the base's batch size, 1000000, and this is 2000000"),
