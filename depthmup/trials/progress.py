@@ -301,7 +301,7 @@ class Progress:
         for row in rows:
             loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
             of_sizes = self.losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            size = row["width"], row["depth"], row.get("batch_size", 0), row["steps"]
+            size = row["width"], row["depth"], row.get("batch_size", 0), row.get("steps", 0)
             of_sizes.setdefault(size, {}).setdefault(row["learning_rate"], []).append(loss)
 
 
