@@ -23,7 +23,8 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     assert documents.rendered(text, sweeps) == text
     sweep = sweeps["digits_transfer"]
     without = judge(sweep.rows[sweep.rows["seed"] != 0], ConfigStudy(sweep.settings))
-    assert documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)}) != text
+    other = documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)})
+    assert (other != text) == (document not in ("docs/batch.md", "docs/language.md"))  # which have other rows
 
 
 def test_tables_that_are_not_known(sweeps):
