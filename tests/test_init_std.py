@@ -55,6 +55,10 @@ def test_scanned_blocks():
 def test_ratios_are_exact():
     of = lambda width: stds(lambda: {"w": jax.random.normal(KEY, (width, width)) * width**-0.5})["w"]  # noqa: E731
     assert of(64) / of(4096) == pytest.approx(8, rel=1e-6)
+    other = jax.random.fold_in(KEY, 1)  # of two samples, which are paired alike at every size
+    both = lambda width: jax.random.normal(KEY, (width, width)) + jax.random.uniform(other, (width, width))  # noqa: E731
+    of = lambda width: stds(lambda: {"w": both(width) * width**-0.5})["w"]  # noqa: E731
+    assert of(64) / of(4096) == pytest.approx(8, rel=1e-6)
 
 
 def test_what_no_sample_tells():
