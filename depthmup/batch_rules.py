@@ -21,8 +21,8 @@ RuleName = Literal[
 
 
 class Exponents(NamedTuple):
-    """Exponents of m_B and m_D. At fixed examples m_B alone changes, at a fixed batch size m_D alone; at fixed steps
-    both are one ratio, whose exponent is the sum."""
+    """Exponents of m_B and m_D in the factor of a hyperparameter. At fixed examples m_B alone changes, at a fixed batch
+    size m_D alone; at fixed steps the two ratios are equal, and their exponents add up."""
 
     batch: float = 0.0
     examples: float = 0.0
@@ -35,8 +35,8 @@ class BatchRule(NamedTuple):
     """One rule for some optimizer families.
 
     lr, decay, eps: of the base values; the step multiplies the decay by the learning rate as well.
-    averages: {option such as b2: powers}, of 1 - b, which is one over a number of steps. raised: b is raised to the
-      ratio instead, which keeps its half-life in examples and never leaves (0, 1). limits: of such a b.
+    averages: {option such as b2: exponents}, of the factor of 1 - b, which is one over a number of steps. raised: b is
+      raised to that factor instead, which keeps its half-life in examples and never leaves (0, 1). limits: of such a b.
     fixed: what the source keeps fixed; at another ratio the rule says nothing.
     """
 
@@ -88,43 +88,36 @@ class Run:
         """Another size with the same base; None: the same."""
         return dataclasses.replace(self, batch=batch or self.batch, steps=steps or self.steps)
 
-    def of_family(self, family: FamilyName) -> BatchRule:
-        """Raises ValueError for a family or sizes for which the rule is not defined."""
-        row = self._row(family)
-        self._check_fixed(row)
-        return row
-
-    def check_family(self, family: FamilyName) -> None:
-        """Raises ValueError for a family for which the rule is not defined at any size."""
-        self._row(family)
-
-    def _row(self, family: FamilyName) -> BatchRule:
+    def row(self, family: FamilyName) -> BatchRule:
+        """The rule's row of a family. Raises ValueError for a family for which the rule is not defined at any size."""
         for row in RULES[self.rule]:
             if family in row.families:
                 return row
         known = sorted({name for row in RULES[self.rule] for name in row.families})
-        others = [name for name, rows in RULES.items() if any(family in row.families for row in rows)]
         raise ValueError(
             f"batch_rule {self.rule!r} is for the {' and '.join(known)} family, not for {family!r}: take "
-            f"{' or '.join(map(repr, others))}"
+            f"{_rules_for(family)}"
         )
 
-    def _check_fixed(self, row: BatchRule) -> None:
-        batch, examples = self.ratios
+    def of_family(self, family: FamilyName) -> BatchRule:
+        """The rule's row of a family. Raises ValueError for a family or for sizes for which it is not defined."""
+        row, (batch, examples) = self.row(family), self.ratios
         if row.fixed == "examples" and abs(examples - 1) > ROUNDING:
-            steps = round(self.base_steps / batch)
             raise ValueError(
                 f"batch_rule {self.rule!r} is for as many examples as at the base, and these are {examples:.4g} times "
-                f"as many: train steps = {steps}, or take 'completed_p' or 'nanochat'"
+                f"as many: train steps = {round(self.base_steps / batch)}, or take {_rules_for(family, True)}"
             )
         if row.fixed == "batch size" and batch != 1:
             raise ValueError(
                 f"batch_rule {self.rule!r} is for the base's batch size, {self.base_batch}, and this is {self.batch}: "
-                "take 'hyperp', 'marin' or 'completed_p'"
+                f"take {_rules_for(family, True)}"
             )
+        return row
 
-    def learning_rate_factor(self, family: FamilyName) -> float:
-        return self.ratios.to(self.of_family(family).lr)
+    def factors(self, family: FamilyName) -> dict[str, float]:
+        """{hyperparameter: what multiplies its value at the base}, but for averages. Raises as `of_family`."""
+        row, to = self.of_family(family), self.ratios.to
+        return {"learning_rate": to(row.lr), "weight_decay": to(row.decay), "eps": to(row.eps)}
 
     def scaled(self, optimizer: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters at this size of those at the base; options that the rule changes have their defaults.
@@ -132,13 +125,12 @@ class Run:
         optimizer: a name of `dm.optimizer`. values: numbers, traced or not, or schedules.
         Raises ValueError for an average beyond what the rule allows.
         """
-        rule = self.of_family(family_of(optimizer))
+        family, options = family_of(optimizer), OPTIONS[optimizer]
         result = {name: value for name, value in values.items() if value is not None}
-        options = OPTIONS[optimizer]
-        for name, powers in (("learning_rate", rule.lr), ("weight_decay", rule.decay), ("eps", rule.eps)):
-            factor = self.ratios.to(powers)
+        for name, factor in self.factors(family).items():
             if factor != 1 and (name in result or name in options):
-                result[name] = _times(factor, result.get(name, options.get(name)))
+                result[name] = times(factor, result.get(name, options.get(name)))
+        rule = self.row(family)
         for name, powers in rule.averages.items():
             factor = self.ratios.to(powers)
             if factor != 1 and name in options:
@@ -159,22 +151,20 @@ class Run:
             )
         return scaled
 
-    def lines(self, optimizer: str) -> list[str]:
-        """What the rule does, in words."""
-        m_D = self.ratios.examples
-        rule = self.of_family(family_of(optimizer))
-        size = (
-            f"batch {self.base_batch} -> {self.batch}, steps {self.base_steps} -> {self.steps} (examples x {m_D:.4g}), "
-            f"batch_rule {self.rule!r}"
+    def words(self, optimizer: str) -> str:
+        """What the rule does with the hyperparameters of an optimizer, in one line."""
+        family, ratios = family_of(optimizer), self.ratios
+        factors, rule = self.factors(family), self.row(family)
+        changed = [f"{name.replace('_', ' ')} x {factor:.4g}" for name, factor in factors.items() if factor != 1]
+        for name, powers in rule.averages.items():
+            if ratios.to(powers) != 1 and name in OPTIONS[optimizer]:
+                changed.append(
+                    f"{name}^{ratios.to(powers):.4g}" if rule.raised else f"1 - {name} x {ratios.to(powers):.4g}"
+                )
+        return (
+            f"batch {self.base_batch} -> {self.batch}, steps {self.base_steps} -> {self.steps} (examples x "
+            f"{ratios.examples:.4g}), batch_rule {self.rule!r}: {', '.join(changed) or 'hyperparameters stay'}"
         )
-        if self.rule == "none":
-            return [f"{size}: hyperparameters stay"]
-        factors = {"learning rate": rule.lr, "decay": rule.decay, "eps": rule.eps}
-        changed = [f"{name} x {self.ratios.to(p):.4g}" for name, p in factors.items() if self.ratios.to(p) != 1]
-        options = OPTIONS[optimizer]
-        scaled = self.scaled(optimizer, {})
-        changed += [f"{name} {options[name]:g} -> {scaled[name]:.6g}" for name in rule.averages if name in scaled]
-        return [f"{size}: {', '.join(changed) or 'hyperparameters stay'}"]
 
 
 NO_BASE = (
@@ -199,7 +189,15 @@ def run_of(
     return Run(batch or base_batch, steps or base_steps, base_batch, base_steps, rule)
 
 
-def _times(factor: float, value: Any) -> Any:
+def _rules_for(family: FamilyName, any_size: bool = False) -> str:
+    """The names of the rules for a family, in words. any_size: those alone that are defined at every size."""
+    rows = {name: [row for row in rows if family in row.families] for name, rows in RULES.items()}
+    names = [name for name, of_family in rows.items() if of_family and not (any_size and of_family[0].fixed)]
+    return " or ".join(map(repr, names))
+
+
+def times(factor: float, value: Any) -> Any:
+    """A number, or a schedule, times a factor."""
     if callable(value):
         schedule: Callable[[Any], Any] = value
         return lambda step: factor * schedule(step)

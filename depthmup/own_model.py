@@ -17,7 +17,7 @@ import optax
 
 from depthmup import optim
 from depthmup.audit import Init, InitAudit
-from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of
+from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.families import rules_of, wrap, wrapped
 from depthmup.forward import Site, check_readout, features
@@ -135,8 +135,7 @@ def setup(
       overrides, residual, layout: as in `infer_specs`; layout is "out_in" for Equinox unless given.
       fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
-      batch, steps: of this training. base_batch, base_steps: of those in which hyperparameters were tuned. Examples of
-        different length count as tokens.
+      batch, steps: of this training. base_batch, base_steps: of the training in which hyperparameters were tuned.
       batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/batch.md).
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
         base_head_dim is the head size at the base width unless given.
@@ -152,7 +151,6 @@ def setup(
     unknown setting.
     """
     _check_settings(settings)
-
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
@@ -449,7 +447,8 @@ class Setup:
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(rules.families, False)
         whole = wrapped(self.parameterization, self.specs, rules)
-        if self.run and (factor := self.run.learning_rate_factor(_main(rules.families))) != 1:
+        factor = self.run.factors(_main(rules.families))["learning_rate"] if self.run else 1.0
+        if factor != 1:
             return optax.chain(self._wrapped(whole, tx, family), optax.scale(factor))
         return self._wrapped(whole, tx, family)
 
@@ -506,11 +505,11 @@ class Setup:
             options = {"params": parameters_only(self.model.split(model)[0]), **options}
         places = self._places()
         if self.run:
-            places = [*self.run.lines(optimizer), *places]
-            values = {"learning_rate": learning_rate, "weight_decay": 1.0, **options}
-            scaled = self.run.scaled(optimizer, values)
-            learning_rate = scaled["learning_rate"]
-            options |= {name: scaled[name] for name in ("weight_decay", "eps") if name in scaled}
+            places = [self.run.words(optimizer), *places]
+            base = {"weight_decay": 1.0, "eps": optim.DEFAULTS["eps"], **options, "learning_rate": learning_rate}
+            factors = self.run.factors(optim.family_of(optimizer))
+            options |= {name: times(factor, base[name]) for name, factor in factors.items()}
+            learning_rate = options.pop("learning_rate")
         table = explain(self.parameterization, self.specs, optimizer, learning_rate, **options)
         return dataclasses.replace(table, notes=places)
 

@@ -361,7 +361,7 @@ class Settings(Recipe, TaskSettings):
         try:
             self.parameterization.build()
             if run := self.parameterization.run(self.data.batch_size, 1):
-                run.check_family(family_of(self.optimizer.name))
+                run.row(family_of(self.optimizer.name))
         except ValueError as error:
             raise named("parameterization", error) from error
 

@@ -127,13 +127,11 @@ def study_of(
 ) -> ModelStudy:
     """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
     durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
-    run = getattr(setup, "run", None)
-    base_steps = run.base_steps if run and len(durations) > 1 else durations[0] if durations else 0
+    base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
     _check(base_steps, seeds, schedule, until, warmup, max_seeds)
     if fixed not in get_args(Fixed):
         raise unknown("fixed", fixed, get_args(Fixed))
-    feeds = _feeds(batches, max(durations), batch_sizes, evaluate, run)
-    feed = next(iter(feeds.values()))
+    feeds = _feeds(batches, max(durations), batch_sizes, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
     width, depth = base_of(setup)
@@ -152,7 +150,7 @@ def study_of(
         seeds=seeds,
         until=until,
         max_seeds=max_seeds,
-        judge_by=_measure(judge_by, feed),
+        judge_by=_measure(judge_by, next(iter(feeds.values()))),
         calibrate=False,
         adaptive=adaptive or is_search,
         at_once=at_once,
@@ -182,7 +180,12 @@ def _check(steps: int, seeds: int, schedule: str, until: str, warmup: int, max_s
 
 
 def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
-    sizes = () if values is None else (values,) if isinstance(values, int | np.integer) else tuple(values)
+    """The values of a size; () where none is given."""
+    if values is None:
+        return ()
+    sizes = (values,) if isinstance(values, int | np.integer) else tuple(values)
+    if not sizes:
+        raise SettingsError(f"{name} is empty: give a value")
     for size in sizes:
         at_least_one(name, size)
     if len(set(sizes)) < len(sizes):

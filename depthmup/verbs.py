@@ -130,7 +130,7 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
     run = run_of(settings)
-    return dataclasses.replace(table, notes=run.lines(settings.optimizer.name)) if run else table
+    return dataclasses.replace(table, notes=[run.words(settings.optimizer.name)]) if run else table
 
 
 OF_GROWN = ("width", "depth", "batch_size", "epochs", "batch_rule")  # flags of grow

@@ -1,7 +1,7 @@
 """How does the best learning rate go with the batch size and with the number of steps? A GPT, three optimizers.
 
-    python -m experiments.scaling                     # trains what is missing in runs/scaling: 80 minutes on two cores
-    python -m experiments.scaling adamw --publish     # commits the rows of cases that are finished
+    python -m experiments.scaling                     # trains what is missing in runs/scaling: half an hour for a case
+    python -m experiments.scaling adamw --publish     # writes a case's rows to docs/results/
     python -m experiments.scaling --noise             # the gradient noise scale of the base
     python -m experiments.documents                   # the tables of docs/batch.md, from the committed rows
 
@@ -44,16 +44,15 @@ import pandas
 
 from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RULES
-from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.fit import Transfer
 from depthmup.optim import family_of
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import IMAGES, markdown, paired
+from experiments.figures.figure import IMAGES, best_losses, markdown, paired
 from experiments.language import gpt_linen
-from experiments.language.sweeps import CHANCE, CONTEXT, loss, setup
+from experiments.language.sweeps import CHANCE, batches, loss, setup
 from experiments.published import RESULTS, ROOT
 
 RUNS = ROOT / "runs" / "scaling"
@@ -70,31 +69,23 @@ CASES: dict[str, dict[str, Any]] = {
 COLUMNS_OF_RULES = (
     "case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest but one", "at the largest"
 )  # fmt: skip
-TEXT = np.asarray(docstrings(), np.int32)
 
 
-def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    key = jax.random.fold_in(jax.random.key(1), step)
-    starts = jax.random.randint(key, (batch_size, 1), 0, len(TEXT) - CONTEXT)
-    windows = jnp.asarray(TEXT)[starts + jnp.arange(CONTEXT + 1)]
-    return windows[:, :-1], windows[:, 1:]
-
-
-def train(case: str, **options: Any) -> pandas.DataFrame:
+def train(case: str) -> pandas.DataFrame:
     """Train what is missing of a case in its workdir: rows with the columns `COLUMNS`."""
     m = setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
     low, high = CASES[case]["learning_rates"]
     arguments = {
         **CASES[case], "learning_rates": 2.0 ** np.arange(low, high + 0.1, 0.5), "batch_size": SIZES["batch_size"],
         "steps": SIZES["steps"], "widths": (), "depths": (), "seeds": 3, "adaptive": True, "warmup": BASE_STEPS // 10,
-        "chance": CHANCE, "workdir": RUNS / case.replace(", ", "_"), **options,
+        "chance": CHANCE, "workdir": RUNS / case.replace(", ", "_"),
     }  # fmt: skip
     rows = m.sweep(loss, batches, **arguments).rows
     return rows.assign(case=case, loss=rows["last_loss"])[COLUMNS]
 
 
 def publish(cases: Iterable[str]) -> Path:
-    """Commit the rows of cases that are finished in the place of those they had."""
+    """Write the rows of cases to docs/results/, in the place of those they had there. What is missing is trained."""
     kept = pandas.read_parquet(ROWS) if ROWS.exists() else pandas.DataFrame(columns=COLUMNS)
     rows = [kept[~kept["case"].isin(list(cases))], *(train(case) for case in cases)]
     write_atomically(ROWS, pandas.concat([part for part in rows if len(part)]).to_parquet(index=False))
@@ -108,8 +99,10 @@ def curves() -> list[TransferCurve]:
 
 
 def draw() -> None:
+    """Write the pictures of docs/batch.md: the loss against the learning rate, a line for each size."""
+    committed = curves()
     for axis in SIZES:
-        figure = figures.loss_curves([c for c in curves() if c.axis == axis])
+        figure = figures.loss_curves([c for c in committed if c.axis == axis])
         if figure:
             write_atomically(IMAGES / f"scaling_{axis}.png", figures.png(figure))
 
@@ -119,29 +112,23 @@ def regret(result: Transfer, exponent: float, base: int, i: int) -> tuple[float,
     best one, at the size with index i; between rates losses are interpolated. NaN where it diverges or was not trained.
     """
     tuned = result.optimal_lr[result.values.index(base)]
-    size, rates = result.values[i], np.log2(np.asarray(result.learning_rates[i]))
-    losses = np.where(result.diverged[i], np.nan, result.losses[i])  # (rates, seeds)
-    best = losses[np.nanargmin(losses.mean(axis=1))]
     if tuned is None:
         return (math.nan,) * 3
-    rate = math.log2(tuned) + exponent * math.log2(size / base)
-    there = np.array([np.interp(rate, rates, of_seed, left=np.nan, right=np.nan) for of_seed in losses.T])
-    if np.isnan(there).any():
+    rates = np.log2(np.asarray(result.learning_rates[i]))
+    losses = np.where(result.diverged[i], np.nan, result.losses[i])  # (rates, seeds)
+    rate = math.log2(tuned) + exponent * math.log2(result.values[i] / base)
+    transferred = np.array([np.interp(rate, rates, of_seed, left=np.nan, right=np.nan) for of_seed in losses.T])
+    if np.isnan(transferred).any():
         return (math.nan,) * 3
-    mean, low, high = (100 * math.expm1(x) for x in paired(np.log(there / best)))
+    mean, low, high = (100 * math.expm1(x) for x in paired(np.log(transferred / best_losses(result, i))))
     return mean, low, high
 
 
 def rules_of(optimizer: str, axis: str) -> dict[str, float]:
     """{rule: its exponent of the learning rate along an axis}, of the rules for an optimizer that are defined there."""
-    result: dict[str, float] = {}
-    for name, rows in RULES.items():
-        for row in rows:
-            other = "batch size" if axis == "batch_size" else "examples"
-            if family_of(optimizer) in row.families and row.fixed != other:
-                powers = row.lr
-                result[name] = powers.batch if axis == "batch_size" else powers.examples
-    return result
+    fixed, i = ("batch size", 0) if axis == "batch_size" else ("examples", 1)
+    rows = [(name, row) for name, of_name in RULES.items() for row in of_name]
+    return {name: row.lr[i] for name, row in rows if family_of(optimizer) in row.families and row.fixed != fixed}
 
 
 def table() -> str:
@@ -160,19 +147,20 @@ def table() -> str:
 
 
 def cost(result: Transfer, exponent: float, base: int, i: int) -> str:
+    """`regret` in words."""
     mean, low, high = regret(result, exponent, base, i)
     return "beyond the rates trained" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
 
 
 def held(result: Transfer, exponent: float) -> tuple[str, str]:
-    """(our exponent, the answer of the rule of decision)"""
+    """(the exponent of the rows, the answer of the rule of decision)"""
     drift = result.drift
     if drift is None:
         return "none", "undecided"
-    ours = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
+    measured = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
     if drift.high - drift.low > 0.5:
-        return ours, "undecided"
-    return ours, "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not"
+        return measured, "undecided"
+    return measured, "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not"
 
 
 def optima() -> str:
@@ -211,18 +199,18 @@ def noise() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.scaling", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {'; '.join(CASES)}; all by default")
-    parser.add_argument("--publish", action="store_true", help="commit the rows to docs/results/")
+    parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
     parser.add_argument("--noise", action="store_true", help="print the gradient noise scale of the base's training")
-    given = parser.parse_args()
-    if unknown := set(given.cases) - set(CASES):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {'; '.join(CASES)}")
     prepare_cpu()
-    if given.noise:
+    if arguments.noise:
         print(noise())
-    elif given.publish:
-        print(publish(given.cases or list(CASES)))
+    elif arguments.publish:
+        print(publish(arguments.cases or list(CASES)))
     else:
-        for case in given.cases or CASES:
+        for case in arguments.cases or CASES:
             train(case)
 
 

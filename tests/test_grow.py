@@ -57,7 +57,7 @@ def test_a_larger_batch_and_a_longer_training():
     grown = grow(tuned, 32, 4, batch_size=256, epochs=1.0, batch_rule="timescale")
     p = grown.settings.parameterization
     assert (p.base_batch_size, p.base_steps, p.batch_rule) == (tuned.data.batch_size, steps_of(tuned), "timescale")
-    assert any("batch_rule 'timescale': decay x" in note for note in grown.notes)
+    assert any("batch_rule 'timescale': weight decay x" in note for note in grown.notes)
     again = grow(grown.settings, 32, 4, epochs=2.0)  # the base stays
     assert again.settings.parameterization == p
     assert again.settings.epochs == 2.0

@@ -16,9 +16,9 @@ def test_the_published_estimates():
     rng = np.random.default_rng(0)
     gradients = rng.standard_normal((8, 5)) + 1.0
     small, big = (gradients**2).sum(axis=1).mean(), (gradients.mean(axis=0) ** 2).sum()
-    found = from_products(gradients @ gradients.T, 32)
+    scale = from_products(gradients @ gradients.T, 32)
     square, noise = (256 * big - 32 * small) / (256 - 32), (small - big) / (1 / 32 - 1 / 256)
-    np.testing.assert_allclose((found.gradient, found.noise, found.value), (square, noise, noise / square))
+    np.testing.assert_allclose((scale.gradient, scale.noise, scale.value), (square, noise, noise / square))
     # 2.0 and .6 give .4, 51.2 and 128.
     products = np.full((8, 8), (0.6 * 64 - 8 * 2.0) / 56) + np.diag(np.full(8, 2.0 - (0.6 * 64 - 8 * 2.0) / 56))
     np.testing.assert_allclose(from_products(products, 32)[:1] + from_products(products, 32)[3:], (128, 0.4, 51.2))
@@ -30,8 +30,8 @@ def test_the_interval_covers_a_noise_that_is_known():
     covered = 0
     for _ in range(200):
         gradients = 1 + 10 / np.sqrt(16) * rng.standard_normal((64, 20))
-        found = from_products(gradients @ gradients.T, 16)
-        covered += found.low <= 100 <= found.high
+        scale = from_products(gradients @ gradients.T, 16)
+        covered += scale.low <= 100 <= scale.high
     assert 180 <= covered <= 198
 
 

@@ -31,15 +31,15 @@ def test_the_table(rows, tmp_path):
     """With exponents 1/2 and -1/3 the square root and -.32 hold and cost nothing; no rule is an octave off, 2.5%."""
     plant(rows, 0.5, -1 / 3)
     lines = [line.strip("| ").split(" | ") for line in scaling.table().splitlines()[2:]]
-    found = {(line[1], line[3]): line[4:] for line in lines}
-    assert {key: cells[1] for key, cells in found.items()} == {
+    rules = {(line[1], line[3]): line[4:] for line in lines}
+    assert {key: cells[1] for key, cells in rules.items()} == {
         ("batch size", "+0.00"): "does not",
         ("batch size", "+0.50"): "holds",
         ("steps", "-0.50"): "does not",
         ("steps", "-0.32"): "holds",
         ("steps", "+0.00"): "does not",
     }
-    cost = {key: [float(cell.split("%")[0]) for cell in cells[2:]] for key, cells in found.items()}
+    cost = {key: [float(cell.split("%")[0]) for cell in cells[2:]] for key, cells in rules.items()}
     np.testing.assert_allclose(cost["batch size", "+0.50"], 0, atol=0.11)
     np.testing.assert_allclose(cost["batch size", "+0.00"], [2.5, 0, 2.5], atol=0.25)
     np.testing.assert_allclose(cost["steps", "-0.32"], 0, atol=0.11)

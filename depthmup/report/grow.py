@@ -69,7 +69,7 @@ def grow(
     task_of(grown)  # raises if the family has no such shape
     if run := run_of(grown):
         optimizer_of(grown)  # raises if the rule has no such size
-        notes += run.lines(grown.optimizer.name)
+        notes.append(run.words(grown.optimizer.name))
     before, after = flat(settings), flat(grown)
     return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes)
 

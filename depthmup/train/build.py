@@ -87,6 +87,8 @@ def hyper_of(settings: Settings) -> Hyper:
 
 def run_of(settings: Settings) -> Run | None:
     """Batch size and steps beside the base's, if the config has a batch_rule."""
+    if settings.parameterization.batch_rule is None:  # the steps of every trial are not counted for nothing
+        return None
     return settings.parameterization.run(settings.data.batch_size, steps_of(settings))
 
 

@@ -41,7 +41,7 @@ from depthmup.train.quantities import measurement, update_profile
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 from depthmup.trials import axes
-from depthmup.trials.study import SCHEMA, Axis, Point, Study
+from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,26 +191,16 @@ class ConfigStudy(Study):
             check_split(point.settings, self.parallel.devices_per_trial, "parallel.devices_per_trial")
 
     @property
-    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
-        axes, sweep = super().along, self.sweep
-        if not (sweep.batch_sizes or sweep.epochs):
-            return axes
-        run = {"data.batch_size": self.settings.data.batch_size, "epochs": self.settings.epochs}
-        base = {"model.width": self.width, "model.depth": self.depth, **run}
-        return {
-            **{axis: {size: {**at, **run} for size, at in of_axis.items()} for axis, of_axis in axes.items()},
-            "batch_size": {size: {**base, "data.batch_size": size} for size in sweep.batch_sizes},
-            "epochs": {epochs: {**base, "epochs": epochs} for epochs in sweep.epochs},
+    def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
+        if not (self.sweep.batch_sizes or self.sweep.epochs):
+            return {}, {}
+        return {"data.batch_size": self.settings.data.batch_size, "epochs": self.settings.epochs}, {
+            "batch_size": {size: {"data.batch_size": size} for size in self.sweep.batch_sizes},
+            "epochs": {epochs: {"epochs": epochs} for epochs in self.sweep.epochs},
         }
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
-        sweep = dataclasses.replace(
-            self.sweep,
-            depths=tuple(sizes["depth"]),
-            widths=tuple(sizes["width"]),
-            batch_sizes=tuple(sizes.get("batch_size", ())),
-            epochs=tuple(sizes.get("epochs", ())),
-        )
+        sweep = of_sizes(self.sweep, sizes)
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, sweep=sweep))
 
     def command(self, swept: Collection[str]) -> list[str]:

@@ -33,7 +33,7 @@ from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
 from depthmup.train.model_task import Loss, ModelTask, check, hyper_of
 from depthmup.train.trainable import Hyper
-from depthmup.trials.study import SCHEMA, Axis, Point, Study
+from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
 Fixed = Literal["examples", "steps"]
@@ -259,16 +259,14 @@ class ModelStudy(Study):
         return ModelPoint(leaves, self.training)
 
     @property
-    def along(self) -> dict[str, dict[float, dict[str, Any]]]:
-        axes, batch, steps = super().along, self.about["batch_size"], self.about["steps"]
+    def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
         if not (self.sweep.batch_sizes or self.durations):
-            return axes
-        base = {WIDTH: self.width, DEPTH: self.depth, "batch_size": batch, "steps": steps}
+            return {}, {}
+        batch, steps = self.about["batch_size"], self.about["steps"]
         by_batch = {b: steps if self.fixed == "steps" else round(steps * batch / b) for b in self.sweep.batch_sizes}
-        return {
-            **{axis: {size: {**base, **at} for size, at in of_axis.items()} for axis, of_axis in axes.items()},
-            "batch_size": {b: {**base, "batch_size": b, "steps": s} for b, s in by_batch.items()},
-            "steps": {s: {**base, "steps": s} for s in self.durations},
+        return {"batch_size": batch, "steps": steps}, {
+            "batch_size": {b: {"batch_size": b, "steps": s} for b, s in by_batch.items()},
+            "steps": {s: {"steps": s} for s in self.durations},
         }
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
@@ -293,13 +291,7 @@ class ModelStudy(Study):
             point.check()
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
-        sweep = dataclasses.replace(
-            self.sweep,
-            depths=tuple(sizes["depth"]),
-            widths=tuple(sizes["width"]),
-            batch_sizes=tuple(sizes.get("batch_size", ())),
-        )
-        return dataclasses.replace(self, sweep=sweep, durations=tuple(sizes.get("steps", ())))
+        return dataclasses.replace(self, sweep=of_sizes(self.sweep, sizes), durations=tuple(sizes.get("steps", ())))
 
 
 def from_identity(saved: Mapping[str, Any]) -> ModelStudy:

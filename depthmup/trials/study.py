@@ -172,13 +172,22 @@ class Study(abc.ABC):
         """Raises SettingsError or ValueError for a point that cannot be trained."""
 
     @property
+    def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
+        """({key: value} of batch size and length at the base, {axis: {size: what it changes of them}}). Both are empty
+        unless one of them is swept."""
+        return {}, {}
+
+    @property
     def along(self) -> dict[str, dict[float, dict[str, Any]]]:
         """{axis of sizes: {size: {key: value} of the keys of all axes}}. On an axis the other sizes are the base's."""
-        base = {"model.width": self.width, "model.depth": self.depth}
-        return {
-            "depth": {depth: {**base, "model.depth": depth} for depth in self.sweep.depths},
-            "width": {width: {**base, "model.width": width} for width in self.sweep.widths},
+        run, axes = self.of_run
+        base = {"model.width": self.width, "model.depth": self.depth, **run}
+        changes: dict[str, dict[float, dict[str, Any]]] = {
+            "depth": {depth: {"model.depth": depth} for depth in self.sweep.depths},
+            "width": {width: {"model.width": width} for width in self.sweep.widths},
+            **axes,
         }
+        return {axis: {size: {**base, **at} for size, at in of_axis.items()} for axis, of_axis in changes.items()}
 
     @abc.abstractmethod
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> Study:
@@ -191,6 +200,17 @@ class Study(abc.ABC):
     def flag(self, key: str, value: Any) -> list[str]:
         """The flag that gives a swept key its value."""
         return []
+
+
+def of_sizes(sweep: SweepSettings, sizes: Mapping[str, Sequence[Any]]) -> SweepSettings:
+    """The sweep at these sizes of each axis alone."""
+    return dataclasses.replace(
+        sweep,
+        depths=tuple(sizes["depth"]),
+        widths=tuple(sizes["width"]),
+        batch_sizes=tuple(sizes.get("batch_size", ())),
+        epochs=tuple(sizes.get("epochs", ())),
+    )
 
 
 def _hashable(value: Any) -> Any:

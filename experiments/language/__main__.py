@@ -10,12 +10,12 @@ if __name__ == "__main__":
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(sweeps.CASES)}; all by default")
     parser.add_argument("--scale", choices=sweeps.SCALES, default="demo")
     parser.add_argument("--publish", action="store_true", help="commit the rows to docs/results/, train nothing")
-    given = parser.parse_args()
-    if unknown := set(given.cases) - set(sweeps.CASES):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - set(sweeps.CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sweeps.CASES)}")
     prepare_cpu()
-    if given.publish:
-        print(sweeps.publish(given.scale))
+    if arguments.publish:
+        print(sweeps.publish(arguments.scale))
     else:
-        for name in given.cases or sweeps.CASES:
-            print(sweeps.train(name, given.scale))
+        for name in arguments.cases or sweeps.CASES:
+            print(sweeps.train(name, arguments.scale))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +27,6 @@ RUNS = ROOT / "runs" / "language"
 COLUMNS = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed", "loss", "diverged"]
 BASE, CONTEXT = (32, 2), 32
 CHANCE = math.log(gpt_linen.VOCABULARY)
-
-
 # Arguments of `m.sweep`. Depths are compared at the base width, widths at the base depth.
 SCALES: dict[str, dict[str, Any]] = {
     "demo": {
@@ -67,17 +66,25 @@ def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> tuple[SweepResult, pandas.DataFrame]:
-    """(what `m.sweep` says, its rows with the columns `COLUMNS`) on `batch` windows of NumPy's docstrings a step."""
+def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Windows of NumPy's docstrings, each byte with the next one as its target."""
     text = jnp.asarray(docstrings(), jnp.int32)
+    key = jax.random.fold_in(jax.random.key(1), step)
+    starts = jax.random.randint(key, (batch_size, 1), 0, len(text) - CONTEXT)
+    windows = text[starts + jnp.arange(CONTEXT + 1)]
+    return windows[:, :-1], windows[:, 1:]
 
-    def batches(step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        key = jax.random.fold_in(jax.random.key(1), step)
-        starts = jax.random.randint(key, (batch, 1), 0, len(text) - CONTEXT)
-        windows = text[starts + jnp.arange(CONTEXT + 1)]
-        return windows[:, :-1], windows[:, 1:]
 
-    result = m.sweep(loss, batches, warmup=options["steps"] // 10, chance=CHANCE, workdir=workdir, **options)
+def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> tuple[SweepResult, pandas.DataFrame]:
+    """(what `m.sweep` says, its rows with the columns `COLUMNS`) on `batch` sequences a step."""
+    result = m.sweep(
+        loss,
+        functools.partial(batches, batch_size=batch),
+        warmup=options["steps"] // 10,
+        chance=CHANCE,
+        workdir=workdir,
+        **options,
+    )
     return result, result.rows.assign(loss=result.rows["last_loss"])[COLUMNS]
 
 
