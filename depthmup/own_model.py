@@ -618,7 +618,7 @@ class Setup:
           batches: arrays (*inputs, targets) with batch_size=; or a pure function step -> (*inputs, targets), which runs
             on the device if JAX can trace it; or an iterable of batches, of which `steps` are read and kept; or a
             function without arguments -> an iterator, made anew where it is needed.
-          steps: number of steps of each training.
+          steps: number of steps of each training; or several, the base first.
           optimizer: a name of `dm.optimizer`, several of them, or a function (setup, **hyperparameters) -> a
             transformation with learning rate 1, such as lambda m: m.wrap(optax.lion(1.0)); or {name: such a function}.
           learning_rates: at the base shape: five or more; or one, around which each shape is searched; None: the
@@ -633,6 +633,9 @@ class Setup:
             judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
             schedule ("constant", "linear", "cosine"), warmup (steps), clip (largest norm of the gradient);
+            batch_size, or several, the base first: an axis, as several steps are; fixed ("examples" at each, or "steps");
+            sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
+            compared with it along the axis "compute";
             own_outputs: True: the loss takes what the model returns, not its logits;
             adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
             launcher ("local", "ray"), shard ((i, n)), progress (True).

@@ -37,7 +37,7 @@ from depthmup.settings import (
 )
 from depthmup.train.model_task import Loss
 from depthmup.trials.engine import cost
-from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training
+from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Size, Training
 from depthmup.trials.study import Axis
 
 # log2 of the lowest and the highest learning rate of a grid that nobody gave.
@@ -106,6 +106,7 @@ def study_of(
     depths: Sequence[int] | None = None,
     against: Sequence[str] = (),
     batch_size: int | Sequence[int] | None = None,
+    sizes: Sequence[Sequence[int]] = (),
     fixed: Fixed = "examples",
     evaluate: Batches = None,
     seeds: int = 3,
@@ -131,7 +132,9 @@ def study_of(
     _check(base_steps, seeds, schedule, until, warmup, max_seeds)
     if fixed not in get_args(Fixed):
         raise unknown("fixed", fixed, get_args(Fixed))
-    feeds = _feeds(batches, max(durations), batch_sizes, evaluate, setup.run)
+    runs = tuple(_whole(size) for size in sizes)
+    longest = max(*durations, *(size.steps for size in runs), 0)
+    feeds = _feeds(batches, longest, batch_sizes, [size.batch_size for size in runs], evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
     width, depth = base_of(setup)
@@ -162,7 +165,11 @@ def study_of(
     checkpoint = CheckpointSettings(every=Interval(10, "minute"))
     about = _about(training, setup, (width, depth), chance)
     lengths = durations if len(durations) > 1 else ()
-    study = ModelStudy(sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training, lengths, fixed)
+    study = ModelStudy(
+        sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training, lengths, fixed, runs
+    )
+    if runs and len(study.along["compute"]) <= len(runs):
+        raise SettingsError(f"sizes = {tuple(map(tuple, runs))}: two of them, or one and the base, take equal compute")
     return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
@@ -193,15 +200,28 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
+def _whole(size: Sequence[int]) -> Size:
+    if len(size) != len(Size._fields):
+        raise SettingsError(f"each of sizes is ({', '.join(Size._fields)}), got {tuple(size)}")
+    for name, value in zip(Size._fields, size, strict=True):
+        at_least_one(f"{name} of sizes", value)
+    return Size(*map(int, size))
+
+
 def _feeds(
-    batches: Batches, steps: int, sizes: Sequence[int], evaluate: Batches, run: Run | None
+    batches: Batches, steps: int, sizes: Sequence[int], others: Sequence[int], evaluate: Batches, run: Run | None
 ) -> dict[int, UserFeed]:
-    """{batch size: its batches}, the base first."""
-    if len(sizes) < 2:
+    """{batch size: its batches}, the base first. others: batch sizes beside those of the axis."""
+    if others and not (sizes or run):
+        raise SettingsError("sizes differ in the batch size: give batch_size=, that of the base")
+    if len(sizes) < 2 and not others:
         feed = feed_of(batches, steps, sizes[0] if sizes else None, evaluate)
         return {feed.batch_size: feed}
     base = run.base_batch if run else sizes[0]
-    return {size: feed_of(of_size(batches, size), steps, size, evaluate) for size in dict.fromkeys((base, *sizes))}
+    return {
+        size: feed_of(of_size(batches, size), steps, size, evaluate)
+        for size in dict.fromkeys((base, *sizes, *others))
+    }
 
 
 def _measure(judge_by: Judged | None, feed: UserFeed) -> Judged:

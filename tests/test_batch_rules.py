@@ -1,6 +1,7 @@
 """Batch size and steps: rules against their sources' numbers, the SDE limit, models, sweeps and configs."""
 
 import dataclasses
+import json
 import pickle
 from typing import get_args
 
@@ -12,11 +13,13 @@ import pytest
 
 from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.optim import OPTIONS, family_of
+from depthmup.report.curves import judge as judge_rows
 from depthmup.settings import SettingsError
-from depthmup.sweep import load
+from depthmup.sweep import judge, load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.adaptive import Search
+from depthmup.trials.model_study import from_identity
 from depthmup.trials.plan import combinations, trials
 from depthmup.tuning import study_of
 from tests import tiny
@@ -249,6 +252,40 @@ def test_a_sweep_over_batch_sizes_and_steps(tmp_path):
     assert len(again) == len(result.rows) == 15
     with pytest.raises(WorkdirError, match="batch_rule"):
         setup(**RUN | {"base_steps": 50}).sweep(loss, (X, Y), **both)
+
+
+def test_a_sweep_of_all_sizes_at_once(tmp_path):
+    """Its trials are those of a sweep at that size, to the last bit; rows and workdir judge alike."""
+    large = (2 * WIDTH, DEPTH, 16, 200)
+    options = {**SWEEP, "seeds": 2, "steps": 100, "batch_size": 8, "sizes": [large], "progress": False}
+    result = setup(**RUN).sweep(loss, (X, Y), **options, workdir=tmp_path)
+    (curve,) = result.curves
+    assert (curve.axis, curve.result.values) == ("compute", [1, 16])
+    assert "compute 1 to 16" in str(result)
+    alone = {**options, "sizes": (), "widths": large[:1], "batch_size": large[2], "steps": large[3]}
+    lone = setup(**RUN).at(WIDTH, DEPTH, *large[2:]).sweep(loss, (X, Y), **alone)
+    rows = result.rows[result.rows["width"] == large[0]]
+    np.testing.assert_array_equal(rows["last_loss"].to_numpy(), lone.rows["last_loss"].to_numpy())
+    assert set(map(tuple, rows[["width", "depth", "batch_size", "steps"]].to_numpy().tolist())) == {large}
+    columns = ["width", "depth", "batch_size", "steps", "learning_rate", "seed", "last_loss", "diverged"]
+    (again,) = judge(result.rows[columns].rename(columns={"last_loss": "loss"})).curves
+    assert (again.axis, again.result.optimal_lr) == ("compute", curve.result.optimal_lr)
+    saved = from_identity(json.loads((tmp_path / "settings.json").read_text()))
+    assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": [(16, 2, 16)]}, r"each of sizes is \(width, depth, batch_size, steps\), got \(16, 2, 16\)"),
+        ({"sizes": [(16, 2, 0, 5)]}, "batch_size of sizes must be at least 1"),
+        ({"sizes": [(16, 2, 16, 5)], "batch_size": None}, "give batch_size=, that of the base"),
+        ({"sizes": [(8, 1, 8, 10)]}, "take equal compute"),
+    ],
+)
+def test_sizes_that_cannot_be_compared(options, message):
+    with pytest.raises(ValueError, match=message):
+        study_of(setup(), loss, (X, Y), **SWEEP | {"batch_size": 8, "steps": 10} | options)
 
 
 def test_batches_of_every_size_are_asked_of_a_function():

@@ -41,7 +41,7 @@ class TransferCurve:
     """The trials of one optimizer and one parameterization along depth or width, and whether their optimum transfers.
 
     variant: the values of the axes in sweep.axes, in words; "" without such axes.
-    axis: an axis of sizes: "depth", "width", "batch_size", "steps" or "epochs".
+    axis: an axis of sizes: "depth", "width", "batch_size", "steps", "epochs", or "compute" where all of them differ.
     hyperparameter: the column whose optimum is followed.
     measure: the column that is minimized.
     trials: rows, sorted by size, value of the hyperparameter and seed.

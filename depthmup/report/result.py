@@ -52,8 +52,8 @@ class SweepResult:
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
         """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
 
-        axis: which sizes: "depth", "width", "batch_size", "steps"; None: the first that the sweep has. The result is
-        None where no two sizes are compared.
+        axis: which sizes: "depth", "width", "batch_size", "steps", "compute"; None: the first that the sweep has. The
+        result is None where no two sizes are compared.
         """
         axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
         if not axes:
@@ -94,7 +94,7 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
       table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "batch_size", "steps",
         "epochs", "seed", "diverged", "optimizer", "parameterization". Depths are compared at the width (batch size,
         steps) that most depths have, and so on; batch sizes at fixed steps or fixed examples, whichever has more of
-        them. Other columns of words tell variants apart.
+        them; where none can be compared alone, along "compute", the product of all (the width squared). Other columns of words tell variants apart.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -36,8 +36,23 @@ from depthmup.train.trainable import Hyper
 from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
+SIZES = (WIDTH, DEPTH, "batch_size", "steps")
 Fixed = Literal["examples", "steps"]
 Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
+
+
+class Size(NamedTuple):
+    """All sizes of one training."""
+
+    width: int
+    depth: int
+    batch_size: int
+    steps: int
+
+    @property
+    def compute(self) -> int:
+        """What a training costs, but for a factor."""
+        return self.width**2 * self.depth * self.batch_size * self.steps
 
 
 class SetupLike(Protocol):
@@ -226,7 +241,8 @@ class ModelStudy(Study):
     """The sweep of a model of one's own.
 
     about: what else decides its results, for its workdir. durations: numbers of steps at the base batch size.
-    fixed: what stays as at the base where the batch size differs.
+    fixed: what stays as at the base where the batch size differs. runs: sizes that differ from the base in everything
+    at once, along the axis "compute": that of the base is 1.
     """
 
     sweep: SweepSettings
@@ -241,6 +257,7 @@ class ModelStudy(Study):
     training: Training | None = None
     durations: Sequence[int] = ()
     fixed: Fixed = "examples"
+    runs: Sequence[Size] = ()
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
@@ -250,7 +267,7 @@ class ModelStudy(Study):
     def identity(self) -> dict[str, Any]:
         swept = [OPTIMIZER, PARAMETERIZATION, WIDTH, DEPTH, "seed", LEARNING_RATE, *(axis.key for axis in self.axes)]
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
-        sweep |= {"steps": list(self.durations), "fixed": self.fixed}
+        sweep |= {"steps": list(self.durations), "fixed": self.fixed, "sizes": [list(size) for size in self.runs]}
         axes = {axis.key: list(axis.values) for axis in self.axes}
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
@@ -260,14 +277,20 @@ class ModelStudy(Study):
 
     @property
     def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
-        if not (self.sweep.batch_sizes or self.durations):
+        if not (self.sweep.batch_sizes or self.durations or self.runs):
             return {}, {}
         batch, steps = self.about["batch_size"], self.about["steps"]
+        at = {size.compute / self._base.compute: size for size in (self._base, *self.runs)} if self.runs else {}
         by_batch = {b: steps if self.fixed == "steps" else round(steps * batch / b) for b in self.sweep.batch_sizes}
         return {"batch_size": batch, "steps": steps}, {
             "batch_size": {b: {"batch_size": b, "steps": s} for b, s in by_batch.items()},
             "steps": {s: {"steps": s} for s in self.durations},
+            "compute": {compute: dict(zip(SIZES, size, strict=True)) for compute, size in at.items()},
         }
+
+    @property
+    def _base(self) -> Size:
+        return Size(self.width, self.depth, self.about["batch_size"], self.about["steps"])
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
         if self.training and self.training.optimizers[optimizer] is not None:
@@ -291,13 +314,17 @@ class ModelStudy(Study):
             point.check()
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
-        return dataclasses.replace(self, sweep=of_sizes(self.sweep, sizes), durations=tuple(sizes.get("steps", ())))
+        computes = sizes.get("compute", ())
+        runs = tuple(size for size in self.runs if size.compute / self._base.compute in computes)
+        durations = tuple(sizes.get("steps", ()))
+        return dataclasses.replace(self, sweep=of_sizes(self.sweep, sizes), durations=durations, runs=runs)
 
 
 def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
     """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
     sweep = dict(saved["sweep"])
     width, depth, axes, steps, fixed = (sweep.pop(key) for key in ("width", "depth", "axes", "steps", "fixed"))
+    runs = sweep.pop("sizes", ())  # newer than the others
     names = {field.name: field for field in dataclasses.fields(SweepSettings)}
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
     about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep")}
@@ -313,6 +340,7 @@ def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
         about["chance_loss"],
         durations=tuple(steps),
         fixed=fixed,
+        runs=[Size(*size) for size in runs],
     )
 
 

@@ -56,6 +56,8 @@ class TableStudy(Study):
         if {"batch_size", "steps"} <= set(sizes):
             rows["examples"] = rows["batch_size"] * rows["steps"]
         along = {axis: _along(rows, axis, sizes) for axis in sizes}
+        if all(len(of_axis) < 2 for of_axis in along.values()):
+            along["compute"] = _together(rows, sizes)
         width, depth = (
             next(iter(along[axis].values()))[name] for axis, name in (("depth", "width"), ("width", "depth"))
         )
@@ -97,6 +99,16 @@ class TableStudy(Study):
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> TableStudy:
         chosen = {axis: {size: self.sizes[axis][size] for size in values} for axis, values in sizes.items()}
         return dataclasses.replace(self, sizes=chosen)
+
+
+def _together(rows: pandas.DataFrame, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
+    """{compute, times that of the smallest: its sizes} where several sizes differ at once."""
+    runs = rows[list(sizes)].drop_duplicates().to_dict("records")
+    powers = {name: 1 for name in sizes} | {"width": 2}
+    if "epochs" in powers:  # as many examples at every batch size
+        powers.pop("batch_size", None)
+    compute = [math.prod(run[name] ** power for name, power in powers.items()) for run in runs]
+    return {cost / min(compute): run for cost, run in sorted(zip(compute, runs, strict=True), key=lambda pair: pair[0])}
 
 
 def _along(rows: pandas.DataFrame, axis: str, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:

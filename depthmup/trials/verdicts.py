@@ -75,14 +75,14 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
 
 
 def on_axis(rows: pandas.DataFrame, study: Study, axis: str) -> pandas.DataFrame:
-    """The rows along an axis of sizes, at the base of the other axes."""
-    chosen = pandas.Series(False, rows.index)
-    for at in study.along[axis].values():
+    """The rows along an axis of sizes, at the base of the other axes. A column that is named as the axis has the size."""
+    of_size = []
+    for size, at in study.along[axis].items():
         here = pandas.Series(True, rows.index)
         for key, value in at.items():
             here &= rows[column(key)] == value
-        chosen |= here
-    return rows[chosen]
+        of_size.append(rows[here].assign(**{axis: size}))
+    return pandas.concat(of_size)
 
 
 def best(trials: pandas.DataFrame, measure: str, *others: str) -> tuple[float, float]:

@@ -1,0 +1,146 @@
+"""Everything at once: a GPT with four times the width, depth, batch and steps, at the learning rate of the small one.
+
+    python -m experiments.jump               # trains what is missing in runs/jump: an hour of two cores
+    python -m experiments.jump --publish     # writes the rows to docs/results/jump.parquet
+    python -m experiments.documents          # the table of docs/batch.md and the picture of README, from these rows
+
+The GPT of experiments/language on bytes of NumPy's docstrings, AdamW with b2 = .95, a warm-up over a tenth of the steps
+and a rate that falls to 0. Tuned at width 16, 2 blocks, batches of 8 sequences, 256 steps; used at width 64, 8 blocks,
+batches of 32, 1,024 steps: 1,024 times the compute. 3 seeds, one learning rate an octave.
+
+**Question.** What does the tuned learning rate cost in the large training, under "sp", under "mup" alone, and under
+"depth_mup" with no rule of batch and steps and with "completed_p"?
+
+**Predictions**, written before the first training. docs/batch.md has, for this GPT at width 32, +.42 octaves a doubling
+of the batch at fixed examples and -.23 a doubling of the steps. From 8 x 256 to 32 x 1,024 these cancel: +.84 - .92.
+
+- "depth_mup" without a rule: the best rate moves by less than .75 octaves, and the tuned one costs less than 1%.
+- "depth_mup" with "completed_p", which halves the rate: the best rate moves by +.5 to +1.5 octaves, and costs less than 3%.
+- "mup": the best rate falls by .5 to 2 octaves for the depth, and costs 1% to 10%.
+- "sp": it falls by 2 octaves for the width besides: 2.5 to 4 in all; the tuned rate costs more than 10% or diverges.
+
+**Rule of decision.** The cost is the loss at the tuned rate over the best one there, with the 95% interval of paired
+seeds. A parameterization carries the jump if the interval ends below 2%, and does not if it begins above 2%; else the
+rows decide nothing. Nothing is trained again after looking but by more seeds for all four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import jax.numpy as jnp
+import pandas
+from matplotlib.figure import Figure
+
+import depthmup as dm
+from depthmup.backend import prepare_cpu
+from depthmup.batch_rules import RuleName
+from depthmup.files import write_atomically
+from depthmup.fit.picture import SizeCurve, draw_losses, size_colors
+from depthmup.parameterization import Name
+from depthmup.report import figures
+from depthmup.report.curves import TransferCurve
+from depthmup.sweep import judge
+from experiments.figures.figure import IMAGES, markdown
+from experiments.language import gpt_linen
+from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
+from experiments.published import RESULTS, ROOT
+from experiments.scaling import regret
+
+RUNS, ROWS = ROOT / "runs" / "jump", RESULTS / "jump.parquet"
+SMALL, LARGE = (16, 2, 8, 256), (64, 8, 32, 1024)  # width, depth, batch, steps
+CASES: dict[str, tuple[Name, RuleName]] = {
+    "sp": ("sp", "none"),
+    "mup": ("mup", "none"),
+    "depth_mup": ("depth_mup", "none"),
+    "depth_mup + completed_p": ("depth_mup", "completed_p"),
+}
+LIMIT = 2.0  # percent
+COLUMNS = [
+    "parameterization", "width", "depth", "batch_size", "steps", "learning_rate", "seed", "loss", "diverged"
+]  # fmt: skip
+
+
+def train(case: str) -> pandas.DataFrame:
+    """Train what is missing of a case in its workdir: rows with the columns `COLUMNS`."""
+    parameterization, rule = CASES[case]
+    width, depth, batch, steps = SMALL
+    m = dm.setup(
+        parameterization, gpt_linen.GPT, jnp.zeros((1, CONTEXT), jnp.int32), width=width, depth=depth,
+        base=(width, depth), base_batch=batch, base_steps=steps, batch_rule=rule, fan_in_init=False,
+    )  # fmt: skip
+    result = m.sweep(
+        loss, batches, steps=steps, batch_size=batch, sizes=[LARGE], widths=(), depths=(), optimizer="adamw", b2=0.95,
+        learning_rates=[2.0**x for x in range(-10, -2)], per_octave=1, adaptive=True, seeds=3, schedule="linear",
+        warmup=steps // 10, chance=CHANCE, workdir=RUNS / case.replace(" + ", "_"),
+    )  # fmt: skip
+    return result.rows.assign(parameterization=case, loss=result.rows["last_loss"])[COLUMNS]
+
+
+def publish() -> Path:
+    """Write the rows of all cases to docs/results/. What is missing is trained."""
+    write_atomically(ROWS, pandas.concat([train(case) for case in CASES]).to_parquet(index=False))
+    return ROWS
+
+
+def curves() -> list[TransferCurve]:
+    """Of the committed rows, in the order of `CASES`."""
+    return list(judge(pandas.read_parquet(ROWS), chance=CHANCE).curves)
+
+
+def answer(low: float, high: float) -> str:
+    """The rule of decision, of the interval of a cost in percent."""
+    if math.isnan(low):
+        return "does not: diverges"
+    return "carries" if high < LIMIT else "does not" if low > LIMIT else "undecided"
+
+
+def table() -> str:
+    """Best rates of both sizes, and what the tuned one costs at the large size: a row for each case."""
+    lines = []
+    for c in curves():
+        small, large = (math.log2(rate) if rate else math.nan for rate in c.result.optimal_lr)
+        mean, low, high = regret(c.result, 0.0, 1, -1)
+        cost = "diverges" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
+        lines.append((f"`{c.parameterization}`", f"{small:.2f}", f"{large - small:+.2f}", cost, answer(low, high)))
+    head = ("", "log2 of the tuned rate", "the best one moves by, octaves", "the tuned one costs", "the jump")
+    return markdown(head, lines)
+
+
+def draw() -> None:
+    """README's picture: for each case the loss against the learning rate, small and large."""
+    committed = curves()
+    figure = Figure(figsize=(3.1 * len(committed), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(committed), sharey=True)
+    for panel, c in zip(panels, committed, strict=True):
+        lines = zip(("small", "large"), c.result.learning_rates, c.result.optima, strict=True)
+        sizes = [SizeCurve(0, rates, c.result.log_losses(i), best) for i, (_, rates, best) in enumerate(lines)]
+        draw_losses(panel, "", sizes, size_colors(2))
+        tuned = c.result.optimal_lr[0]
+        if tuned:
+            panel.axvline(tuned, color="gray", ls="--", lw=1)
+        mean, _, _ = regret(c.result, 0.0, 1, -1)
+        cost = "diverges" if math.isnan(mean) else f"costs {mean:+.1f}%"
+        panel.set_title(f"{c.parameterization}\nthe tuned rate {cost}", fontsize=10)
+        panel.set_xlabel("learning rate")
+        panel.legend(panel.get_lines()[:1], ["small"])
+    panels[0].set_ylabel("training loss")
+    write_atomically(IMAGES / "jump.png", figures.png(figure))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.jump", description=__doc__.splitlines()[0])
+    parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
+    arguments = parser.parse_args()
+    prepare_cpu()
+    if arguments.publish:
+        print(publish())
+    else:
+        for case in CASES:
+            train(case)
+
+
+if __name__ == "__main__":
+    main()
