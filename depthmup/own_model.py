@@ -633,9 +633,10 @@ class Setup:
             judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
             schedule ("constant", "linear", "cosine"), warmup (steps), clip (largest norm of the gradient);
-            batch_size, or several, the base first: an axis, as several steps are; fixed ("examples" at each, or "steps");
+            batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");
             sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
             compared with it along the axis "compute";
+            measure: ("noise_scale",): the gradient noise scale, `measure_points` (5) times in each training;
             own_outputs: True: the loss takes what the model returns, not its logits;
             adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
             launcher ("local", "ray"), shard ((i, n)), progress (True).

@@ -30,7 +30,7 @@ LEARNING_RATE = "optimizer.learning_rate"
 Judged = Literal["loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy"]
 Until = Literal["planned", "decided"]
 Wrapper = Literal["pmap", "jit"]
-Quantity = Literal["updates", "sharpness", "kernels"]  # `train.quantities` measures them
+Quantity = Literal["updates", "sharpness", "kernels", "noise_scale"]  # `train.quantities` measures them
 # The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
 OWN = {
     "parameterization.name": "sweep.parameterizations",

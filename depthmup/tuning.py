@@ -30,6 +30,7 @@ from depthmup.settings import (
     Interval,
     Judged,
     ParallelSettings,
+    Quantity,
     SettingsError,
     SweepSettings,
     Until,
@@ -87,11 +88,12 @@ def sweep(
 def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:
     if workdir is not None:
         result = run(study, workdir, command="m.sweep", yes=True, **options)
-        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, Path(workdir))
+        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, Path(workdir), result.noise)
     with tempfile.TemporaryDirectory() as folder:
         result = run(study, folder, command="m.sweep", yes=True, **options)
         note = "nothing is stored: workdir=DIR keeps the rows, and an interrupted sweep goes on from there"
-        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, None, note)
+        notes = "\n".join(filter(None, (result.noise, note)))
+        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, None, notes)
 
 
 def study_of(
@@ -122,6 +124,8 @@ def study_of(
     per_octave: int = 2,
     at_once: int | None = None,
     max_trials: int = 20_000,
+    measure: Sequence[Quantity] = (),
+    measure_points: int = 5,
     devices_per_trial: int = 1,
     wrapper: Wrapper = "pmap",
     **hyperparameters: Any,
@@ -130,6 +134,8 @@ def study_of(
     durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
     base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
     _check(base_steps, seeds, schedule, until, warmup, max_seeds)
+    if set(measure) - {"noise_scale"}:
+        raise SettingsError(f"of a model of your own only 'noise_scale' is measured, got measure={tuple(measure)}")
     if fixed not in get_args(Fixed):
         raise unknown("fixed", fixed, get_args(Fixed))
     runs = tuple(_whole(size) for size in sizes)
@@ -158,6 +164,8 @@ def study_of(
         adaptive=adaptive or is_search,
         at_once=at_once,
         max_trials=max_trials,
+        measure=tuple(measure),
+        measure_points=measure_points,
     )
     recipe = Recipe(schedule=schedule, clip=clip)
     training = Training(setups, optimizers, loss, own_outputs, feeds, base_steps, warmup, recipe, constants)
@@ -219,8 +227,7 @@ def _feeds(
         return {feed.batch_size: feed}
     base = run.base_batch if run else sizes[0]
     return {
-        size: feed_of(of_size(batches, size), steps, size, evaluate)
-        for size in dict.fromkeys((base, *sizes, *others))
+        size: feed_of(of_size(batches, size), steps, size, evaluate) for size in dict.fromkeys((base, *sizes, *others))
     }
 
 

@@ -15,7 +15,7 @@ batches of 32, 1,024 steps: 1,024 times the compute. 3 seeds, one learning rate 
 of the batch at fixed examples and -.23 a doubling of the steps. From 8 x 256 to 32 x 1,024 these cancel: +.84 - .92.
 
 - "depth_mup" without a rule: the best rate moves by less than .75 octaves, and the tuned one costs less than 1%.
-- "depth_mup" with "completed_p", which halves the rate: the best rate moves by +.5 to +1.5 octaves, and costs less than 3%.
+- "depth_mup" with "completed_p", which halves the rate: the best one moves by +.5 to +1.5 octaves; it costs below 3%.
 - "mup": the best rate falls by .5 to 2 octaves for the depth, and costs 1% to 10%.
 - "sp": it falls by 2 octaves for the width besides: 2.5 to 4 in all; the tuned rate costs more than 10% or diverges.
 
@@ -116,8 +116,8 @@ def draw() -> None:
     panels = figure.subplots(1, len(committed), sharey=True)
     for panel, c in zip(panels, committed, strict=True):
         lines = zip(("small", "large"), c.result.learning_rates, c.result.optima, strict=True)
-        sizes = [SizeCurve(0, rates, c.result.log_losses(i), best) for i, (_, rates, best) in enumerate(lines)]
-        draw_losses(panel, "", sizes, size_colors(2))
+        sizes = [SizeCurve(name, rates, c.result.log_losses(i), best) for i, (name, rates, best) in enumerate(lines)]
+        draw_losses(panel, sizes, size_colors(2))
         tuned = c.result.optimal_lr[0]
         if tuned:
             panel.axvline(tuned, color="gray", ls="--", lw=1)
@@ -125,7 +125,7 @@ def draw() -> None:
         cost = "diverges" if math.isnan(mean) else f"costs {mean:+.1f}%"
         panel.set_title(f"{c.parameterization}\nthe tuned rate {cost}", fontsize=10)
         panel.set_xlabel("learning rate")
-        panel.legend(panel.get_lines()[:1], ["small"])
+    panels[0].legend()
     panels[0].set_ylabel("training loss")
     write_atomically(IMAGES / "jump.png", figures.png(figure))
 

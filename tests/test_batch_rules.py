@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 from typing import get_args
 
 import jax
@@ -11,7 +12,9 @@ import numpy as np
 import optax
 import pytest
 
+from depthmup import sweep
 from depthmup.batch_rules import RULES, RuleName, Run
+from depthmup.data.batches import batch_indices
 from depthmup.optim import OPTIONS, family_of
 from depthmup.report.curves import judge as judge_rows
 from depthmup.settings import SettingsError
@@ -272,6 +275,24 @@ def test_a_sweep_of_all_sizes_at_once(tmp_path):
     assert (again.axis, again.result.optimal_lr) == ("compute", curve.result.optimal_lr)
     saved = from_identity(json.loads((tmp_path / "settings.json").read_text()))
     assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
+
+
+def test_the_noise_scale_is_beside_the_verdict(tmp_path):
+    """Before the first step it is that of the initial model, which `m.noise_scale` measures, on the same examples."""
+    m = setup()
+    rates = [2.0**x for x in range(-9, 0)]
+    options = {**SWEEP, "learning_rates": rates, "steps": 20, "batch_size": (8, 16), "progress": False}
+    options["workdir"] = tmp_path
+    result = m.sweep(loss, (X, Y), **options, measure=("noise_scale",), measure_points=3)
+    assert re.search(r"the gradient noise scale of batch 8 at its best rate is \S+ at step 0", str(result))
+    table = sweep.measured(tmp_path)
+    at_start = table[(table["step"] == 0) & (table["quantity"] == "noise_scale")]["value"].to_numpy()
+    assert len(at_start) == len(result.rows)
+    examples = tuple(leaf[batch_indices(64, 8, 0, 8, 0).ravel()] for leaf in (X, Y))  # an epoch: all that there are
+    expected = m.noise_scale(loss, examples, m.init(jax.random.key(0)), part=2)
+    np.testing.assert_allclose(at_start[0], expected.value, rtol=1e-4)
+    with pytest.raises(SettingsError, match="only 'noise_scale' is measured"):
+        m.sweep(loss, (X, Y), **options, measure=("sharpness",))
 
 
 @pytest.mark.parametrize(

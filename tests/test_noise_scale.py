@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup.measure.noise_scale import from_products, noise_scale
+from depthmup.measure.noise_scale import from_products, in_training, noise_scale
 
 
 def test_the_published_estimates():
@@ -41,6 +41,21 @@ def test_noise_alone_has_no_scale():
     assert noise_scale(lambda x: x.mean(axis=0), gradients, 2).high == np.inf
     with pytest.raises(ValueError, match="needs 4 parts or more: 8 examples in parts of 4 are 2"):
         noise_scale(lambda x: x.mean(axis=0), gradients, 4)
+
+
+def test_in_training_it_is_the_same():
+    rng = np.random.default_rng(0)
+    gradients = {"w": 1 + rng.standard_normal((64, 3, 2)), "b": rng.standard_normal((64, 5))}
+
+    def mean(part):
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), part)
+
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda batch: in_training(mean, batch, 8))(gradients)
+        np.testing.assert_allclose(traced, noise_scale(mean, gradients, 8).value, rtol=1e-6)
+        few = jax.tree.map(lambda leaf: leaf[:4], gradients)
+        np.testing.assert_allclose(in_training(mean, few, 8), noise_scale(mean, few, 1).value, rtol=1e-6)
+        assert in_training(lambda part: part.mean(), jnp.array([1.0, -1.0]), 2) == np.inf
 
 
 class Linear(nn.Module):

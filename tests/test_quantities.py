@@ -1,5 +1,6 @@
 """What a sweep measures while it trains, and the calibration of its models."""
 
+import functools
 import json
 import shutil
 import warnings
@@ -21,8 +22,7 @@ from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Quantity, SettingsError, from_config, put
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.loop import Measurement
-from depthmup.train.quantities import QUANTITIES, measurement
+from depthmup.train.quantities import QUANTITIES
 from depthmup.train.stop import Stopped
 from depthmup.trials.group import Runner, hypers_of
 from depthmup.trials.history import History
@@ -35,7 +35,7 @@ GRID = {
     "sweep__parameterizations": ("mup", "depth_mup"),
     "sweep__log2_learning_rates": {"sgd": (-4.0, 4.0)},
 }
-MEASURED = {"sweep__measure": ("updates", "sharpness", "kernels"), "sweep__measure_points": 3}
+MEASURED = {"sweep__measure": get_args(Quantity), "sweep__measure_points": 3}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_what_is_measured(measured):
             layers = rows[key_]["depth"] + 1
             assert sorted(set(part["step"])) == [0, 6, 11]
             counts = part.groupby("quantity").size().to_dict()
-            assert counts == {"updates": 3 * layers, "kernels": 3 * layers, "sharpness": 3}
+            assert counts == {"updates": 3 * layers, "kernels": 3 * layers, "sharpness": 3, "noise_scale": 3}
     assert np.isfinite(table["value"]).all()
     kernels = table[(table["quantity"] == "kernels") & table["key"].isin(good)]
     assert kernels[kernels["step"] == 0]["value"].max() < 1e-6
@@ -96,7 +96,7 @@ def test_updates_are_those_of_the_next_step():
         state, step = jax.jit(task.init)(hyper), jax.jit(task.step)
         for _ in range(3):
             state, _ = step(state, batch, hyper)
-        profile = jax.jit(measurement(task, ["updates"]))(state, hyper, batch)["updates"]
+        profile = jax.jit(functools.partial(QUANTITIES["updates"], task))(state, batch, hyper)
         small = hyper._replace(learning_rate=np.float32(2.0**-14))
         after, _ = step(state, batch, small)
         pairs = [task.stream(of.params, state, batch, hyper) for of in (after, state)]
@@ -110,7 +110,7 @@ def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
     s = tiny.settings(optimizer__name=name)
     task, batch, hyper = task_of(s), examples(batches_of(s), 32), hyper_of(s).arrays()
     state = task.init(hyper)
-    found = jax.jit(measurement(task, ["sharpness"]))(state, hyper, batch)["sharpness"]
+    found = jax.jit(functools.partial(QUANTITIES["sharpness"], task))(state, batch, hyper)
     scale = hyper.factors.lr if name == "sgd" else None
     expected = sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)
     assert float(found[0]) == pytest.approx(float(expected), rel=1e-4)
@@ -168,11 +168,11 @@ def test_every_trial_is_measured_from_its_start_to_its_end(tmp_path):
 
 def test_in_every_layout():
     """Four trials on two devices: mapped, as one after another."""
-    group = tiny.groups(4, **GRID, sweep__measure=("updates", "sharpness"))[0]
+    group = tiny.groups(4, **GRID, sweep__measure=("updates", "sharpness", "noise_scale"))[0]
     hypers = hypers_of(group)
     hypers[2] = hypers[2]._replace(learning_rate=1e9)  # diverges
     task, batches, found = group.point.task, group.point.feed, {}
-    quantities = Measurement(measurement(task, group.study.sweep.measure), examples(batches, 32))
+    quantities = group.point.measurement(group.study.sweep.measure)
     for name in ("map", "vmap"):
         placement = TrialsOverDevices(4, jax.devices()[:2], layout=name)
         loop = TrialLoop(task, batches, placement, quantities)

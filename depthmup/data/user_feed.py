@@ -50,10 +50,19 @@ class UserFeed(abc.ABC):
     @abc.abstractmethod
     def steps_per_epoch(self) -> int: ...
 
-    @functools.cached_property
     @abc.abstractmethod
+    def first_steps(self, count: int) -> list[Batch]:
+        """The batches of the first steps."""
+
+    @functools.cached_property
     def first(self) -> Batch:
         """The batch of the first step."""
+        return self.first_steps(1)[0]
+
+    def first_examples(self, count: int) -> Batch:
+        """Those of the first steps, as one batch."""
+        batches = self.first_steps(-(-count // self.batch_size))
+        return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *batches)
 
     @property
     @abc.abstractmethod
@@ -102,10 +111,11 @@ class Arrays(UserFeed):
     def steps_per_epoch(self) -> int:
         return self.examples // self.batch_size
 
-    @functools.cached_property
-    def first(self) -> Batch:
-        indices = self.indices(0, 1)[0]
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], self.arrays)
+    def first_steps(self, count: int) -> list[Batch]:
+        return [
+            jax.tree.map(lambda leaf, of_step=of_step: np.asarray(leaf)[of_step], self.arrays)
+            for of_step in self.indices(0, min(count, self.steps_per_epoch))
+        ]
 
     @property
     def digest(self) -> str:
@@ -135,9 +145,8 @@ class Traced(UserFeed):
     def steps_per_epoch(self) -> int:
         return 1
 
-    @functools.cached_property
-    def first(self) -> Batch:
-        return tuple(self.function(jnp.int32(0)))
+    def first_steps(self, count: int) -> list[Batch]:
+        return [tuple(self.function(jnp.int32(step))) for step in range(count)]
 
     @functools.cached_property
     def _program(self) -> tuple[Any, Any]:
@@ -171,9 +180,8 @@ class Streamed(UserFeed):
     def steps_per_epoch(self) -> int:
         return 1
 
-    @functools.cached_property
-    def first(self) -> Batch:
-        return tuple(next(self.from_step(0)))
+    def first_steps(self, count: int) -> list[Batch]:
+        return [tuple(batch) for batch in itertools.islice(self.from_step(0), count)]
 
     @property
     def digest(self) -> str:

@@ -15,9 +15,9 @@ from depthmup.fit.optimum import Optimum
 
 
 class SizeCurve(NamedTuple):
-    """values: (points,) of the hyperparameter. log_losses: (points, seeds), NaN where a seed was not trained."""
+    """name: of the size. values: (points,) of the hyperparameter. log_losses: (points, seeds), NaN: not trained."""
 
-    size: Any
+    name: str
     values: np.ndarray
     log_losses: np.ndarray
     optimum: Optimum
@@ -28,12 +28,12 @@ def size_colors(count: int) -> np.ndarray:
     return matplotlib.colormaps["viridis"](np.linspace(0, 0.9, count))
 
 
-def draw_losses(panel: Axes, axis: str, curves: Sequence[SizeCurve], colors: np.ndarray) -> float:
+def draw_losses(panel: Axes, curves: Sequence[SizeCurve], colors: np.ndarray) -> float:
     """Draw the mean over seeds with their spread, a star at each optimum, a tick at each edge; the highest loss."""
     highest = 0.0
-    for (size, values, log, optimum), color in zip(curves, colors, strict=True):
+    for (name, values, log, optimum), color in zip(curves, colors, strict=True):
         mean, spread = np.nanmean(log, axis=1), np.nanstd(log, axis=1)
-        panel.plot(values, np.exp(mean), color=color, label=f"{axis} {size:g}")
+        panel.plot(values, np.exp(mean), color=color, label=name)
         panel.fill_between(values, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
         highest = max(highest, float(np.exp(mean).max()))
         if optimum.learning_rate is not None:
@@ -47,10 +47,11 @@ def draw_losses(panel: Axes, axis: str, curves: Sequence[SizeCurve], colors: np.
 
 
 def picture(title: str, axis: str, hyperparameter: str, curves: Sequence[tuple[Any, ...]]) -> Figure:
-    """One panel with its legend. curves: as `SizeCurve`."""
+    """One panel with its legend. curves: as `SizeCurve`, with the size in the place of its name."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     panel = figure.subplots()
-    draw_losses(panel, axis, [SizeCurve(*curve) for curve in curves], size_colors(len(curves)))
+    named = [SizeCurve(f"{axis} {size:g}", *curve) for size, *curve in curves]
+    draw_losses(panel, named, size_colors(len(named)))
     panel.set_yscale("log")
     panel.set_xlabel(hyperparameter.replace("_", " "))
     panel.set_ylabel("loss")

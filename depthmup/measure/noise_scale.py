@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from depthmup.specs import PyTree
 
@@ -48,7 +49,7 @@ def noise_scale(gradient: Callable[[Any], PyTree], batch: Any, part: int = 1) ->
     parts = examples // part if part > 0 else 0
     if parts < 4:
         raise ValueError(f"a noise scale needs 4 parts or more: {examples} examples in parts of {part} are {parts}")
-    split = jax.tree.map(lambda leaf: jnp.asarray(leaf)[: parts * part].reshape(parts, part, *leaf.shape[1:]), batch)
+    split = _split(batch, parts, part)
 
     @jax.jit
     def products(split: Any) -> jax.Array:
@@ -57,6 +58,36 @@ def noise_scale(gradient: Callable[[Any], PyTree], batch: Any, part: int = 1) ->
         return sum((row @ row.T for row in rows), start=jnp.zeros((parts, parts)))
 
     return from_products(np.asarray(products(split), np.float64), part)
+
+
+def in_training(gradient: Callable[[Any], PyTree], batch: Any, parts: int) -> jax.Array:
+    """The value of `noise_scale`, traced, of a batch in `parts` equal parts (fewer if it has fewer examples).
+
+    It is infinite where the gradient is not told from 0. Memory holds two gradients.
+    """
+    examples = len(jax.tree.leaves(batch)[0])
+    parts = min(parts, examples)
+    part = examples // parts
+
+    def add(sums: Any, of_part: Any) -> tuple[Any, None]:
+        squares, total = sums
+        g = gradient(of_part)
+        return (squares + _square(g), jax.tree.map(jnp.add, total, g)), None
+
+    split = _split(batch, parts, part)
+    shapes = jax.eval_shape(gradient, jax.tree.map(lambda leaf: leaf[0], split))
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    (squares, total), _ = jax.lax.scan(add, (jnp.zeros_like(_square(nothing)), nothing), split)
+    square, noise = _moments(squares, _square(total), parts, part)
+    return jnp.where(square > 0, noise / square, jnp.inf)
+
+
+def _split(batch: Any, parts: int, part: int) -> Any:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[: parts * part].reshape(parts, part, *leaf.shape[1:]), batch)
+
+
+def _square(gradient: PyTree) -> jax.Array:
+    return optax.tree.norm(gradient, squared=True)
 
 
 def from_products(products: np.ndarray, part: int) -> NoiseScale:
@@ -78,7 +109,7 @@ def from_products(products: np.ndarray, part: int) -> NoiseScale:
     return NoiseScale(value, float(value * np.exp(-half)), float(value * np.exp(half)), float(gradient), float(noise))
 
 
-def _moments(squares: float, total: float, n: int, part: int) -> tuple[float, float]:
+def _moments(squares: Any, total: Any, n: int, part: int) -> tuple[Any, Any]:
     """(|G|^2, tr(Sigma) of one example) of n parts. squares: the sum of |g|^2; total: |sum of g|^2."""
     gradient = (total - squares) / (n * (n - 1))
     return gradient, part * (squares / n - gradient)

@@ -31,6 +31,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "updates": ("maximal-update learning rate", lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5),
     "sharpness": ("sharpness", lambda values: values[:, :, 0].mean(axis=0)),
     "kernels": ("movement of the last feature kernel", lambda values: values[:, :, -1].mean(axis=0)),
+    "noise_scale": ("gradient noise scale in examples", lambda values: np.median(values[:, :, 0], axis=0)),
 }
 
 
@@ -41,8 +42,11 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
     def draw(panel: Axes, c: TransferCurve, colors: np.ndarray) -> None:
         found = c.result
         lines = zip(found.values, found.learning_rates, found.optima, strict=True)
-        sizes = [SizeCurve(size, rates, found.log_losses(i), best) for i, (size, rates, best) in enumerate(lines)]
-        highest = draw_losses(panel, axis, sizes, colors)
+        sizes = [
+            SizeCurve(f"{axis} {size:g}", rates, found.log_losses(i), best)
+            for i, (size, rates, best) in enumerate(lines)
+        ]
+        highest = draw_losses(panel, sizes, colors)
         if highest > c.chance / 1.5:  # far above all curves the line would squeeze them
             panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         words = textwrap.fill(found.reason, 50, max_lines=3, placeholder=" ...")

@@ -99,6 +99,25 @@ class LearningCurves:
         return means.reindex(index=trials["key"], columns=range(STRETCHES)).to_numpy()
 
 
+def noise_scales(curves: Sequence[TransferCurve], learning: LearningCurves) -> str:
+    """A line for each curve over batch sizes, with the gradient noise scale where sweep.measure asked for it."""
+    lines = []
+    for c in curves:
+        if c.axis != "batch_size" or c.hyperparameter != "learning_rate":
+            continue
+        measured = learning.measured("noise_scale", c.carried(c.result.values[0]))
+        if measured is None:
+            continue
+        steps, values = measured
+        scales = np.median(values[:, :, 0], axis=0)
+        at = ", ".join(f"{scale:.3g} at step {step}" for step, scale in zip(steps, scales, strict=True))
+        lines.append(
+            f"{c.optimizer}, {c.name}: the gradient noise scale of batch {c.result.values[0]:g} at its best rate is "
+            f"{at} (examples); rules of the batch size are meant for batches below it"
+        )
+    return "\n".join(lines)
+
+
 def _read(reader: Callable[[Path], pandas.DataFrame], workdir: Path) -> pandas.DataFrame:
     try:
         return reader(workdir)

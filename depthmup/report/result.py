@@ -94,7 +94,8 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
       table: columns "depth" or "width" or both, "learning_rate", `measure`; and if known "batch_size", "steps",
         "epochs", "seed", "diverged", "optimizer", "parameterization". Depths are compared at the width (batch size,
         steps) that most depths have, and so on; batch sizes at fixed steps or fixed examples, whichever has more of
-        them; where none can be compared alone, along "compute", the product of all (the width squared). Other columns of words tell variants apart.
+        them; where none can be compared alone, along "compute", the product of all (the width squared). Other
+        columns of words tell variants apart.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
 

@@ -14,6 +14,7 @@ from depthmup.measure import MaximalUpdate
 from depthmup.report import page
 from depthmup.report.calibration import calibrations
 from depthmup.report.curves import TransferCurve, curves_along_depth, judge
+from depthmup.report.learning_curves import LearningCurves, noise_scales
 from depthmup.report.live import LiveReport
 from depthmup.settings import Settings
 from depthmup.trials.config_study import ConfigStudy
@@ -25,13 +26,14 @@ from depthmup.trials.study import Row, Study
 class Result(NamedTuple):
     """rows: of all trials. verdicts: a line for each curve, and the learning rates to use. page: the path of
     report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text. curves: what the
-    verdicts are of."""
+    verdicts are of. noise: the lines of the verdicts about the gradient noise scale."""
 
     rows: list[Row]
     verdicts: str
     page: Path | None
     tables: str = ""
     curves: Sequence[TransferCurve] = ()
+    noise: str = ""
 
 
 def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, command: str = "", **options: Any) -> Result:
@@ -59,7 +61,10 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
     curves = judge(table, study, _calibrated(study, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
     path = page.write(curves, table, study, Path(workdir), command)
-    return Result(rows, page.answers(curves) or page.best_table(table, study), path, "\n\n".join(tables), curves)
+    words = page.answers(curves) or page.best_table(table, study)
+    measured = "noise_scale" in study.sweep.measure
+    noise = noise_scales(curves, LearningCurves(Path(workdir))) if measured else ""
+    return Result(rows, "\n".join(filter(None, (words, noise))), path, "\n\n".join(tables), curves, noise)
 
 
 def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:

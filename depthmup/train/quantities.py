@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
+from depthmup.measure.noise_scale import in_training
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES
 from depthmup.settings import Quantity
+from depthmup.specs import PyTree
+from depthmup.train.loop import Measurement
 from depthmup.train.task import Task
-from depthmup.train.trainable import Batch, Hyper, TrainState
+from depthmup.train.trainable import Batch, Hyper, Trainable, TrainState
+
+NOISE_PARTS, NOISE_PART = 32, 16  # the noise scale is measured on so many parts of so many examples
 
 
 def update_profile(task: Task) -> Callable[[TrainState, Batch, Hyper], jax.Array]:
@@ -46,13 +53,29 @@ def _kernels(task: Task, state: TrainState, batch: Batch, hyper: Hyper) -> jax.A
     return kernel_movement(before, after)
 
 
+def _noise_scale(task: Trainable, state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
+    """The gradient noise scale (measure.noise_scale) in examples, (1,)."""
+
+    def gradient(part: Batch) -> PyTree:
+        return jax.grad(task.objective)(state.params, state, part, hyper)
+
+    return in_training(gradient, batch, NOISE_PARTS)[None]
+
+
 QUANTITIES: dict[Quantity, Callable[[Task, TrainState, Batch, Hyper], jax.Array]] = {
     "updates": _updates,
     "sharpness": _sharpness,
     "kernels": _kernels,
+    "noise_scale": _noise_scale,
 }
 
 
-def measurement(task: Task, names: Sequence[Quantity]) -> Callable[[TrainState, Hyper, Batch], dict[str, jax.Array]]:
-    """The function (state, hyper, batch) -> {name: array} that measures the named quantities (sweep.measure)."""
-    return lambda state, hyper, batch: {name: QUANTITIES[name](task, state, batch, hyper) for name in names}
+def measurement(task: Any, names: Sequence[Quantity], batch: Callable[[int], Batch], batch_size: int) -> Measurement:
+    """What measures the named quantities (sweep.measure) on a fixed batch. batch: number of examples -> a batch."""
+    batches = {name: batch(NOISE_PARTS * NOISE_PART if name == "noise_scale" else batch_size) for name in names}
+    return Measurement(functools.partial(measured, task), batches)
+
+
+def measured(task: Any, state: TrainState, hyper: Hyper, batches: Mapping[Quantity, Batch]) -> dict[str, jax.Array]:
+    """{name: array} of the quantities for which there is a batch."""
+    return {name: QUANTITIES[name](task, state, batch, hyper) for name, batch in batches.items()}

@@ -91,8 +91,8 @@ class ConfigPoint(Point):
         return jax.jit(lambda hyper, batch: sizes(task.init(hyper), batch, hyper)), batch
 
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
-        batch = examples(batches_of(self.settings), self.settings.data.batch_size)
-        return Measurement(measurement(self.task, quantities), batch)
+        batch = functools.partial(examples, batches_of(self.settings))
+        return measurement(self.task, quantities, batch, self.settings.data.batch_size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ from depthmup.settings import (
 from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
 from depthmup.train.model_task import Loss, ModelTask, check, hyper_of
+from depthmup.train.quantities import measurement
 from depthmup.train.trainable import Hyper
 from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
 
@@ -185,7 +186,7 @@ class ModelPoint(Point):
         )
 
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
-        raise SettingsError("nothing is measured during the training of a model of your own: leave measure= out")
+        return measurement(self.task, quantities, self.feed.first_examples, self.batch_size)
 
     def check(self) -> None:
         """Raises SettingsError for a loss or an optimizer that cannot be trained."""

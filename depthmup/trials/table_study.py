@@ -104,7 +104,7 @@ class TableStudy(Study):
 def _together(rows: pandas.DataFrame, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
     """{compute, times that of the smallest: its sizes} where several sizes differ at once."""
     runs = rows[list(sizes)].drop_duplicates().to_dict("records")
-    powers = {name: 1 for name in sizes} | {"width": 2}
+    powers = dict.fromkeys(sizes, 1) | {"width": 2}
     if "epochs" in powers:  # as many examples at every batch size
         powers.pop("batch_size", None)
     compute = [math.prod(run[name] ** power for name, power in powers.items()) for run in runs]

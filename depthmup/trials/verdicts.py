@@ -75,7 +75,7 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
 
 
 def on_axis(rows: pandas.DataFrame, study: Study, axis: str) -> pandas.DataFrame:
-    """The rows along an axis of sizes, at the base of the other axes. A column that is named as the axis has the size."""
+    """The rows along an axis of sizes, at the base of the other axes; a column of the axis' name has the size."""
     of_size = []
     for size, at in study.along[axis].items():
         here = pandas.Series(True, rows.index)

@@ -33,7 +33,7 @@ from depthmup.files import write_atomically
 from depthmup.report.calibration import calibrate
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.quantities import measurement
+from depthmup.train.quantities import QUANTITIES
 from experiments.figures.command import settings_of
 from experiments.figures.figure import markdown
 from experiments.paper_b import fig2a, ingredients, networks
@@ -50,8 +50,7 @@ def measured(settings: Settings) -> dict[str, Any]:
         warnings.simplefilter("ignore", UserWarning)
         found = calibrate(dataclasses.replace(settings, sweep=sweep))
     task, batch = task_of(settings), examples(batches_of(settings), settings.data.batch_size)
-    measure = measurement(task, ("sharpness",))
-    sharpness = jax.jit(lambda hyper, batch: measure(task.init(hyper), hyper, batch)["sharpness"][0])
+    sharpness = jax.jit(lambda hyper, batch: QUANTITIES["sharpness"](task, task.init(hyper), batch, hyper)[0])
     trials = [dataclasses.replace(settings, seed=settings.seed + seed) for seed in range(SEEDS)]
     edges = [float(np.log2(2 / sharpness(hyper_of(trial).arrays(), batch))) for trial in trials]
     return {
