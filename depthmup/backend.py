@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import MutableMapping
+from importlib import metadata
 from pathlib import Path
 
 import jax
 import jaxlib
 
+PACKAGES = ("depthmup", "jax", "jaxlib", "flax", "optax", "numpy")  # whose code computes results
 SWITCH = "DEPTHMUP_XLA_FLAGS"  # environment variable: 0 leaves XLA_FLAGS alone
 OPTION = "--xla_cpu_experimental_ynn_fusion_type="
 # (version of jaxlib, maker of the processor) -> flags that were measured to be faster there (docs/performance.md): on a
@@ -58,5 +61,16 @@ def processor() -> str:
 
 
 def described() -> dict[str, str]:
-    """The jaxlib version and XLA_FLAGS: besides the settings, they decide the last digits of results on a machine."""
-    return {"jaxlib": jaxlib.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    """Versions and XLA_FLAGS: besides the settings, they decide the last digits of results on a machine."""
+    return {**_versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
+
+
+def environment() -> str:
+    """`described` and the kind of device in one line, which starts JAX's backend."""
+    here = {**described(), "device": jax.devices()[0].device_kind}
+    return ", ".join(f"{name} {value}" for name, value in here.items() if value)
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in PACKAGES}

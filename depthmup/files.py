@@ -41,9 +41,19 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         if sync:
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
+            _sync(temporary)
         os.replace(temporary, path)
+        if sync:
+            _sync(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -18,3 +18,8 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Va
 def at_least_one(what: str, value: float) -> None:
     if not value >= 1:
         raise ValueError(f"{what} must be at least 1, got {value}")
+
+
+def plain(text: str) -> str:
+    """The text as matplotlib draws it letter for letter: between two dollar signs it reads a formula."""
+    return text.replace("$", r"\$")

@@ -1,8 +1,10 @@
 """XLA's flags for a CPU: where they are set, where they are left alone, and that a workdir remembers them."""
 
+import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -73,3 +75,15 @@ def test_a_workdir_says_when_flags_change(tmp_path, monkeypatch):
     text = (tmp_path / "environment.json").read_text()
     assert text.count("jaxlib") == 2
     assert "--two" in text
+    for damaged in ("5", '{"a": 1}', "[3]", "nonsense"):
+        (tmp_path / "environment.json").write_text(damaged)
+        Workdir(tmp_path, {"a": 1}, "rows").close()
+        assert json.loads((tmp_path / "environment.json").read_text()) == [backend.described()]
+
+
+def test_versions_of_all_packages_are_kept(monkeypatch):
+    """Of those whose code computes results, with the device; this package's own among them."""
+    here = backend.environment()
+    for name in ("depthmup", "jax", "jaxlib", "flax", "optax", "numpy"):
+        assert f"{name} {metadata.version(name)}" in here
+    assert here.endswith("device cpu")

@@ -9,6 +9,7 @@ import pytest
 
 from depthmup import sweep
 from depthmup.report.curves import judge
+from depthmup.report.page import write
 from depthmup.settings import SettingsError, defaults, put
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.config_study import ConfigStudy, from_identity
@@ -150,3 +151,23 @@ def test_in_a_browser(sweeps, tmp_path, open_page, width):  # noqa: F811
     assert open_page.run("window.hacked === undefined")
     assert open_page.run("document.documentElement.scrollWidth") == width
     assert open_page.errors == []
+
+
+def test_environments_that_are_mixed(sweeps, tmp_path):
+    """Rows of two versions of jax: the page of a sweep and that of several say so."""
+    _, _, one, _ = sweeps
+    rows = planted(one)
+    mixed = rows.assign(environment=["jax 1" if i % 3 else "jax 2" for i in range(len(rows))])
+    store(tmp_path / "mixed", one, mixed)
+    store(tmp_path / "plain", one, rows.assign(environment="jax 1"))
+    words = words_of(sweep.compare([tmp_path / "plain", tmp_path / "mixed"], tmp_path))
+    few = sum(mixed["environment"] == "jax 2")
+    assert re.search(
+        rf'environment \| \["jax 1"\] \| \["{len(rows) - few} trials: jax 1", "{few} trials: jax 2"\]', words
+    )
+    table = sweep.load(tmp_path / "mixed")
+    page = words_of(write(judge(table, one), table, one, tmp_path, "a command"))
+    assert "Trials of several environments are mixed" in page
+    assert f"{few} trials: jax 2" in page
+    plain = sweep.load(tmp_path / "plain")
+    assert "mixed" not in words_of(write(judge(plain, one), plain, one, tmp_path, "a command"))

@@ -424,3 +424,13 @@ def test_progress(now):
     unheard = Console(file=io.StringIO(), quiet=True)
     Progress([], silent=True, console=unheard).say("nothing")
     assert unheard.file.getvalue() == ""
+
+
+def test_texts_are_no_markup():
+    """Names of folders and of axes' values are printed as they are."""
+    name = "run [red] a[/b]c :smile: [/]"
+    out = Console(file=io.StringIO(), width=200)
+    with Progress([row(2, 0.5, 0.3) | {"parameterization": name}], console=out) as shown:
+        shown.say(f"{name} cannot be read")
+        out.print(shown.table())
+    assert out.file.getvalue().count(name) == 2

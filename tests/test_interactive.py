@@ -24,7 +24,7 @@ from tests import browser, tiny
 from tests.test_report import GRID, planted
 
 STEPS = 100  # of a learning curve
-HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><b>bold</b>"
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><b>bold</b>$x_{$[/b]"
 needs_chromium = pytest.mark.skipif(not browser.CHROMIUM, reason="there is no chromium to open the page in")
 
 

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from depthmup import sweep
+from depthmup.train import workdir
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
@@ -61,18 +64,25 @@ def test_a_file_that_cannot_be_read(opened, tmp_path, damage):
 
 
 def test_a_changed_byte_is_not_believed(opened, tmp_path):
-    """Whichever it is of the values: they are what was written, or the file cannot be read."""
+    """Whichever it is, of the values or of the names of the columns: the file cannot be read."""
     store = opened(tmp_path)
     store.add(finished(*"abcdefgh"))
     (path,) = files(tmp_path)
-    content, unreadable = path.read_bytes(), 0
-    names = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # where Parquet says what the columns are
-    for i in range(4, names, 19):
-        path.write_bytes(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :])
-        found = opened(tmp_path).rows
-        assert found in ({}, store.rows)
-        unreadable += not found
-    assert unreadable > 10
+    content = path.read_bytes()
+    for i in range(0, len(content), 29):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
+        assert opened(tmp_path).rows == {}
+        assert len(_lists_of(tmp_path)) == 0
+    path.write_bytes(content)
+    path.rename(path.with_name("of an earlier version.parquet"))  # which had no checksum
+    assert opened(tmp_path).rows == store.rows
+
+
+def _lists_of(workdir):
+    try:
+        return sweep.curves(workdir)
+    except WorkdirError:
+        return []
 
 
 def test_a_full_disk_leaves_whole_files(opened, tmp_path, monkeypatch):
@@ -168,9 +178,55 @@ def test_groups_without_settings_are_refused(tmp_path):
     (tmp_path / "groups").mkdir()
     with pytest.raises(WorkdirError, match=r"groups but no settings.json"):
         Store(tmp_path, tiny.study().identity)
-    (tmp_path / "settings.json").write_text('{"a": ')
-    with pytest.raises(WorkdirError, match=r"settings.json is not JSON"):
-        Store(tmp_path, tiny.study().identity)
+    for damaged in ('{"a": ', "[]", "null", "{}"):
+        (tmp_path / "settings.json").write_text(damaged)
+        with pytest.raises(
+            WorkdirError, match=r"holds groups and .*settings.json is damaged: .* give another --workdir"
+        ):
+            Store(tmp_path, tiny.study().identity)
+
+
+@pytest.mark.parametrize("damaged", [None, "", '{"a": ', "[]", "5"])
+def test_groups_tell_the_settings(opened, tmp_path, damaged):
+    """Lost settings are written anew from the rows; those of another sweep are refused as before."""
+    store = opened(tmp_path)
+    store.add(finished("a"))
+    path = tmp_path / "settings.json"
+    before = path.read_text()
+    path.unlink()
+    if damaged is not None:
+        path.write_text(damaged)
+    with pytest.raises(WorkdirError, match="holds results of another config: epochs was"):
+        Store(tmp_path, tiny.study(**ONE, epochs=7.0).identity)
+    again = opened(tmp_path)
+    assert again.messages() == [f"{path} is written anew, from groups"]
+    assert path.read_text() == before
+    assert list(again.rows) == ["a"]
+    stamp = path.stat().st_mtime_ns, path.stat().st_ino
+    assert opened(tmp_path).messages() == []
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == stamp  # equal settings are not written again
+
+
+def test_two_sweeps_that_open_a_new_workdir_at_once(tmp_path, monkeypatch):
+    """The second sees the settings of the first."""
+    locked = workdir._locked
+
+    def slow(path, shared):
+        time.sleep(0.2)  # so that both have looked for settings before one writes them
+        return locked(path, shared)
+
+    def tried(epochs):
+        try:
+            Store(tmp_path, tiny.study(**ONE, epochs=epochs).identity).close()
+        except WorkdirError as error:
+            return str(error)
+        return "opened"
+
+    monkeypatch.setattr(workdir, "_locked", slow)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = sorted(pool.map(tried, (1.0, 2.0)), key=len)
+    assert one == "opened"
+    assert "holds results of another config: epochs was" in other
 
 
 def test_claims(opened, tmp_path):

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit.optimum import Optimum
+from depthmup.names import plain
 
 
 class SizeCurve(NamedTuple):
@@ -33,7 +34,7 @@ def draw_losses(panel: Axes, curves: Sequence[SizeCurve], colors: np.ndarray) ->
     highest = 0.0
     for (name, values, log, optimum), color in zip(curves, colors, strict=True):
         mean, spread = np.nanmean(log, axis=1), np.nanstd(log, axis=1)
-        panel.plot(values, np.exp(mean), color=color, label=name)
+        panel.plot(values, np.exp(mean), color=color, label=plain(name))
         panel.fill_between(values, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
         highest = max(highest, float(np.exp(mean).max()))
         if optimum.learning_rate is not None:
@@ -53,8 +54,8 @@ def picture(title: str, axis: str, hyperparameter: str, curves: Sequence[tuple[A
     named = [SizeCurve(f"{axis} {size:g}", *curve) for size, *curve in curves]
     draw_losses(panel, named, size_colors(len(named)))
     panel.set_yscale("log")
-    panel.set_xlabel(hyperparameter.replace("_", " "))
+    panel.set_xlabel(plain(hyperparameter.replace("_", " ")))
     panel.set_ylabel("loss")
     panel.legend(fontsize=8)
-    panel.set_title(textwrap.fill(title, 70), fontsize=9)
+    panel.set_title(plain(textwrap.fill(title, 70)), fontsize=9)
     return figure

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, overall
+from depthmup.names import plain
 
 STYLES = {OK: "-", UNDECIDED: ":", NOT_OK: "--"}
 
@@ -28,7 +29,7 @@ def plot_coordinates(title: str, slopes: Sequence[Slope], path: str | Path) -> N
         mean, spread = log.mean(axis=1), log.std(axis=1)
         color = f"C{names.index((s.group, s.quantity)) % 10}"
         style = STYLES[s.answer]
-        panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=f"{s.group} ({s.quantity})")
+        panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=plain(f"{s.group} ({s.quantity})"))
         panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
         if s.answer != OK:
             end = (s.sizes[-1], mean[-1])
@@ -49,5 +50,5 @@ def plot_coordinates(title: str, slopes: Sequence[Slope], path: str | Path) -> N
     )
     verdict = overall([s.answer for s in slopes])
     styles = "" if verdict == OK else " (not ok: dashed, undecided: dotted, with their slopes)"
-    figure.suptitle(f"{title}: {verdict}{styles}", fontsize=11)
+    figure.suptitle(plain(f"{title}: {verdict}{styles}"), fontsize=11)
     figure.savefig(path, dpi=130)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page
 from depthmup.report.curves import TransferCurve, finished, judge
-from depthmup.train.workdir import SETTINGS, WorkdirError
+from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import from_identity
 from depthmup.trials.store import load
@@ -23,7 +23,7 @@ LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # inte
 class _Sweep(NamedTuple):
     letter: str
     workdir: Path
-    settings: Mapping[str, Any]  # the content of settings.json, {key: value}
+    settings: Mapping[str, Any]  # the content of settings.json, {key: value}, and "environment" of the rows
     curves: list[TransferCurve]
 
 
@@ -67,22 +67,23 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
 
 
 def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
-    path = workdir / SETTINGS
-    if not path.exists():
-        raise WorkdirError(f"{workdir} holds no {SETTINGS}: give the --workdir of main.py sweep")
     try:
-        saved = json.loads(path.read_text())
+        saved = read_settings(workdir)
         study = model_study.from_identity(saved) if model_study.is_identity(saved) else from_identity(saved, data_dir)
-    except (KeyError, ValueError) as error:
+    except WorkdirError as error:
+        raise WorkdirError(f"{error}: give the --workdir of main.py sweep") from error
+    except (KeyError, TypeError, ValueError) as error:
+        path = workdir / SETTINGS
         raise WorkdirError(f"{path} cannot be used: {error}. Give the --workdir of main.py sweep") from error
-    rows = {row["key"]: row for row in load(workdir).to_dict("records")}
+    table = load(workdir)
+    rows = {row["key"]: row for row in table.to_dict("records")}
     found = finished(rows, study)
     curves = judge(*found) if found else []
     if not curves:
         raise WorkdirError(
             f"{workdir} has fewer than two finished sizes, so that there is no curve to compare: go on with its sweep"
         )
-    return _Sweep(letter, workdir, flattened(saved), curves)
+    return _Sweep(letter, workdir, {**flattened(saved), "environment": page.environments(table)}, curves)
 
 
 def _differences(sweeps: Sequence[_Sweep]) -> list[page.Cells]:

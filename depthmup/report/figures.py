@@ -16,6 +16,7 @@ from matplotlib.ticker import LogFormatter
 
 from depthmup.fit import Optimum, Verdict
 from depthmup.fit.picture import SizeCurve, draw_losses, size_colors
+from depthmup.names import plain
 from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 
@@ -51,7 +52,7 @@ def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
             panel.axhline(c.chance, color="gray", lw=0.8, ls=":")
         words = textwrap.fill(found.reason, 50, max_lines=3, placeholder=" ...")
         panel.set_title(
-            f"{_names(c, f': {found.verdict}')}\n{words}", fontsize=8.5, color=VERDICT_COLORS[found.verdict]
+            f"{_names(c, f': {found.verdict}')}\n{plain(words)}", fontsize=8.5, color=VERDICT_COLORS[found.verdict]
         )
 
     measure = curves[0].measure.replace("_", " ")
@@ -75,7 +76,7 @@ def optima(curves: Sequence[TransferCurve]) -> Figure:
     for c in curves:
         panel = panels[rows.index(c.variant), columns.index(c.optimizer)]
         _draw_optima(panel, c, names.index(c.parameterization))
-        panel.set_title(", ".join(filter(None, (c.optimizer, c.variant))))
+        panel.set_title(plain(", ".join(filter(None, (c.optimizer, c.variant)))))
     for panel in panels.flat:
         panel.set_xscale("log", base=2)
         panel.set_xlabel(axis)
@@ -83,7 +84,7 @@ def optima(curves: Sequence[TransferCurve]) -> Figure:
         panel.minorticks_off()
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1)
     for panel in panels[:, 0]:
-        panel.set_ylabel(f"log2 optimal {hyperparameter}")
+        panel.set_ylabel(plain(f"log2 optimal {hyperparameter}"))
     title = f"Optimal {hyperparameter} against {axis}, drift in octaves per doubling [95%]"
     _set_title(figure, f"{title} (bars: 95%; band: 95% of the fit; dotted: edge; x: no optimum)")
     return figure
@@ -159,7 +160,7 @@ def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
 
     place: of the parameterization among all, which decides color and marker.
     """
-    color, marker, label = f"C{place}", "osD^vP*"[place % 7], c.parameterization
+    color, marker, label = f"C{place}", "osD^vP*"[place % 7], plain(c.parameterization)
     found = [(size, *np.log2([o.learning_rate, o.low, o.high])) for size, o in _pairs(c) if o.learning_rate]
     sizes = np.geomspace(c.result.values[0], c.result.values[-1], 50)
     if c.result.drift:
@@ -184,7 +185,7 @@ def _draw_optima(panel: Axes, c: TransferCurve, place: int) -> None:
 
 def _names(c: TransferCurve, end: str = "") -> str:
     """What a curve is of, in lines that a panel has room for."""
-    return textwrap.fill(", ".join(filter(None, (c.parameterization, c.optimizer, c.variant))) + end, 40)
+    return plain(textwrap.fill(", ".join(filter(None, (c.parameterization, c.optimizer, c.variant))) + end, 40))
 
 
 def _pairs(c: TransferCurve) -> list[tuple[float, Optimum]]:
@@ -235,7 +236,7 @@ def _grid(
     for panel in panels[:, 0]:
         panel.set_ylabel(y, fontsize=9 if small else 10)
     for panel in panels[-1]:
-        panel.set_xlabel(x)
+        panel.set_xlabel(plain(x))
     order = sorted(handles, key=lambda label: float(label.split()[-1]))
     figure.legend([handles[label] for label in order], order, loc="outside right upper", fontsize=9)
     _set_title(figure, title)
@@ -245,4 +246,4 @@ def _grid(
 def _set_title(figure: Figure, title: str) -> None:
     """In as many lines as it takes, clear of the legend at the right."""
     width = round(9.5 * figure.get_figwidth() - 16)  # letters
-    figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=11)
+    figure.suptitle(plain("\n".join(textwrap.fill(line, width) for line in title.split("\n"))), fontsize=11)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from depthmup.settings import column
 from depthmup.trials.plan import size_keys, sizes
 from depthmup.trials.study import Study
 
-VERSIONS = ("jax", "flax", "optax", "numpy")
 NONE = "-"  # the cell of a value that does not exist
 PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 Cells = dict[str, str]  # a row of a table: title of the column -> text
@@ -95,11 +94,19 @@ def write(
         pictures=pictures,
         plots=list(data["plots"]),
         settings=json.dumps(found["settings"], indent=1),
-        versions=", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS),
+        environments=environments(rows),
         command=command,
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def environments(rows: pandas.DataFrame) -> list[str]:
+    """What the trials were computed with, the most frequent first, with counts where there are several; as rows say."""
+    if "environment" not in rows:
+        return []
+    counts = rows["environment"].fillna("not known").value_counts()
+    return [words if len(counts) == 1 else f"{count} trials: {words}" for words, count in counts.items()]
 
 
 def render(template: str, data: Mapping[str, Any], **names: Any) -> str:

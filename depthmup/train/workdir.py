@@ -6,9 +6,10 @@ a time unless it is shared.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ from depthmup.files import first_difference, write_atomically
 
 Row = dict[str, Any]
 LOCK = ".lock"
+OPENING = ".opening"  # locked by a process while it compares and writes settings.json
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
 
@@ -28,7 +30,7 @@ class WorkdirError(RuntimeError):
 class Workdir:
     """A folder of results. Its `settings.json` has the settings that decide the results.
 
-    Its `environment.json` has the versions of jaxlib and the XLA flags that the results were computed with. If this
+    Its `environment.json` has the versions of packages and the XLA flags that the results were computed with. If this
     process has another environment, `messages` says so, since the last digits of results may differ.
 
     Opening a workdir locks it until `close` or the end of the process. Raises WorkdirError if the workdir belongs to
@@ -41,25 +43,35 @@ class Workdir:
         settings: Mapping[str, Any],
         results: str,
         shared: bool = False,
-        differs: Callable[[Any, Any], str] | None = None,
+        differs: Callable[[Any, Any], str] = first_difference,
+        remembered: Callable[[], Any] = lambda: None,
     ) -> None:
         """
         settings: the settings that decide the results, as JSON.
         results: name of the file or folder of results. Settings are needed only where results exist.
         shared: whether other processes that also say `shared` may use the workdir at the same time.
         differs: (saved settings, settings of this process) -> a difference that is not allowed, in words, or "".
+        remembered: the settings as the results themselves tell them, where settings.json is lost; None if they do not.
         """
-        self.path = path
+        self.path, self.messages = path, list[str]()
         settings = json.loads(json.dumps(settings))
-        self._check_settings(settings, path / results, differs or first_difference)
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(path, shared)
-        try:
-            write_atomically(path / SETTINGS, json.dumps(settings, indent=1))
-            self.messages = self._note_environment()
-        except BaseException:
-            self.close()
-            raise
+        with _opening(path):  # of two that open a new workdir at once, the second sees the settings of the first
+            saved = self._saved(path / results, remembered)
+            difference = "" if saved is None else differs(saved, settings)
+            if difference:
+                raise WorkdirError(
+                    f"{path} holds results of another config: {difference}. Give another --workdir, or delete this one "
+                    "to start over"
+                )
+            self._lock = _locked(path, shared)
+            try:
+                if saved != settings or self.messages:
+                    write_atomically(path / SETTINGS, json.dumps(settings, indent=1), sync=True)
+                self.messages += self._note_environment()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         self._lock.close()
@@ -71,6 +83,8 @@ class Workdir:
             earlier = json.loads(path.read_text()) if path.exists() else []
         except ValueError:
             earlier = []
+        if not (isinstance(earlier, list) and all(isinstance(entry, dict) for entry in earlier)):
+            earlier = []
         if here in earlier:
             return []
         write_atomically(path, json.dumps([*earlier, here], indent=1))
@@ -79,24 +93,45 @@ class Workdir:
         difference = first_difference(earlier[-1], here)
         return [f"note: {self.path} was computed in another environment ({difference}): last digits may differ"]
 
-    def _check_settings(self, settings: Any, results: Path, differs: Callable[[Any, Any], str]) -> None:
-        saved_at = self.path / SETTINGS
-        if not saved_at.exists():
-            if results.exists() and (results.is_dir() or results.stat().st_size):
-                raise WorkdirError(f"{self.path} holds {results.name} but no {SETTINGS}: give another --workdir")
-            return
+    def _saved(self, results: Path, remembered: Callable[[], Any]) -> Any:
+        """The settings that the results belong to; None without results. Raises WorkdirError if nothing tells them."""
+        path = self.path / SETTINGS
         try:
-            saved = json.loads(saved_at.read_text())
-        except ValueError as error:
-            raise WorkdirError(
-                f"{saved_at} is not JSON: give another --workdir, or delete this one to start over"
-            ) from error
-        difference = differs(saved, settings)
-        if difference:
-            raise WorkdirError(
-                f"{self.path} holds results of another config: {difference}. Give another --workdir, or delete this "
-                "one to start over"
-            )
+            saved = read_settings(self.path) if path.exists() else None
+            reason = f"but no {SETTINGS}"
+        except WorkdirError as error:
+            saved, reason = None, f"and {error}"
+        if saved is not None:
+            return saved
+        if not results.exists() or not (results.is_dir() or results.stat().st_size):
+            return None
+        saved = remembered()
+        if saved is None:
+            raise WorkdirError(f"{self.path} holds {results.name} {reason}: give another --workdir, or bring it back")
+        self.messages.append(f"{path} is written anew, from {results.name}")
+        return saved
+
+
+def read_settings(workdir: Path) -> dict[str, Any]:
+    """The content of a workdir's settings.json. Raises WorkdirError where it is missing or damaged."""
+    path = workdir / SETTINGS
+    if not path.exists():
+        raise WorkdirError(f"{workdir} holds no {SETTINGS}")
+    try:
+        saved = json.loads(path.read_text())
+    except ValueError as error:
+        raise WorkdirError(f"{path} is damaged: {error}") from error
+    if not isinstance(saved, dict) or not saved:
+        raise WorkdirError(f"{path} is damaged: it is no object of settings")
+    return saved
+
+
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with open(path / OPENING, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _locked(path: Path, shared: bool) -> BinaryIO:

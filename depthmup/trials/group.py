@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from depthmup.backend import environment
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
@@ -97,6 +98,7 @@ class Runner:
         finished = []
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i]}
+            row["environment"] = environment()
             row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
             if "loss" not in row:  # the feed has no training split to evaluate: the last losses stand for it
                 last, first = (np.array(row[name]) for name in ("last_loss", "first_loss"))

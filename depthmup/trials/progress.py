@@ -219,7 +219,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Set the text that is shown while no group runs here."""
@@ -294,7 +294,7 @@ class Progress:
             run = f" {steps} x {batch}" if runs else ""
             table.add_column(f"{width} x {depth}{run}", justify="right")
         for names, of_sizes in list(self.losses.items())[:LINES]:
-            table.add_row(*names, *(_best(of_sizes.get(size, {})) for size in sizes))
+            table.add_row(*map(Text, names), *(_best(of_sizes.get(size, {})) for size in sizes))
         return table
 
     def _take(self, rows: Iterable[Row]) -> None:

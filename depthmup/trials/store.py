@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import io
 import json
 import math
@@ -26,6 +27,7 @@ from depthmup.trials.study import Row
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from pyarrow import parquet
 
 GROUPS = "groups"  # folder of the finished groups
 RESULTS = "results.jsonl"  # file of all rows for other programs, written by `Store.export`
@@ -33,6 +35,7 @@ CLAIMS = "claims"  # folder of locked files: the trials that each running proces
 # Columns of a group's file that hold a list for each trial; their names are "curve/step", "measured/step", ...
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
 KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
+IDENTITY = b"depthmup"  # key of a file's metadata: the settings of the sweep, as settings.json has them
 Columns = Mapping[str, np.ndarray]
 NOTHING: Columns = {}
 
@@ -61,7 +64,10 @@ class Store:
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable = set[Path](), set[Path]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
-        self._workdir = Workdir(workdir, settings, results, shared=True, differs=extension)
+        self._identity = json.dumps(settings, sort_keys=True)
+        self._workdir = Workdir(
+            workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir)
+        )
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
         self.refresh()
@@ -69,8 +75,9 @@ class Store:
     def add(self, group: Sequence[Finished]) -> None:
         """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is."""
         group = [finished._replace(row=_finite(finished.row)) for finished in group]
-        path = self._path / GROUPS / f"{digest([finished.row['key'] for finished in group])}.parquet"
-        _write(path, group)
+        name, content = digest([finished.row["key"] for finished in group]), _bytes(group, self._identity)
+        path = self._path / GROUPS / f"{name}.{_checksum(content)}.parquet"
+        write_atomically(path, content, sync=True)
         self._take(path, [finished.row for finished in group])
 
     def refresh(self) -> None:
@@ -258,20 +265,37 @@ def _readable(read: Any, path: Path, *arguments: Any) -> Any:
 
 
 def _read_rows(path: Path) -> list[Row]:
-    from pyarrow import parquet
-
-    names = [name for name in parquet.read_schema(path).names if "/" not in name]
-    return parquet.read_table(path, columns=names, page_checksum_verification=True).to_pylist()
+    file = _opened(path)
+    return file.read([name for name in file.schema_arrow.names if "/" not in name]).to_pylist()
 
 
 def _read_lists(path: Path, about: str) -> pyarrow.Table:
+    return _opened(path).read(["key", *(f"{about}/{name}" for name in LISTS[about])])
+
+
+def _identity(workdir: Path) -> Any:
+    """The settings of the sweep as its first readable file of a group has them; None if none has."""
+    for path in _files(workdir):
+        with contextlib.suppress(Exception):  # as in `Store.refresh`
+            return json.loads(_opened(path).schema_arrow.metadata[IDENTITY])
+    return None
+
+
+def _opened(path: Path) -> parquet.ParquetFile:
+    """The file of a group. Raises ValueError if it is not the one that was written; earlier ones have no checksum."""
     from pyarrow import parquet
 
-    names = ["key", *(f"{about}/{name}" for name in LISTS[about])]
-    return parquet.read_table(path, columns=names, page_checksum_verification=True)
+    content, (_, *checksum) = path.read_bytes(), path.stem.split(".")
+    if checksum and checksum != [_checksum(content)]:
+        raise ValueError("its bytes have changed")
+    return parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
 
 
-def _write(path: Path, group: Sequence[Finished]) -> None:
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _bytes(group: Sequence[Finished], identity: str) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -282,8 +306,9 @@ def _write(path: Path, group: Sequence[Finished]) -> None:
             lists = [getattr(finished, about).get(name, []) for finished in group]
             table = table.append_column(f"{about}/{name}", pa.array([list(values) for values in lists], kind))
     content = io.BytesIO()
+    table = table.replace_schema_metadata({IDENTITY: identity})
     parquet.write_table(table, content, compression="zstd", write_page_checksum=True)
-    write_atomically(path, content.getvalue(), sync=True)
+    return content.getvalue()
 
 
 def _finite(row: Row) -> Row:
@@ -295,6 +320,6 @@ def extension(saved: Any, here: Any) -> str:
     """The first setting in which one sweep is no extension of another, in words: swept keys may differ."""
     if saved.get("schema") != here["schema"]:
         return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
-    swept = {"axes", "sweep", *saved["axes"], *here["axes"]}
+    swept = {"axes", "sweep", *saved.get("axes", ()), *here["axes"]}
     before, now = ({k: v for k, v in tree.items() if k not in swept} for tree in (saved, here))
     return first_difference(before, now)

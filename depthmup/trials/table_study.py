@@ -17,7 +17,7 @@ NAMES = {"optimizer": "optimizer", "parameterization": "model", "seed": 0, "dive
 SIZES = ("depth", "width")
 RUN = ("batch_size", "steps", "epochs")  # sizes of a training, where a table has several of them
 # Columns that say how a training went, not what it was.
-RESULTS = ("loss", "accuracy", "diverged", "steps", "step", "key", "schema", "learning_rate", "seed")
+RESULTS = ("loss", "accuracy", "diverged", "steps", "step", "key", "schema", "learning_rate", "seed", "environment")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
