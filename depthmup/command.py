@@ -15,7 +15,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from depthmup import find_config
+from depthmup import find_config, interrupt
 from depthmup.backend import prepare_cpu
 
 HELP = """One entry, one config, eight verbs.
@@ -175,6 +175,7 @@ def run(program: str) -> NoReturn:
     """Run the command and leave the process with its exit status. program: what the user typed before the verb."""
     names = textwrap.fill(", ".join(find_config.names()), 100)
     sys.modules["__main__"].__doc__ = HELP.format(program=program, names=names)  # what --help prints
+    interrupt.watch()
     prepare_cpu()
     logging.set_verbosity(logging.WARNING)
     # Orbax logs a failure four times, each with its traceback; we say it in one line.

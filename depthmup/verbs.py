@@ -37,7 +37,7 @@ def train(settings: Settings, workdir: Path | None, command: str, profile: bool 
     """Train one network: a sweep of one, by the same loop. Status 1 if it diverges."""
     metrics = run.train(settings, workdir, command, profile)
     if jax.process_index() == 0:
-        print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()))
+        print(run.in_words(metrics))
         if metrics["diverged"] and "loss" in metrics:
             print(
                 f"diverged: the loss ended not finite or above {DIVERGED_ABOVE:g} times the first batch's; lower the "

@@ -15,6 +15,7 @@ import pytest
 from configs import default
 from depthmup.settings import from_config
 from depthmup.train import BatchOverDevices, TrialLoop
+from depthmup.train import run as run_module
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
 from depthmup.train.run import Diverged, train_loop
@@ -318,6 +319,41 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert kept.steps() == [3]
     assert len(said) == 2
     kept.close()
+
+
+def test_a_workdir_that_is_deleted(tmp_path):
+    """The run ends at the next save."""
+    kept = checkpoints(tmp_path / "run")
+    kept.save(1, {"w": np.zeros((1,))})
+    kept.wait()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(WorkdirError, match=r"checkpoints is gone, and with it .* starts over"):
+        kept.save(2, {"w": np.zeros((1,))})
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_the_last_metrics_are_tried_twice(tmp_path, monkeypatch, capsys, failures):
+    """Then they are printed, so that nothing is lost; with room the same command saves them."""
+    s, tries, write = settings(), [], run_module.write_atomically
+
+    def full(path, content):
+        tries.append(path)
+        if len(tries) <= failures:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(run_module, "PAUSE", 0.0)
+    monkeypatch.setattr(run_module, "write_atomically", full)
+    if failures == 1:
+        metrics = run_module.train(s, tmp_path)
+    else:
+        with pytest.raises(WorkdirError, match=r"the metrics above are not saved \(.*No space left on device\): with"):
+            run_module.train(s, tmp_path)
+        assert "test_loss " in capsys.readouterr().out
+        metrics = run_module.train(s, tmp_path)
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"] == metrics
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["test_loss"] for row in rows if "test_loss" in row] == [metrics["test_loss"]]
 
 
 def test_a_stop_without_checkpoints_says_so():

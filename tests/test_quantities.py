@@ -12,6 +12,7 @@ import pandas
 import pytest
 
 from depthmup import sweep
+from depthmup.files import digest
 from depthmup.fit import chain_path_sum
 from depthmup.measure import sharpness
 from depthmup.models import MODELS
@@ -222,7 +223,7 @@ def test_losses_of_a_history():
     assert history.losses(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
 
 
-def test_calibrations_are_kept(tmp_path):
+def test_calibrations_are_kept(tmp_path, capsys):
     """What calibration.json says is not computed again: a planted change stays."""
     study = tiny.study()
     points = [study.point({"model.depth": depth}) for depth in (2, 4)]
@@ -231,11 +232,18 @@ def test_calibrations_are_kept(tmp_path):
     assert (tmp_path / FILE).exists()
     again = calibrations(study, points, tmp_path)
     assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
-    kept = json.loads((tmp_path / FILE).read_text())
+    kept = json.loads((tmp_path / FILE).read_text())["profiles"]
     doubled = {name: (2 * np.array(profile)).tolist() for name, profile in kept.items()}
-    (tmp_path / FILE).write_text(json.dumps(doubled))
+    (tmp_path / FILE).write_text(json.dumps({"checksum": digest(doubled), "profiles": doubled}))
     again = calibrations(study, points, tmp_path)
     assert all(np.array_equal(2 * first[name].per_seed, again[name].per_seed) for name in first)
+    capsys.readouterr()
+    changed = (tmp_path / FILE).read_text().replace("1", "2")
+    for damaged in (changed, "[]", "nonsense", json.dumps(kept), json.dumps({"checksum": 1, "profiles": {"a": 5}})):
+        (tmp_path / FILE).write_text(damaged)
+        again = calibrations(study, points, tmp_path)
+        assert f"{tmp_path / FILE} is damaged, or of an earlier version: it is made anew" in capsys.readouterr().out
+        assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
     names = [key(study, study.point({"model.depth": 2, **more})) for more in ({}, {"optimizer.learning_rate": 1.0})]
     assert names[0] == names[1] != key(study, study.point({"model.depth": 2, "parameterization.gamma0": 2.0}))
 

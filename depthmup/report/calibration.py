@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.plan import trials_of
 from depthmup.trials.study import SCHEMA, Point, Study
 
-FILE = "calibration.json"  # {key of a curve: (s_l and mean squares, seeds, layers)} of all curves that were calibrated
+# {"profiles": {key of a curve: (s_l and mean squares, seeds, layers)} of all calibrated curves, "checksum": their hash}
+FILE = "calibration.json"
 
 
 def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
@@ -39,16 +41,31 @@ def calibrations(
     A point whose network has no update to measure is left out.
     """
     path = workdir / FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = _read(path)
     asked = {key(study, point): point for point in points}
     missing = {name: point for name, point in asked.items() if name not in known}
     for number, (name, profile) in enumerate(zip(missing, _profiles(study, missing.values()), strict=True)):
         # JSON has no infinity.
         known[name] = np.where(np.isfinite(profile), profile.astype(object), None).tolist()  # type: ignore[call-overload]
         say(f"maximal updates: {number + 1} of {len(missing)}")
-        write_atomically(path, json.dumps(known))
+        write_atomically(path, json.dumps({"checksum": digest(known), "profiles": known}))
     updates = {name: MaximalUpdate(*np.array(known[name], np.float64)) for name in asked}
     return {name: update for name, update in updates.items() if 0 < update.mean < np.inf}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What was calibrated before; what is damaged, or of an earlier version, is left out with a message."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+        known: dict[str, Any] = content["profiles"]
+        if content["checksum"] == digest(known):
+            return known
+    except (ValueError, TypeError, KeyError):
+        pass
+    print(f"{path} is damaged, or of an earlier version: it is made anew")
+    return {}
 
 
 def key(study: Study, point: Point) -> str:

@@ -75,6 +75,6 @@ def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:
     with compiled_in(cache), Console(stderr=True).status("") as status:
         try:
             return calibrations(study, curves_along_depth(study).values(), workdir, status.update)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a workdir's file that is not JSON
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # out of memory; a network that cannot be calibrated
             print(f"the report comes without calibrated rules: {error}")
             return {}

@@ -111,12 +111,14 @@ class Checkpoints:
         """Write the state, a tree of (trials, ...) arrays, and `more` arrays in the background, after a copy by Orbax.
 
         If this checkpoint or the one before cannot be written (a full disk), a message says so, training goes on, and
-        earlier checkpoints stay.
+        earlier checkpoints stay. Raises WorkdirError if the folder was deleted.
         """
         self._saved_at = time.monotonic()
         if not self._primary or step in self.steps():
             return
         self.wait()
+        if self._manager is not None and not self.path.exists():  # Orbax would make a folder without our other files
+            raise WorkdirError(f"{self.path} is gone, and with it what was saved: the same command starts over")
         arrays = {path: np.asarray(leaf) for path, leaf in flatten(state).items()} | (more or {})
         meta = {
             "step": step,

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,12 +30,13 @@ from depthmup.train.log import RunLog
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
 from depthmup.train.trainable import Hyper
-from depthmup.train.workdir import Workdir
+from depthmup.train.workdir import Workdir, WorkdirError
 
 Say = Callable[[str], None]
 Report = Callable[[int, Mapping[str, np.ndarray]], None]
 RESULT = "metrics.json"
 PROFILED = (2, 3)  # the trace covers the steps between these two reports, when compilation is over
+PAUSE = 1.0  # seconds between two attempts to write the last metrics
 BEHIND = 1  # number of stretches until all processes know a request of one process
 
 
@@ -96,11 +98,32 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
             say(f"diverged: {error}; {kept}; lower the learning rate (in another --workdir)")
             metrics = {"diverged": True, "diverged_at_step": error.step}
         if first:
+            content = {"metrics": metrics, "settings": dataclasses.asdict(settings), "command": command}
+            _finish(log, workdir, metrics, json.dumps(content, indent=1))
+    return metrics
+
+
+def in_words(metrics: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
+
+
+def _finish(log: RunLog, workdir: Path | None, metrics: Mapping[str, Any], content: str) -> None:
+    """Write the metrics of the end. Raises WorkdirError, with the metrics printed, where two attempts fail."""
+    for last in (False, True):
+        try:
             log.finished(metrics)
             if workdir:
-                content = {"metrics": metrics, "settings": dataclasses.asdict(settings), "command": command}
-                write_atomically(workdir / RESULT, json.dumps(content, indent=1))
-    return metrics
+                write_atomically(workdir / RESULT, content)
+        except OSError as error:
+            if last:
+                log.say(in_words(metrics))
+                raise WorkdirError(
+                    f"{workdir}: the metrics above are not saved ({error}): with room, and the folder in its place, "
+                    "the same command saves them"
+                ) from error
+            time.sleep(PAUSE)
+        else:
+            return
 
 
 def train_loop(
