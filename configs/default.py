@@ -230,6 +230,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         ),
         workers=0,  # processes that decode images (imagenet*, large folders); 0: threads
         skip_corrupt=False,  # go on without records that cannot be read, and count them
+        verify=False,  # read all files of a folder of images anew, unchanged ones too
     )
     config.epochs = 2.0  # the length of a training
     config.schedule = "linear"  # linear | cosine | constant; of the learning rate; linear and cosine end at 0
@@ -283,7 +284,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # of the steps; mean_loss: of all steps
         judge_by="loss",
         calibrate=True,  # the report predicts learning rates by a gradient and a jvp at each depth too
-        measure=(),  # updates | sharpness | kernels; measured of trials trained from now on (docs/laws.md)
+        # updates | sharpness | kernels | noise_scale; measured of trials trained from now on (docs/laws.md)
+        measure=(),
         measure_points=5,  # how often while a trial trains, from its start to its end
         adaptive=False,  # from the second size on, train only the rates around the last size's optimum
         at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128

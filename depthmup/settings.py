@@ -171,6 +171,7 @@ class DataSettings:
         0, "processes that decode images (imagenet*, large folders); 0: threads", low=0, high=1024, decides=False
     )
     skip_corrupt: bool = key(False, "go on without records that cannot be read, and count them")
+    verify: bool = key(False, "read all files of a folder of images anew, unchanged ones too", decides=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """A folder of images as a data set: what is read, what is kept beside it, and every error in words."""
 
+import hashlib
 import io
 import itertools
+import json
+import os
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from PIL import Image
 
 from configs import default
 from depthmup import data
-from depthmup.data import Batches, folder
+from depthmup.data import Batches, folder, image_files
 from depthmup.settings import from_config
 from depthmup.train.run import train as run_train
 from depthmup.train.workdir import WorkdirError
@@ -197,7 +201,7 @@ def load_without_dir():
 def test_hidden_files_do_not_count_and_folders_below_a_class_do(tmp_path):
     root = tmp_path / "pets"
     images(root)
-    for hidden in ("train/.DS_Store", "train/cat/._000.png", "train/.cache/x.png"):
+    for hidden in ("train/.DS_Store", "train/cat/._000.png", "train/.cache/x.png", "train/cat/.cache/x.png"):
         (root / hidden).parent.mkdir(exist_ok=True)
         (root / hidden).write_bytes(b"no image")
     picture(root / "train" / "cat" / "images" / "more.PNG")
@@ -205,25 +209,18 @@ def test_hidden_files_do_not_count_and_folders_below_a_class_do(tmp_path):
 
 
 def test_what_is_kept_beside_the_folder(tmp_path, monkeypatch, capsys):
-    """It is used while the files are the same, made anew when one changes or when it is damaged, never believed."""
+    """It is used while the files are the same and made anew when one changes; no file of ours is left half-written."""
     root = tmp_path / "pets"
     images(root)
     first = load(root)
-    cache = tmp_path / "pets.own-size.npz"
-    assert cache.exists()
-    read = folder._read
-    monkeypatch.setattr(folder, "_read", lambda *_: pytest.fail("decoded again"))
-    again = load(root)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "_read", lambda *_: pytest.fail("decoded again"))
+        patched.setattr(image_files, "_hash_of", lambda path: pytest.fail(f"{path} was read again"))
+        again = load(root)
     for a, b in zip(first[:3], again[:3], strict=True):
         np.testing.assert_array_equal(a.inputs, b.inputs)
         np.testing.assert_array_equal(a.labels, b.labels)
     np.testing.assert_array_equal(first.mean, again.mean)
-    monkeypatch.setattr(folder, "_read", read)
-    content = bytearray(cache.read_bytes())
-    content[len(content) // 2] ^= 255
-    cache.write_bytes(content)
-    np.testing.assert_array_equal(load(root).train.inputs, first.train.inputs)
-    assert "is damaged and made anew" in capsys.readouterr().err
     other = picture(root / "train" / "cat" / "000.png", seed=99)
     changed = load(root)
     assert other.tobytes() in {i.tobytes() for split in changed[:3] for i in split.inputs}
@@ -231,7 +228,295 @@ def test_what_is_kept_beside_the_folder(tmp_path, monkeypatch, capsys):
     picture(root / "train" / "cat" / "000.png", seed=100)
     load(root)
     assert "cannot be kept, and will be decoded again: read-only" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pets", "pets.own-size.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pets", "pets.own-size.depthmup.npz"]
+
+
+def replaced(path, seed):
+    """Put another picture into a file: its size and the time of its last change stay. The new pixels."""
+    before = path.stat()
+    pixels = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, compress_level=0)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return pixels
+
+
+@pytest.fixture
+def uncompressed(tmp_path):
+    """A folder of 40 pictures whose files are all of one size."""
+    root = tmp_path / "pets"
+    for path, pixels in images(root).items():
+        Image.fromarray(pixels).save(root / path, compress_level=0)
+    return root
+
+
+def test_another_picture_of_equal_size_and_time_is_another_data_set(uncompressed):
+    """In place (`cp -p`), and as another file (`rsync`, `tar`)."""
+    first, path = load(uncompressed), uncompressed / "train" / "cat" / "000.png"
+    for seed, unlink in ((1, False), (2, True)):
+        content, stat = path.read_bytes(), path.stat()
+        if unlink:
+            path.rename(uncompressed.parent / f"{seed}.png")  # so that its inode is not taken again
+            path.write_bytes(content)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        pixels = replaced(path, seed)
+        changed = load(uncompressed)
+        assert pixels.tobytes() in {i.tobytes() for split in changed[:3] for i in split.inputs}
+        assert changed.digest != first.digest
+        assert changed.digest.partition(", contents ")[0] == first.digest.partition(", contents ")[0]
+        first = changed
+
+
+def test_the_digest_begins_with_names_and_sizes(uncompressed):
+    """In the form that settings.json of earlier versions has."""
+    sizes = [(str(path.relative_to(uncompressed)), path.stat().st_size) for path in sorted(uncompressed.rglob("*.png"))]
+    before = f"40 files, {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
+    assert load(uncompressed).digest.partition(", contents ")[0] == before
+
+
+def test_equal_files_with_other_times_are_read_and_not_decoded(uncompressed, monkeypatch):
+    """Once: then their new times are kept. A copy elsewhere is the same data set."""
+    first = load(uncompressed)
+    monkeypatch.setattr(folder, "_read", lambda *_: pytest.fail("decoded again"))
+    os.utime(uncompressed / "train" / "dog" / "007.png", ns=(1, 1))
+    read, hash_of = [], image_files._hash_of
+    monkeypatch.setattr(image_files, "_hash_of", lambda path: read.append(path.name) or hash_of(path))
+    assert load(uncompressed).digest == load(uncompressed).digest == first.digest
+    assert read == ["007.png"]
+    monkeypatch.undo()
+    shutil.copytree(uncompressed, uncompressed.parent / "copy")
+    assert load(uncompressed.parent / "copy").digest == first.digest
+
+
+def test_verify_reads_files_that_look_unchanged(uncompressed, monkeypatch):
+    first, states = load(uncompressed), image_files.listed(uncompressed)
+    monkeypatch.setattr(folder, "listed", lambda root: states)  # as if nothing of any file had changed
+    pixels = replaced(uncompressed / "train" / "cat" / "000.png", seed=1)
+    assert load(uncompressed).digest == first.digest
+    verified = load(uncompressed, None, False, None, True)
+    assert verified.digest != first.digest
+    assert pixels.tobytes() in {i.tobytes() for split in verified[:3] for i in split.inputs}
+    assert load(uncompressed).digest == verified.digest
+    with pytest.raises(ValueError, match=r"data.verify is for a folder of images, not for digits"):
+        data.load("digits", verify=True)
+
+
+def flipped(cache):
+    content = bytearray(cache.read_bytes())
+    content[len(content) // 2] ^= 255
+    cache.write_bytes(content)
+
+
+def of_an_unknown_compression(cache):
+    content = cache.read_bytes()
+    place = content.rindex(b"PK\x01\x02") + 10
+    cache.write_bytes(content[:place] + b"\x63" + content[place + 1 :])
+    with pytest.raises(NotImplementedError), zipfile.ZipFile(cache) as file:
+        [file.read(name) for name in file.namelist()]
+
+
+def with_a_header_that_is_no_python(cache):
+    with np.load(cache) as file:
+        arrays = dict(file)
+    np.savez(cache, **arrays)
+    with zipfile.ZipFile(cache) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    members["mean.npy"] = members["mean.npy"].replace(b"{'descr'", b"((('descr'")
+    with zipfile.ZipFile(cache, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+def with_its_key_alone(cache):
+    with np.load(cache) as file:
+        np.savez(cache, depthmup=file["depthmup"])
+
+
+def without_labels(cache):
+    with np.load(cache) as file:
+        np.savez(cache, **{name: file[name] for name in file.files if name != "test_labels"})
+
+
+DAMAGES = {
+    "one byte": flipped,
+    "cut off": lambda cache: cache.write_bytes(cache.read_bytes()[:200]),
+    "empty": lambda cache: cache.write_bytes(b""),
+    "compression": of_an_unknown_compression,
+    "header": with_a_header_that_is_no_python,
+    "key alone": with_its_key_alone,
+    "no labels": without_labels,
+    "key of another shape": lambda cache: np.savez(cache, depthmup=np.frombuffer(b"[5]", np.uint8)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_cache_is_made_anew(tmp_path, capsys, damage):
+    """With one line that names it; the next start reads it."""
+    root = tmp_path / "pets"
+    images(root)
+    first = load(root)
+    damage(tmp_path / "pets.own-size.depthmup.npz")
+    capsys.readouterr()
+    for split, expected in zip(load(root)[:3], first[:3], strict=True):
+        np.testing.assert_array_equal(split.inputs, expected.inputs)
+        np.testing.assert_array_equal(split.labels, expected.labels)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path / 'pets.own-size.depthmup.npz'} is damaged and made anew: ")
+    load(root)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["pets.8.npz", "pets.8.depthmup.npz"])
+def test_a_file_of_somebody_else_is_not_overwritten(tmp_path, place):
+    """Nobody has a file of the second name but by intent; it is refused, not read."""
+    root, path = tmp_path / "pets", tmp_path / place
+    images(root)
+    np.savez(path, key=np.array("mine"), x=np.arange(5))
+    before = path.read_bytes()
+    if place == "pets.8.npz":
+        assert load(root, 8).shape == (8, 8, 3)
+    else:
+        with pytest.raises(
+            ValueError, match=r"pets.8.depthmup.npz is no file of decoded images, .*: move it elsewhere"
+        ):
+            load(root, 8)
+    assert path.read_bytes() == before
+
+
+def test_a_pipe_in_the_place_of_the_cache_is_not_opened(tmp_path):
+    root = tmp_path / "pets"
+    images(root)
+    os.mkfifo(tmp_path / "pets.8.depthmup.npz")
+    with pytest.raises(ValueError, match=r"pets.8.depthmup.npz is no file of decoded images"):
+        load(root, 8)
+
+
+LINKS = {  # {what the link is called: where it leads to}, from train/cat
+    "a loop": {"loop": "."},
+    "the folder itself": {"up": "../.."},
+    "everything": {"up": "/"},
+    "another class": {"again": "../dog"},
+    "two to one folder": {"one": "../../../more", "two": "../../../more"},
+    "two to each other": {"one/there": "../../dog", "../dog/back": "../cat/one"},
+    "a file of the class": {"again.png": "000.png"},
+    "a file of another split": {"again.png": "../../test/cat/000.png"},
+    "two to one file": {"one.png": "../../../more/cat/0.png", "two.png": "../../../more/cat/0.png"},
+}
+
+
+@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
+def test_links_that_repeat_images_are_refused(tmp_path, links):
+    """Each as an error that names the link; two splits would share images else, or the walk would not end."""
+    root = tmp_path / "pets"
+    images(root, test=2)
+    picture(tmp_path / "more" / "cat" / "0.png")
+    for name, target in links.items():
+        (root / "train" / "cat" / name).parent.mkdir(exist_ok=True)
+        (root / "train" / "cat" / name).symlink_to(target)
+    with pytest.raises(ValueError, match=r"is .* once more, by the link (\S+): its images would be repeated") as error:
+        load(root)
+    assert os.path.basename(str(error.value).partition("by the link ")[2].partition(":")[0]) in {
+        os.path.basename(name) for name in links
+    }
+
+
+def test_a_split_that_is_a_link_to_another(tmp_path):
+    root = tmp_path / "pets"
+    images(root, test=2)
+    (root / "validation").symlink_to("test")
+    with pytest.raises(ValueError, match=r"pets/test is .*pets/validation once more, by the link .*pets/validation:"):
+        load(root)
+
+
+def test_links_out_of_the_folder_are_followed_and_noted(tmp_path, capsys):
+    """A class, a folder below one and a file may lie elsewhere; what they have decides the digest."""
+    root = tmp_path / "pets"
+    images(root)
+    expected = load(root)
+    (root / "train" / "cat").rename(tmp_path / "cats")
+    (root / "train" / "cat").symlink_to(tmp_path / "cats")
+    (root / "train" / "dog" / "007.png").rename(tmp_path / "a dog.png")
+    (root / "train" / "dog" / "007.png").symlink_to("../../../a dog.png")
+    capsys.readouterr()
+    linked = load(root)
+    assert linked.digest == expected.digest
+    np.testing.assert_array_equal(linked.train.inputs, expected.train.inputs)
+    note = f"note: links that lead out of {root}: 2, such as {root}/train/cat -> {tmp_path}/cats\n"
+    assert capsys.readouterr().err == note
+    picture(tmp_path / "a dog.png", seed=99)
+    assert load(root).digest != linked.digest
+
+
+def test_links_to_nothing_and_files_that_are_not_regular(tmp_path):
+    """They are neither read, which would wait at a pipe, nor passed over, which would lose images."""
+    root = tmp_path / "pets"
+    images(root)
+    for name in ("train/cat/x.png", "train/cat/more", "train/mouse", "test", "val", "train/dog/round"):
+        (root / name).symlink_to("round" if name.endswith("round") else "nowhere")
+        with pytest.raises(ValueError, match=f"the link .*{name} leads to nothing: repair or remove it"):
+            load(root)
+        (root / name).unlink()
+    os.mkfifo(root / "train" / "cat" / "x.png")
+    with pytest.raises(ValueError, match=r"train/cat/x.png is no regular file .*: remove it"):
+        load(root)
+    (root / "train" / "cat" / "x.png").unlink()
+    os.mkfifo(root / "train" / "cat" / "notes")  # no image
+    (root / "train" / "cat" / ".hidden.png").symlink_to("nowhere")
+    assert sum(split.examples for split in load(root)[:3]) == 40
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
+    root, scandir = tmp_path / "pets", os.scandir
+
+    def refusing(path):
+        if str(path).endswith("cat"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    images(root)
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ValueError, match=r"train/cat cannot be listed: Permission denied: make it readable"):
+        load(root)
+
+
+def test_one_picture_in_two_splits_is_noted(tmp_path, capsys):
+    """With the count; within one split it is not. The splits that are cut off train count too."""
+    root = tmp_path / "pets"
+    images(root, validation=2, test=2)
+    shutil.copy(root / "train" / "cat" / "000.png", root / "train" / "cat" / "more.png")
+    load(root)
+    assert not capsys.readouterr().err
+    shutil.copy(root / "train" / "cat" / "000.png", root / "test" / "dog" / "more.png")
+    shutil.copy(root / "validation" / "dog" / "001.png", root / "test" / "dog" / "again.png")
+    for _ in range(2):  # decoded, and from what is kept
+        load(root)
+        assert capsys.readouterr().err.startswith(
+            f"note: {root}: pictures in more than one split: 2, such as validation/dog/001.png (validation) and "
+            "test/dog/again.png (test), equal byte for byte: "
+        )
+    shutil.rmtree(root / "validation")
+    shutil.rmtree(root / "test")
+    for i in range(20):
+        shutil.copy(root / "train" / "cat" / "000.png", root / "train" / "dog" / f"{i:03d}.png")
+    load(root)
+    assert f"note: {root}: pictures in more than one split: 1, such as train/" in capsys.readouterr().err
+
+
+def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
+    """It is an error that names it, or left out with skip_corrupt, as a damaged one."""
+    root, opened = tmp_path / "pets", io.open
+
+    def refusing(file, *arguments, **options):
+        if str(file).endswith("cat/000.png"):
+            raise PermissionError(13, "Permission denied")
+        return opened(file, *arguments, **options)
+
+    images(root)
+    monkeypatch.setattr(io, "open", refusing)
+    monkeypatch.setattr("builtins.open", refusing)
+    with pytest.raises(ValueError, match=r"cat/000.png cannot be read as an image: .*Permission denied"):
+        load(root)
+    assert sum(split.examples for split in load(root, None, True)[:3]) == 39
 
 
 def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
@@ -240,7 +525,7 @@ def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
     images(root, test=3)
     memory = load(root)
     monkeypatch.setattr(folder, "IN_MEMORY", 100)
-    (tmp_path / "pets.own-size.npz").unlink()
+    (tmp_path / "pets.own-size.depthmup.npz").unlink()
     for _ in range(2):  # decoded, and from what is kept
         disk = load(root)
         assert not disk.in_memory
@@ -252,10 +537,9 @@ def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("train", [run_train, sweep_train])
-def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, train):
-    """That of a run and that of a sweep."""
-    root = tmp_path / "pets"
-    images(root)
+def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, uncompressed, train):
+    """That of a run and that of a sweep: names, sizes and bytes of the files, not their place."""
+    root = uncompressed
     config = default.get_config()
     config.data.name, config.data.data_dir, config.data.batch_size = "folder", str(root), 8
     config.model.width, config.epochs = 4, 1.0
@@ -266,6 +550,11 @@ def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, train):
     data.load.cache_clear()
     config.data.data_dir = str(tmp_path / "elsewhere")
     train(from_config(config), tmp_path / "run")  # the same files in another place
+    replaced(tmp_path / "elsewhere" / "train" / "cat" / "000.png", seed=1)
+    data.load.cache_clear()
+    says = r"files of data.data_dir was '(40 files, \w+), contents \w+', now it is '\1, contents \w+'"
+    with pytest.raises(WorkdirError, match=says):
+        train(from_config(config), tmp_path / "run")
     picture(tmp_path / "elsewhere" / "train" / "cat" / "new.png")
     data.load.cache_clear()
     with pytest.raises(WorkdirError, match=r"files of data.data_dir was '40 files, .*', now it is '41 files"):

@@ -67,7 +67,8 @@ def test_what_a_key_does():
     nothing = {key for key, k in keys().items() if not k.decides}
     groups = {"checkpoint", "parallel", "sweep", "check"}
     others = {key for key in nothing if key.split(".")[0] not in groups}
-    assert others == {"data.data_dir", "data.workers", "log_every", "log_updates", "evaluate_every", "model.remat"}
+    of_data = {"data.data_dir", "data.workers", "data.verify"}
+    assert others == of_data | {"log_every", "log_updates", "evaluate_every", "model.remat"}
     assert {key for key in keys() if key.split(".")[0] in groups} <= nothing
     assert TRACED.isdisjoint(nothing)
 

@@ -30,6 +30,7 @@ def load(
     image_size: int | None = None,
     skip_corrupt: bool = False,
     context: int | None = None,
+    verify: bool = False,
 ) -> Dataset:
     """The data set `name`; the same object for the same arguments.
 
@@ -42,12 +43,15 @@ def load(
         usual side.
       skip_corrupt: leave out records that cannot be read instead of raising.
       context: number of bytes in an example of text; None: 64.
+      verify: read every file of a folder of images, also those whose size, times and inode have not changed.
 
     Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
     message has the command that prepares it), or a bad split.
     """
     if context and name != "text":
         raise ValueError(f"data.context is for text, not for {name}: leave it unset")
+    if verify and name != "folder":
+        raise ValueError(f"data.verify is for a folder of images, not for {name}: leave it False")
     if name.startswith(images.BLANK) and name.removeprefix(images.BLANK) in images.TFDS:
         return checked(images.blank(name.removeprefix(images.BLANK), image_size))
     if name not in names():
@@ -63,5 +67,5 @@ def load(
             raise ValueError(f"data.image_size is for patches, folders and what does not fit in memory, not for {name}")
         return checked(EMBEDDED[name]() if name in EMBEDDED else text.load(data_dir, context))
     if name == "folder":
-        return checked(folder.load(data_dir, image_size, skip_corrupt))
+        return checked(folder.load(data_dir, image_size, skip_corrupt, verify))
     return checked(images.load(name, data_dir, image_size, skip_corrupt))

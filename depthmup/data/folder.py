@@ -1,76 +1,65 @@
 """A folder of images as a data set: DIR/train/CLASS/*.jpg, and DIR/validation/ and DIR/test/ where there are any.
 
-A split that is missing is a tenth of the training images. Decoded images are kept in one file beside the folder.
+A split that is missing is a tenth of the training images. Decoded images are kept in one file beside the folder, with
+the hashes of the files' bytes, which say which images a result belongs to.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import hashlib
 import json
 import os
 import sys
-import uuid
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from depthmup.data.dataset import HELD_OUT, Dataset, Records, Split, moments
+from depthmup.data import image_cache
+from depthmup.data.dataset import Dataset, Records, Split, moments
+from depthmup.data.image_cache import Decoded
+from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
 from depthmup.data.images import in_memory
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
 IN_MEMORY = 2**31  # largest number of bytes of all decoded images for which they are held in memory
 MOMENTS = 10_000  # number of images on disk for the mean and the standard deviation
-VERSION = 1  # of the cache: raise it when the same files give other pixels
-LAYOUT = "a folder of images has train/CLASS/*.jpg (or .jpeg, .png), and validation/ and test/ likewise, if any"
+VERSION = 2  # of what is kept: raise it when the same files give other pixels
 GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
 COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """The records of some image files, by their number."""
-
-    root: Path
-    names: Sequence[str]  # paths below the root
-    labels: np.ndarray  # (files,) int32
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        name = self.names[number]
-        return {"image": (self.root / name).read_bytes(), "label": self.labels[number], "file_name": name}
-
-    def part(self, places: np.ndarray) -> Files:
-        return Files(self.root, [self.names[place] for place in places], self.labels[places])
-
-
-def load(data_dir: str | None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+def load(
+    data_dir: str | None, image_size: int | None = None, skip_corrupt: bool = False, verify: bool = False
+) -> Dataset:
     """The data set of the folder `data_dir`.
+
+    A picture that is in two splits is printed, and a link out of the folder.
 
     Args:
       image_size: side of the images: the shorter side is resized to it and the central square is cut out. None: the
         images are square and all of one size, which stays.
       skip_corrupt: leave out files that cannot be read, and print how many they are, instead of raising.
+      verify: read every file, also those of the size, times and inode that they had when their bytes were hashed.
 
-    Raises ValueError for a folder of another layout, a class without images or in some splits alone, a file that cannot
-    be read, grey images among colour ones, and images of several sizes without image_size.
+    Raises ValueError for a folder of another layout, a class without images or in some splits alone, two paths that
+    lead to one file or folder, a link to nothing, an image file that is no regular file or cannot be read, grey images
+    among colour ones, images of several sizes without image_size, and a file of somebody else in the place of ours.
     """
     if data_dir is None:
         raise ValueError(f"data.name=folder needs data.data_dir: {LAYOUT}")
     root = Path(data_dir).expanduser().resolve()
-    classes, splits, facts = listed(root)
-    cache = root.with_name(f"{root.name}.{image_size or 'own-size'}.npz")
-    key = json.dumps([VERSION, image_size, skip_corrupt, _hash(facts)])
-    arrays = _cached(cache, key)
-    if arrays is None:
-        arrays = _read(splits, image_size, skip_corrupt)
-        _keep(cache, {"key": np.array(key), **arrays})
+    classes, splits, states = listed(root)
+    path = image_cache.beside(root, image_size)
+    kept = image_cache.read(path, tuple(splits))
+    hashes = hashed(root, states, {} if verify else kept.hashes)
+    note_repeated(root, splits, hashes)
+    key = [VERSION, image_size, skip_corrupt]
+    same = kept.key == key and _contents(kept.hashes) == _contents(hashes)
+    arrays = kept.arrays if same else _read(splits, image_size, skip_corrupt)
+    if not same or kept.hashes != hashes:
+        image_cache.write(path, Decoded(key, hashes, arrays))
     channels, size = (int(arrays[name]) for name in ("channels", "size"))
 
     def split(name: str) -> Split | Records:
@@ -78,6 +67,7 @@ def load(data_dir: str | None, image_size: int | None = None, skip_corrupt: bool
             return Split(arrays[f"{name}_inputs"], arrays[f"{name}_labels"])
         return _records(splits[name], name, arrays[f"{name}_good"], size, channels, len(classes))
 
+    sizes = [(state.name, state.size) for state in states]  # all that results of before contents were hashed can tell
     return Dataset(
         split("train"),
         split("validation"),
@@ -86,66 +76,13 @@ def load(data_dir: str | None, image_size: int | None = None, skip_corrupt: bool
         std=arrays["std"],
         shape=(size, size, channels),
         names=classes,
-        digest=f"{len(facts)} files, {_hash([fact[:2] for fact in facts])}",
+        digest=f"{len(states)} files, {_hash(sizes)}, contents {_hash(_contents(hashes))}",
     )
 
 
-def listed(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[tuple[str, int, int]]]:
-    """(names of the classes, {split: its files}, (path, bytes, time of the last change) of every file), all sorted.
-
-    Missing splits are cut off the end of a fixed shuffle of the training files. Raises ValueError as `load` does.
-    """
-    folders = {"train": root / "train", "validation": root / "validation", "test": root / "test"}
-    if (root / "val").is_dir():
-        if folders["validation"].is_dir():
-            raise ValueError(f"{root} has both validation/ and val/: remove one")
-        folders["validation"] = root / "val"
-    if not folders["train"].is_dir():
-        raise ValueError(f"{root} has no folder train/: {LAYOUT}")
-    by_class = {name: _classes(folder) for name, folder in folders.items() if folder.is_dir()}
-    classes = tuple(sorted(set[str]().union(*by_class.values())))
-    for name, members in by_class.items():
-        if missing := sorted(set(classes) - set(members)):
-            owner = next(split for split, members in by_class.items() if missing[0] in members)
-            raise ValueError(
-                f"{root}: the class {missing[0]!r} is in {folders[owner].name}/ and not in {folders[name].name}/: "
-                "every split needs every class"
-            )
-    if len(classes) < 2:
-        raise ValueError(f"{folders['train']} has {len(classes)} class: {LAYOUT}")
-    files, stats = {}, []
-    for name, members in by_class.items():
-        paths = [(path, label) for label, class_name in enumerate(classes) for path in members[class_name]]
-        names = [str(path.relative_to(root)) for path, _ in paths]
-        files[name] = Files(root, names, np.array([label for _, label in paths], np.int32))
-        for (path, _), file_name in zip(paths, names, strict=True):
-            stat = path.stat()
-            stats.append((file_name, stat.st_size, stat.st_mtime_ns))
-    train, tenth = files["train"], round(len(files["train"]) * HELD_OUT)
-    order = np.random.default_rng(0).permutation(len(train))
-    for name in ("validation", "test"):
-        if name not in files:
-            order, taken = order[:-tenth], order[-tenth:]
-            if not tenth:
-                raise ValueError(f"{folders['train']} has {len(train)} images, too few to take {name} images from them")
-            files[name] = train.part(taken)
-    return classes, files | {"train": train.part(order)}, stats
-
-
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """{name of a class: its image files}, also those in folders below. Hidden files do not count."""
-    classes = {}
-    for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        if entry.suffix.lower() in SUFFIXES and entry.is_file():
-            raise ValueError(f"{entry} is in no class: {LAYOUT}")
-        if entry.is_dir():
-            walk = (Path(parent) / name for parent, _, names in os.walk(entry, followlinks=True) for name in names)
-            classes[entry.name] = sorted(p for p in walk if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
-            if not classes[entry.name]:
-                raise ValueError(
-                    f"the class {entry} has no image, no file {', '.join(SUFFIXES)}: add some, or remove it"
-                )
-    return classes
+def _contents(hashes: Mapping[FileState, str]) -> list[tuple[str, str]]:
+    """(path below the folder, hash of the bytes) of every file: what the decoded images follow from."""
+    return [(state.name, content) for state, content in hashes.items()]
 
 
 def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: bool) -> dict[str, np.ndarray]:
@@ -217,29 +154,6 @@ def _head(path: Path) -> tuple[str, tuple[int, int]] | str:
             return image.mode, image.size
     except Exception as error:  # Pillow raises many types for bad bytes
         return str(error)
-
-
-def _cached(path: Path, key: str) -> dict[str, np.ndarray] | None:
-    """The arrays of a cache with this key; None if there is none, or if it is damaged (zip files have checksums)."""
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files} if str(file["key"]) == key else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        print(f"{path} is damaged and made anew: {error}", file=sys.stderr)
-        return None
-
-
-def _keep(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write the cache: whole, or not at all."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.npz")
-    try:
-        np.savez(temporary, allow_pickle=False, **arrays)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        print(f"the decoded images cannot be kept, and will be decoded again: {error}", file=sys.stderr)
 
 
 def _hash(tree: Any) -> str:

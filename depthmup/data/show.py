@@ -51,7 +51,7 @@ def grid(batches: Batches, path: str | Path) -> None:
 def main(argv: Sequence[str]) -> None:
     data, out = flags.FLAGS.config.data, Path(flags.FLAGS.out)
     try:
-        dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context)
+        dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context, data.verify)
         batches = Batches(dataset, data.batch_size, data.seed, Augment(**data.augment), 0, data.skip_corrupt)
         grid(batches, out)
     except (ValueError, OSError) as error:

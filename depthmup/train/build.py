@@ -24,7 +24,7 @@ FILES = "files of data.data_dir"  # the entry of an identity that says which ima
 def batches_of(settings: Settings) -> Batches:
     """The batches of a config's data set. Raises ValueError for bad data or a batch larger than the data set."""
     data = settings.data
-    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context)
+    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context, data.verify)
     return Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
 
 
