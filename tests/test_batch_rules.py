@@ -271,7 +271,8 @@ def test_a_sweep_of_all_sizes_at_once(tmp_path):
     assert set(map(tuple, rows[["width", "depth", "batch_size", "steps"]].to_numpy().tolist())) == {large}
     columns = ["width", "depth", "batch_size", "steps", "learning_rate", "seed", "last_loss", "diverged"]
     (again,) = judge(result.rows[columns].rename(columns={"last_loss": "loss"})).curves
-    assert (again.axis, again.result.optimal_lr) == ("compute", curve.result.optimal_lr)
+    assert (again.axis, again.result.values) == ("compute", curve.result.values)
+    assert again.result.optimal_lr == curve.result.optimal_lr
     saved = from_identity(read_settings(tmp_path))
     assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
 
