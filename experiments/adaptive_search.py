@@ -8,7 +8,6 @@ asks for. A trial beyond the grid's learning rates counts as diverged.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.report.curves import judge
 from depthmup.settings import column, from_config
 from depthmup.sweep import load
+from depthmup.train.workdir import read_settings
 from depthmup.trials.adaptive import Search
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import trials
@@ -28,7 +28,7 @@ from depthmup.trials.study import Trial
 
 
 def main(workdir: Path) -> None:
-    saved = json.loads((workdir / "settings.json").read_text())
+    saved = read_settings(workdir)
     config = transfer.get_config()
     config.sweep.update({key: value for key, value in saved["sweep"].items() if key in config.sweep})
     config.model.update({"width": saved["sweep"]["width"], "depth": saved["sweep"]["depth"]})

@@ -18,11 +18,12 @@ import pandas
 from depthmup.files import first_difference, write_atomically
 from depthmup.fit.table import ACCURACY
 from depthmup.measure import MaximalUpdate
-from depthmup.report.calibration import FILE
+from depthmup.report.calibration import kept
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import Judged, Settings, column
 from depthmup.sweep import curves, load, measured
 from depthmup.train.build import FILES
+from depthmup.train.workdir import read_settings
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import Finished, Store, extension
 
@@ -89,7 +90,7 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
     about: more entries of the JSON. With "classes" the rows have what `restore` needs: keys, learning curves and every
     measure that a sweep may be judged by.
     """
-    found, saved = load(workdir), json.loads((workdir / "settings.json").read_text())
+    found, saved = load(workdir), read_settings(workdir)
     if different := difference(saved, settings):
         raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
     resumable = "classes" in about
@@ -107,11 +108,10 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
         table = table.assign(row=table.pop("key").map(pandas.Series(found.index, found["key"])))
         table = table.astype({"value": "float32"})
         table.to_parquet(path.with_name(f"{path.name}_measured.parquet"), compression="zstd", index=False)
-    calibration = json.loads((workdir / FILE).read_text()) if (workdir / FILE).exists() else {}
     content = {
         "settings": saved,
         "computed with": json.loads((workdir / "environment.json").read_text()),
-        "calibration": {key: _rounded(found) for key, found in calibration.items()},
+        "calibration": {key: _rounded(found) for key, found in kept(workdir).items()},
         **about,
     }
     write_atomically(path.with_suffix(".json"), json.dumps(content) + "\n")

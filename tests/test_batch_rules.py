@@ -1,7 +1,6 @@
 """Batch size and steps: rules against their sources' numbers, the SDE limit, models, sweeps and configs."""
 
 import dataclasses
-import json
 import pickle
 import re
 from typing import get_args
@@ -20,7 +19,7 @@ from depthmup.report.curves import judge as judge_rows
 from depthmup.settings import SettingsError
 from depthmup.sweep import judge, load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
-from depthmup.train.workdir import WorkdirError
+from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.adaptive import Search
 from depthmup.trials.model_study import from_identity
 from depthmup.trials.plan import combinations, trials
@@ -272,8 +271,9 @@ def test_a_sweep_of_all_sizes_at_once(tmp_path):
     assert set(map(tuple, rows[["width", "depth", "batch_size", "steps"]].to_numpy().tolist())) == {large}
     columns = ["width", "depth", "batch_size", "steps", "learning_rate", "seed", "last_loss", "diverged"]
     (again,) = judge(result.rows[columns].rename(columns={"last_loss": "loss"})).curves
-    assert (again.axis, again.result.optimal_lr) == ("compute", curve.result.optimal_lr)
-    saved = from_identity(json.loads((tmp_path / "settings.json").read_text()))
+    assert (again.axis, again.result.values) == ("compute", curve.result.values)
+    assert again.result.optimal_lr == curve.result.optimal_lr
+    saved = from_identity(read_settings(tmp_path))
     assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
 
 

@@ -1,7 +1,6 @@
 """`m.sweep`: a user's model of any framework, trained by the engine as a hand-written loop trains it."""
 
 import dataclasses
-import json
 import signal
 
 import cloudpickle
@@ -20,7 +19,7 @@ from depthmup import sweep
 from depthmup.settings import SettingsError
 from depthmup.train.build import batches_of, task_of
 from depthmup.train.stop import Stopped
-from depthmup.train.workdir import WorkdirError
+from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.group import GroupHooks, Runner
 from depthmup.trials.plan import Group, trials
 from tests import tiny
@@ -425,7 +424,7 @@ def test_what_cannot_be_trained_is_refused(wrong):
 
 
 def test_the_workdir_says_what_decides_its_rows(whole):
-    saved = json.loads((whole[3] / "settings.json").read_text())
+    saved = read_settings(whole[3])
     assert saved["model"] == "LinenNet"
     assert saved["base"] == [WIDTH, DEPTH]
     assert saved["steps"] == STEPS

@@ -168,7 +168,7 @@ def test_rows_that_were_copied_alone(tmp_path):
 def test_another_schema_is_refused(opened, tmp_path):
     """As every workdir of an earlier version."""
     opened(tmp_path).close()
-    saved = json.loads((tmp_path / "settings.json").read_text())
+    saved = workdir.read_settings(tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps({**saved, "schema": 3}))
     with pytest.raises(WorkdirError, match=f"schema was 3, now it is {SCHEMA}. Give another --workdir"):
         opened(tmp_path)

@@ -14,6 +14,7 @@ from depthmup.fit import Need
 from depthmup.report.curves import finished, judge
 from depthmup.settings import SettingsError, column
 from depthmup.train.stop import Stopped
+from depthmup.train.workdir import read_settings
 from depthmup.trials.adaptive import Search
 from depthmup.trials.config_study import from_identity
 from depthmup.trials.engine import train
@@ -347,7 +348,7 @@ def test_what_it_says(alone, tmp_path, capsys):
     rows, page = alone
     chosen, plan = trained(), len(trials(trained()))
     assert f"up to {most(chosen)} more trials until verdicts are decided" in sweep.cost(chosen)
-    store = Store(tmp_path, json.loads((page.parent / "settings.json").read_text()))
+    store = Store(tmp_path, read_settings(page.parent))
     store.add([Finished(row) for row in rows[:plan]])
     store.close()
     assert train(chosen, tmp_path) == rows

@@ -41,7 +41,7 @@ def calibrations(
     A point whose network has no update to measure is left out.
     """
     path = workdir / FILE
-    known = _read(path)
+    known = kept(workdir)
     asked = {key(study, point): point for point in points}
     missing = {name: point for name, point in asked.items() if name not in known}
     for number, (name, profile) in enumerate(zip(missing, _profiles(study, missing.values()), strict=True)):
@@ -53,8 +53,9 @@ def calibrations(
     return {name: update for name, update in updates.items() if 0 < update.mean < np.inf}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What was calibrated before; what is damaged, or of an earlier version, is left out with a message."""
+def kept(workdir: Path) -> dict[str, Any]:
+    """The profiles in calibration.json; none, with a message, if it is damaged or of an earlier version."""
+    path = workdir / FILE
     if not path.exists():
         return {}
     try:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from depthmup.backend import described
-from depthmup.files import first_difference, write_atomically
+from depthmup.files import digest, first_difference, write_atomically
 
 Row = dict[str, Any]
 LOCK = ".lock"
 OPENING = ".opening"  # locked by a process while it compares and writes settings.json
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
+CHECKSUM = "checksum"  # entry of settings.json: a hash of the others; earlier workdirs have none
 
 
 class WorkdirError(RuntimeError):
@@ -67,7 +68,8 @@ class Workdir:
             self._lock = _locked(path, shared)
             try:
                 if saved != settings or self.messages:
-                    write_atomically(path / SETTINGS, json.dumps(settings, indent=1), sync=True)
+                    content = {**settings, CHECKSUM: digest(settings)}
+                    write_atomically(path / SETTINGS, json.dumps(content, indent=1), sync=True)
                 self.messages += self._note_environment()
             except BaseException:
                 self.close()
@@ -123,6 +125,9 @@ def read_settings(workdir: Path) -> dict[str, Any]:
         raise WorkdirError(f"{path} is damaged: {error}") from error
     if not isinstance(saved, dict) or not saved:
         raise WorkdirError(f"{path} is damaged: it is no object of settings")
+    checksum = saved.pop(CHECKSUM, None)
+    if checksum not in (None, digest(saved)):
+        raise WorkdirError(f"{path} is damaged, or edited: its checksum is another")
     return saved
 
 
