@@ -115,7 +115,8 @@ ALLOWED = {
         "sweep",
         "train",
     },
-    "command": {"backend", "find_config", "settings", "train", "verbs"},
+    "interrupt": set(),
+    "command": {"backend", "find_config", "interrupt", "settings", "train", "verbs"},
     "__main__": {"command"},
     "__init__": {
         "audit",

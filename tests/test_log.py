@@ -153,6 +153,10 @@ def test_workdir(tmp_path):
     assert first_difference({"a": 1}, {"a": 1, "b": 2}) == "b was 'nothing', now it is 2"
     assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b was 2, now it is 'nothing'"
     assert first_difference({"a": {"b": 1}}, {"a": {"b": 1}}) == ""
+    old, new = "3 files, ab", "3 files, ab, contents cd"
+    assert first_difference({"a": old}, {"a": new}) == ""  # names and sizes are equal: all that the old one knows
+    assert first_difference({"a": new}, {"a": f"{old}, contents ce"}).startswith("a was '3 files, ab, contents cd'")
+    assert first_difference({"a": old}, {"a": "4 files, ab, contents cd"}).startswith("a was '3 files, ab'")
     other = tmp_path / "other"
     (other / "results").mkdir(parents=True)
     with pytest.raises(WorkdirError, match=r"holds results but no settings.json"):

@@ -22,6 +22,7 @@ from depthmup.data.dataset import Dataset, Records, Split, moments
 from depthmup.data.image_cache import Decoded
 from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
 from depthmup.data.images import in_memory
+from depthmup.files import CONTENTS
 
 IN_MEMORY = 2**31  # largest number of bytes of all decoded images for which they are held in memory
 MOMENTS = 10_000  # number of images on disk for the mean and the standard deviation
@@ -76,7 +77,7 @@ def load(
         std=arrays["std"],
         shape=(size, size, channels),
         names=classes,
-        digest=f"{len(states)} files, {_hash(sizes)}, contents {_hash(_contents(hashes))}",
+        digest=f"{len(states)} files, {_hash(sizes)}{CONTENTS}{_hash(_contents(hashes))}",
     )
 
 
