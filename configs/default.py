@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict] = dict(
         bottleneck=1,  # W_1..W_{m-1} have width / bottleneck channels
         padding="circular",  # zero | circular
         norm="none",  # none | batch; batch: a batch norm before each nonlinearity of a branch
-        dropout=0.0,  # rate of dropout between the convolutions of a branch, in [0, 1)
+        dropout=0.0,  # rate of dropout between the convolutions of a branch
         gain=2.0,  # c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))
         zero_init_branch=False,  # the last convolution of a branch starts at 0
     ),

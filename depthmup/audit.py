@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from depthmup.init_std import InitProgram, Std, evaluate, spread, traced
-from depthmup.parameterization import Parameterization, Role
-from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
+from depthmup.names import at_least_one, short
+from depthmup.parameterization import Parameterization, Role, check_parameterization
+from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
@@ -105,9 +106,12 @@ def audit_init(
 
     The factor of a parameter that is off corrects its init at the specs' shape, relative to the init at the anchor. An
     initializer that was run has slopes with the error 1 / (sqrt(n) ln 2) of its n numbers, so that small ones pass with
-    large errors. Raises SpecError if init_fn(w, d) is not what the specs describe.
+    large errors. Raises SpecError if init_fn(w, d) is not what the specs describe, ValueError for an anchor that is no
+    shape.
     """
-    leaves: list[ParamSpec] = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
+    if not callable(init_fn):
+        raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
     check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(leaves[0].width, leaves[0].depth))))
     return Initializers(lambda width, depth: traced(lambda: init_fn(width, depth))).audit(p, specs, anchor)
 
@@ -124,9 +128,11 @@ class Initializers:
 
     def audit(self, p: Parameterization, specs: PyTree, anchor: tuple[int, int] | None = None) -> InitAudit:
         """`audit_init`"""
-        leaves: list[ParamSpec] = jax.tree.leaves(specs, is_leaf=is_spec)
+        check_parameterization(p)
+        leaves = leaves_of(specs)
         width, depth = leaves[0].width, leaves[0].depth
-        w, d = anchor or ((p.base_width, p.base_depth) if p.base_width > 1 else (width, depth))
+        usual = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+        w, d = usual if anchor is None else _shape(anchor)
         start, wide, deep = (self.measured(*shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
         target = start if (w, d) == (width, depth) else self.stds(width, depth)
         rows = []
@@ -174,6 +180,14 @@ class Initializers:
         ran = {path: Std(spread(value), value.size, value.shape) for path, value in zip(paths, values, strict=True)}
         measured = {kind: ran[path] for kind, path in kinds.items()}
         return {path: measured.get((starred(path), std.shape), std) for path, std in stds.items()}
+
+
+def _shape(anchor: tuple[int, int]) -> tuple[int, int]:
+    try:
+        width, depth = anchor
+    except (TypeError, ValueError):
+        raise ValueError(f"anchor must be (width, depth), got {short(anchor)}") from None
+    return at_least_one("the anchor's width", width), at_least_one("the anchor's depth", depth)
 
 
 def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], ratios: Collection[float]) -> str | None:

@@ -66,7 +66,7 @@ RETURN = """
 PAGE = """# Settings
 
 Every key of a config, from the declarations in the code: `make configs` writes this page and
-configs/default.py. The last column says what a change of a key does:
+configs/default.py. Every number must be finite and fit into 32 bits. The last column says what a change of a key does:
 
 - **traced**: another result. The compiled program takes the value as an argument, so trials of a sweep that differ in
   traced keys alone share one program.

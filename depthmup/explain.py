@@ -7,14 +7,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
 
-from depthmup.optim import DEFAULTS, OPTIONS, Decay, families_of
-from depthmup.parameterization import FamilyName, Parameterization
-from depthmup.specs import ParamSpec, PyTree, is_spec, starred
+from depthmup.names import short, unknown
+from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of
+from depthmup.parameterization import FamilyName, Parameterization, check_parameterization
+from depthmup.specs import ParamSpec, PyTree, check_shapes, leaves_of, starred
 
 Schedule = Callable[[int], Any]
 COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "LR x decay",
@@ -188,13 +189,20 @@ def explain(
     The column forward is the factor that the model multiplies the leaf's output by: the branch factor in branches, the
     output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if
     the parameterization says how many a depth has (`blocks`).
+
+    Raises ValueError for an unknown name or a number out of range, SpecError for parameters of other specs.
     """
-    families = jax.tree.leaves(families_of(optimizer, specs))
+    check_parameterization(p)
+    leaves, families = leaves_of(specs), jax.tree.leaves(families_of(optimizer, specs))
+    if decay not in get_args(Decay):
+        raise unknown("decay", decay, get_args(Decay))
+    if step is not None and not (isinstance(step, int | np.integer) and step >= 0):
+        raise ValueError(f"step must be a whole number of at least 0, got {short(step)}")
+    check_numbers({"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps})
     lr, weight_decay = (_at(value, step) for value in (learning_rate, weight_decay))
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    if params is not None:
+        check_shapes(specs, params)
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
-    if [v.shape for v in values if v is not None] not in ([], [s.shape for s in leaves]):
-        raise ValueError("params are not those of the specs: their shapes differ")
     shown_eps = eps if "eps" in OPTIONS[optimizer] else None
     groups: dict[str, list[Row]] = {}
     for spec, value, family in zip(leaves, values, families, strict=True):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from depthmup.names import unknown
+from depthmup.names import Range, check_32_bits, unknown
 
 T = TypeVar("T")
+SIZE: dict[str, Any] = {"low": 1, "high": 2**20}  # the range of a width and of a depth
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Key:
-    """What is known of one setting.
+class Key(Range):
+    """What is known of one setting, and the range of its numbers, which must also fit into 32 bits.
+
+    A list or a table is checked value by value; None, the value of an optional setting that is not set, passes.
 
     meaning: one sentence or phrase; configs/default.py and docs/settings.md print it.
-    low: the smallest value. high: values are below it. most: the largest value. positive: values are above 0 and
-      finite. A list is checked value by value; None, the value of an optional setting that is not set, passes.
     choices: all names that the setting takes, those of its type if this is a `Literal`; () for any.
     nonempty: a list must have at least one value.
     traced: the compiled program takes the value as an argument, so trials that differ in it alone share the program.
@@ -32,10 +32,6 @@ class Key:
     """
 
     meaning: str
-    low: float | None = None
-    high: float | None = None
-    most: float | None = None
-    positive: bool = False
     choices: tuple[str, ...] = ()
     nonempty: bool = False
     traced: bool = False
@@ -51,17 +47,6 @@ class Key:
         """The choices and the meaning."""
         return "; ".join(filter(None, (" | ".join(self.choices), self.meaning)))
 
-    @property
-    def bounds(self) -> str:
-        """The bounds in words, which follow "must be"; "" for none."""
-        if self.positive:
-            return "positive and finite"
-        if self.low is None:
-            return ""
-        if self.most is not None:
-            return f"in [{self.low:g}, {self.most:g}]"
-        return f"at least {self.low:g}" + (f" and less than {self.high:g}" if self.high is not None else "")
-
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value out of bounds; `name` is the setting's name in the message."""
         if isinstance(value, tuple):
@@ -69,16 +54,14 @@ class Key:
                 raise ValueError(f"{name} is empty: give at least one value")
             for i, part in enumerate(value):
                 self.check(name if self.choices else f"{name}[{i}]", part)
+        elif isinstance(value, Mapping):
+            for entry, part in value.items():
+                self.check(f"{name}.{entry}", part)
         elif self.choices and value is not None and value not in self.choices:
             raise unknown(name, value, self.choices)
-        elif self.bounds and value is not None and not self._within(value):
-            raise ValueError(f"{name} must be {self.bounds}, got {value}")
-
-    def _within(self, number: float) -> bool:
-        if self.positive:
-            return 0 < number < math.inf
-        low, high = (infinity if b is None else b for b, infinity in ((self.low, -math.inf), (self.high, math.inf)))
-        return low <= number < high if self.most is None else low <= number <= self.most
+        elif isinstance(value, int | float):
+            super().check(name, value)
+            check_32_bits(name, value)
 
 
 def key(default: T, meaning: str, *, choices: Collection[str] = (), **about: Any) -> T:

@@ -1,9 +1,17 @@
-"""Errors about what a caller gave: a name that is not known, a number that is too small."""
+"""Errors about what a caller gave: a name that is not known, a number out of range."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # in size, of the normal numbers of float32
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
@@ -12,12 +20,102 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Va
     names = {other.lower(): other for other in known}
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     suggestion = f"; did you mean {names[near[0]]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {name!r}{suggestion} (known: {', '.join(known)}){hint}")
+    return ValueError(f"unknown {kind} {short(name)}{suggestion} (known: {', '.join(known)}){hint}")
 
 
-def at_least_one(what: str, value: float) -> None:
-    if not value >= 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
+def short(value: object) -> str:
+    """A value as one short line of a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers that an argument or a setting may be.
+
+    low: the smallest. high: numbers are below it. most: the largest. positive: numbers are above 0. infinite: infinity
+    is one of them.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    most: float | None = None
+    positive: bool = False
+    infinite: bool = False
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, which follow "must be"; "" for none."""
+        if self.positive:
+            return "positive" if self.infinite else "positive and finite"
+        if self.low is None:
+            return ""
+        if self.most is not None:
+            return f"in [{self.low:,}, {self.most:,}]"
+        return f"at least {self.low:,}" + (f" and less than {self.high:,}" if self.high is not None else "")
+
+    def check(self, what: str, number: Any) -> None:
+        """Raises ValueError for what is no real number, or out of the range. what: its name in the message."""
+        number = number.item() if getattr(number, "shape", None) == () else number
+        if not isinstance(number, numbers.Real):
+            raise ValueError(f"{what} must be a number, got {short(number)}")
+        number = number if isinstance(number, int) else float(number)  # a whole number may be too large for a float
+        if not self._inside(number):
+            finite = "" if -math.inf < number < math.inf or self.infinite or self.positive else "finite"
+            raise ValueError(f"{what} must be {' and '.join(filter(None, (self.bounds, finite)))}, got {short(number)}")
+
+    def array(self, what: str, values: Any, missing: bool = False) -> np.ndarray:
+        """The values as an array of float64. missing: NaN and None pass: values that are not known.
+
+        Raises ValueError, with the first value that is out of the range, or that is no real number.
+        """
+        array = floats(what, values)
+        outside = np.logical_not(self._inside(array)) & ~(missing & np.isnan(array))
+        if outside.any():
+            self.check(what, float(array[outside][0]))
+        return array
+
+    def _inside(self, number: Any) -> Any:
+        """Whether a number is in the range; of an array, entry by entry."""
+        above = number > (0 if self.positive else -math.inf) if self.low is None else number >= self.low
+        if self.most is not None or self.infinite:
+            return above & (number <= (math.inf if self.most is None else self.most))
+        return above & (number < (math.inf if self.high is None else self.high))
+
+
+FINITE, POSITIVE, NOT_NEGATIVE = Range(), Range(positive=True), Range(low=0)
+
+
+def floats(what: str, values: Any) -> np.ndarray:
+    """The values as an array of float64, None as NaN. Raises ValueError for what is no array of real numbers."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "cSU":
+            return np.asarray(array, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{what} must be numbers, got {short(values)}")
+
+
+def at_least_one(what: str, number: Any) -> int:
+    """The number as an int. Raises ValueError unless it is a whole number of at least 1."""
+    try:
+        whole = int(number)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != number:
+        raise ValueError(f"{what} must be a whole number, got {short(number)}")
+    if whole < 1:
+        raise ValueError(f"{what} must be at least 1, got {number}")
+    return whole
+
+
+def check_32_bits(what: str, number: float) -> None:
+    """Raises ValueError for a number that devices would round to 0 or to infinity, or an integer that they lack."""
+    size = abs(number)
+    fits = size < 2**31 if isinstance(number, int) else size == 0 or SMALLEST <= size <= LARGEST
+    if not fits:
+        raise ValueError(f"{what} = {short(number)} does not fit into 32 bits, with which devices compute")
 
 
 def plain(text: str) -> str:

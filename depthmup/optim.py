@@ -7,17 +7,25 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from depthmup.names import unknown
-from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization
-from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec
+from depthmup.names import NOT_NEGATIVE, POSITIVE, Range, check_32_bits, short, unknown
+from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, check_parameterization
+from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec, leaves_of
 from depthmup.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
+SHARE = Range(low=0, high=1)  # of an average that is kept at each step
+RANGES = {
+    "learning_rate": POSITIVE,
+    "momentum": SHARE,
+    "b1": SHARE,
+    "b2": SHARE,
+    "eps": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+}
 
 
 class Optimizer(NamedTuple):
@@ -90,7 +98,7 @@ OPTIONS = {name: row.options for name, row in (OPTIMIZERS | OTHERS).items()}
 
 def _row(name: str) -> Optimizer:
     known = OPTIMIZERS | OTHERS
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise unknown("optimizer", name, known, "; any other optax transformation goes through dm.wrap")
     return known[name]
 
@@ -103,6 +111,7 @@ def family_of(name: str) -> FamilyName:
 def families_of(name: str, specs: PyTree) -> PyTree:
     """The family of each leaf's update, a tree: "muon" trains the hidden weights by Muon and all others by Adam."""
     row = _row(name)
+    leaves_of(specs)  # raises for what is no tree of specs
     rest = row.rest or row.family
     return jax.tree.map(lambda s: row.family if s.role == "hidden" else rest, specs, is_leaf=is_spec)
 
@@ -173,9 +182,10 @@ def optimizer(
       mask: the leaves to decay, as a tree of bools, a prefix of one such as {"dense": True, "norm": False}, or a
         function from params to either, as in `optax.adamw`.
 
-    Raises ValueError for an unknown name, a learning rate that is not positive, an option of another optimizer, or a
+    Raises ValueError for an unknown name, a number that is out of range, an option of another optimizer, or a
     parameterization that is not defined for this optimizer; SpecError for a hidden weight of "muon" that is no matrix.
     """
+    check_parameterization(p)
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
     given = {key: value for key, value in options.items() if value is not None}
     # Adafactor's root mean square and Muon's singular values are those of a whole leaf, of which a form may have stored
@@ -202,13 +212,12 @@ def from_factors(
     """`optimizer` from trees of factors, and for "muon" the specs. The factors may be traced: then call this inside the
     jitted step."""
     row = _row(name)
-    if isinstance(learning_rate, float | int | np.number) and not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
     if decay not in get_args(Decay):
         raise unknown("decay", decay, get_args(Decay))
     for key in options:
         if key not in row.options:
             raise ValueError(f"{key} is not an option of {name!r}, which has {', '.join(row.options) or 'none'}")
+    check_numbers({"learning_rate": learning_rate, "weight_decay": weight_decay, **options})
     parts = []
     if not FAMILIES[row.family].linear:
         parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps))]
@@ -219,6 +228,17 @@ def from_factors(
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
         parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a hyperparameter, {name: value}, that is no number or out of range. Schedules pass, and so
+    do traced values."""
+    for name, value in values.items():
+        if name in RANGES and not callable(value) and not isinstance(value, jax.core.Tracer):
+            RANGES[name].check(name, value)
+            check_32_bits(name, float(value))
+        elif name == "nesterov" and not isinstance(value, bool):
+            raise ValueError(f"nesterov must be True or False, got {short(value)}")
 
 
 def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -305,5 +325,6 @@ def _of_each(mask: PyTree | Callable[[PyTree], PyTree], params: PyTree) -> PyTre
         return jax.tree.map(lambda b, part: jax.tree.map(lambda _: b, part, is_leaf=is_hidden), prefix, params)
     except ValueError as error:
         raise ValueError(
-            f"mask must be a tree of bools with the structure of the parameters, or a prefix: {error}"
+            "mask must be a tree of bools with the structure of the parameters, or a prefix: "
+            f"{str(error).splitlines()[0]}"
         ) from None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from depthmup.names import at_least_one, unknown
+from depthmup.names import FINITE, POSITIVE, Range, at_least_one, check_32_bits, short, unknown
 
 Role = Literal["input", "hidden", "output", "readout", "vector", "scalar", "fixed"]
 FamilyName = Literal["sgd", "adam", "muon", "adafactor", "shampoo2"]
@@ -22,6 +22,7 @@ Name = Literal["sp", "depth_sp", "ntp", "mup", "depth_mup", "depth_ode", "am_mup
 ROLES: tuple[Role, ...] = get_args(Role)
 FORMS: tuple[Form, ...] = get_args(Form)
 KINDS: tuple[Kind, ...] = get_args(Kind)
+LR_DEPTH = Range(low=-10, most=10)  # an exponent of depth
 
 
 class Powers(NamedTuple):
@@ -172,18 +173,26 @@ class Parameterization:
     form: Form = "mup"
 
     def __post_init__(self) -> None:
-        if self.name not in TABLES:
+        if not isinstance(self.name, str) or self.name not in TABLES:
             raise unknown("parameterization", self.name, TABLES)
         for what in ("base_width", "base_depth", "base_head_dim"):
             at_least_one(what, getattr(self, what))
-        for what, number in (("gamma0", self.gamma0), ("beta0", self.beta0)):
-            if not 0 < number < math.inf:
-                raise ValueError(f"{what} must be positive and finite, got {number}")
-        if self.alpha is not None and not 0.5 <= self.alpha <= 1:
-            raise ValueError(
-                f"alpha must be between 1/2 and 1, got {self.alpha}: below, features grow with depth; above, branches "
-                "vanish"
-            )
+        for what in ("gamma0", "beta0"):
+            POSITIVE.check(what, getattr(self, what))
+            check_32_bits(what, getattr(self, what))
+        if self.alpha is not None:
+            FINITE.check("alpha", self.alpha)
+            if not 0.5 <= self.alpha <= 1:
+                raise ValueError(
+                    f"alpha must be between 1/2 and 1, got {self.alpha}: below, features grow with depth; above, "
+                    "branches vanish"
+                )
+        if self.lr_depth is not None:
+            LR_DEPTH.check("lr_depth", self.lr_depth)
+        if not isinstance(self.branch_init, str):
+            raise ValueError(f"branch_init must be a glob of paths, got {short(self.branch_init)}")
+        if not (self.blocks is None or callable(self.blocks)):
+            raise ValueError(f"blocks must be a function of the depth, got {short(self.blocks)}")
         if self.branch_init != "*" and not self.arithmetic_mean:
             raise ValueError(f"branch_init is a setting of am_mup only, not of {self.name!r}")
         for name in ("alpha", "lr_depth"):
@@ -211,7 +220,11 @@ class Parameterization:
 
     def count_blocks(self, depth: int) -> int:
         """The number of residual blocks at a depth, which is the depth itself unless `blocks` says otherwise."""
-        return depth if self.blocks is None else self.blocks(depth)
+        if self.blocks is None:
+            return depth
+        count = self.blocks(depth)
+        POSITIVE.check(f"blocks({depth})", count)
+        return count
 
     def ratios(self, width: int, depth: int) -> tuple[float, float]:
         """(m, m_L): width and number of blocks over those at the base. Raises ValueError for a width or depth below 1.
@@ -231,7 +244,7 @@ class Parameterization:
         m, m_L = self.ratios(width, depth)
         attention = None
         if head_dim is not None:
-            at_least_one("head_dim", head_dim)
+            Range(low=1).check("head_dim", head_dim)
             power = self.table.attention
             attention = self.base_head_dim ** (power - 0.5) / head_dim**power
         if self.form == "absorbed":
@@ -260,7 +273,8 @@ class Parameterization:
         path: its path, which the glob `branch_init` may match. absorbs: for the form "absorbed", the kinds of factors
         that the parameter is stored times ("branch", "output", "attention"), each with its head size; None: one of the
         first two, by its role and place.
-        Raises ValueError for an unknown role or family, or a family for which the parameterization is not defined.
+        Raises ValueError for an unknown role or family, a family for which the parameterization is not defined, or
+        factors that 32 bits do not hold.
         """
         if role not in ROLES:
             raise unknown("role", role, ROLES)
@@ -298,7 +312,10 @@ class Parameterization:
         s = self._storage(role, m, m_L, fan_in, init, absorbs)
         multiplier = 1.0 if self.form == "absorbed" else s
         in_lr = s**kind.storage
-        return LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
+        factors = LeafFactors(init / s, multiplier, lr / in_lr, eps * s, decay * in_lr)
+        for name, factor in factors._asdict().items():
+            check_32_bits(f"{path or role} at width {width}, depth {depth}: the {name} factor of {self.name}", factor)
+        return factors
 
     def scales_init(self, role: Role, in_branch: bool, path: str) -> bool:
         """Whether AM-muP gives a parameter's init a power of depth: weights of branches that `branch_init` matches."""
@@ -359,6 +376,12 @@ class Parameterization:
                     product *= self._output(m) if kind == "output" else self._branch(m_L)
             return 1.0 / product
         return init / (math.sqrt(fan_in) if self.form == "canonical" and role not in ("vector", "scalar") else 1.0)
+
+
+def check_parameterization(p: object) -> None:
+    """Raises ValueError for what is no `Parameterization`."""
+    if not isinstance(p, Parameterization):
+        raise ValueError(f"the parameterization must be what dm.parameterization(name, ...) returns, got {short(p)}")
 
 
 def parameterization(

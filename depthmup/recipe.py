@@ -16,6 +16,8 @@ import optax
 
 from depthmup.keys import declared, key
 
+MOST_STEPS = 2**30  # the number of steps is below it
+
 # Each schedule takes the share, in [0, 1], of the steps after the warm-up that are done. It is a share and not a step
 # because the number of steps is traced, and Optax's schedules need a Python number.
 SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -107,8 +109,11 @@ class Recipe:
         }
 
     def steps(self, steps_per_epoch: int) -> int:
-        """The number of steps of the whole training."""
-        return max(1, round(self.epochs * steps_per_epoch))
+        """The number of steps of the whole training. Raises ValueError for more than a training can count."""
+        steps = max(1, round(self.epochs * steps_per_epoch))
+        if steps >= MOST_STEPS:
+            raise ValueError(f"epochs = {self.epochs:g} are {steps:.3g} steps, of which a training has below 2^30")
+        return steps
 
     def multiplier(self, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
         """The factor in [0, 1] that multiplies the learning rates of all leaves at a step.

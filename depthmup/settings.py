@@ -18,11 +18,11 @@ from typing import Any, Literal, cast
 from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.fit.curve import POINTS
-from depthmup.keys import Key, declared, key
+from depthmup.keys import SIZE, Key, declared, key
 from depthmup.models import MODELS
-from depthmup.names import unknown
+from depthmup.names import LARGEST, short, unknown
 from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
-from depthmup.parameterization import TABLES, Parameterization, parameterization
+from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
 from depthmup.recipe import LOSSES, Recipe
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
@@ -31,6 +31,7 @@ Judged = Literal["loss", "last_loss", "mean_loss", "validation_loss", "accuracy"
 Until = Literal["planned", "decided"]
 Wrapper = Literal["pmap", "jit"]
 Quantity = Literal["updates", "sharpness", "kernels", "noise_scale"]  # `train.quantities` measures them
+LOG2: dict[str, Any] = {"low": -100, "most": 100}  # the range of log2 of a learning rate
 # The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
 OWN = {
     "parameterization.name": "sweep.parameterizations",
@@ -113,6 +114,8 @@ class ParameterizationSettings:
         None,
         "exponent in depth of every LR (am_mup; unset: -3/2) or of the LRs in branches (the others; unset: 2 alpha - 1 "
         "for SGD, alpha - 1 for Adam)",
+        low=LR_DEPTH.low,
+        most=LR_DEPTH.most,
         traced=True,
     )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
@@ -194,13 +197,14 @@ class ParallelSettings:
 class SweepSettings:
     parameterizations: tuple[str, ...] = key(("sp", "mup", "depth_mup"), "", choices=TABLES, nonempty=True)
     optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
-    depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", low=1)
-    widths: tuple[int, ...] = key((32, 64, 128, 256), "", low=1)
+    depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", **SIZE)
+    widths: tuple[int, ...] = key((32, 64, 128, 256), "", **SIZE)
     batch_sizes: tuple[int, ...] = key((), "at data.batch_size else, and as many epochs: fewer steps if larger", low=1)
     epochs: tuple[float, ...] = key((), "lengths of training at data.batch_size; at `epochs` else", positive=True)
     log2_learning_rates: Mapping[str, tuple[float, float]] = key(
         {"sgd": (-8.0, 1.0), "momentum": (-11.0, -2.0), "adam": (-12.0, -3.0), "adamw": (-12.0, -3.0)},
         "the lowest and the highest learning rate of each optimizer",
+        **LOG2,
     )
     per_octave: int = key(2, "grid points per factor of 2", low=1)
     seeds: int = key(6, "config.seed, config.seed + 1, ...: so many trainings of each point", low=1)
@@ -223,18 +227,18 @@ class SweepSettings:
 class CheckSettings:
     optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
     log2_learning_rates: Mapping[str, float] = key(
-        {"sgd": -10.0, "momentum": -12.0, "adam": -10.0, "adamw": -10.0}, "small: saturation hides slopes"
+        {"sgd": -10.0, "momentum": -12.0, "adam": -10.0, "adamw": -10.0}, "small: saturation hides slopes", **LOG2
     )
-    widths: tuple[int, ...] = key((64, 128, 256, 512), "", low=1)
-    depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", low=1)
-    width: int = key(256, "", low=1)
-    depth: int = key(8, "", low=1)
+    widths: tuple[int, ...] = key((64, 128, 256, 512), "", **SIZE)
+    depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", **SIZE)
+    width: int = key(256, "", **SIZE)
+    depth: int = key(8, "", **SIZE)
     steps: tuple[int, ...] = key((1, 10), "after which the change of the features is measured", low=1, nonempty=True)
     seeds: int = key(8, "of each training", low=1)
     max_seeds: int = key(64, "seeds are doubled up to this where the answer is undecided", low=1)
     batch_size: int = key(32, "", low=1)
     beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
-    tolerance: float = key(0.1, "a slope is ok within +- this, not ok beyond, else undecided")
+    tolerance: float = key(0.1, "a slope is ok within +- this, not ok beyond, else undecided", positive=True)
 
 
 # What main.py check does for other families than the residual MLP: convolutions are dear. Plain networks claim nothing
@@ -348,7 +352,7 @@ class Settings(Recipe, TaskSettings):
             raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
         for name, (low, high) in self.sweep.log2_learning_rates.items():
             grid = f"sweep.log2_learning_rates.{name} = ({low}, {high})"
-            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            if low > high:
                 raise SettingsError(f"{grid} is an empty grid: give (lowest, highest)")
             points = (high - low) * self.sweep.per_octave + 1
             if points != round(points) or points < POINTS:
@@ -356,9 +360,6 @@ class Settings(Recipe, TaskSettings):
                     f"{grid} must be a whole number of grid points, {POINTS} or more, "
                     f"at {self.sweep.per_octave} per octave"
                 )
-        for name, exponent in self.check.log2_learning_rates.items():
-            if not -100 < exponent < 100:
-                raise SettingsError(f"check.log2_learning_rates.{name} must be between -100 and 100, got {exponent}")
         try:
             self.parameterization.build()
             if run := self.parameterization.run(self.data.batch_size, 1):
@@ -459,8 +460,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is types.UnionType:
         return None if value is None else convert(arguments[0], value, where)
     if origin is tuple:
-        if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise SettingsError(f"{where} must be a list of values, got {value!r}")
+        if isinstance(value, str | bytes) or hasattr(value, "keys") or not hasattr(value, "__iter__"):
+            raise SettingsError(f"{where} must be a list of values, got {short(value)}")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(kinds) != len(value):
             raise SettingsError(f"{where} must have {len(kinds)} values, got {len(value)}: {value!r}")
@@ -470,9 +471,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise SettingsError(f"{where} must have one entry per optimizer, got {value!r}")
         return {name: convert(arguments[1], value[name], f"{where}.{name}") for name in value}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= LARGEST else math.copysign(math.inf, value)  # which no setting takes
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise SettingsError(f"{where} must be {kind.__name__}, got {type(value).__name__} {value!r}")
+        raise SettingsError(f"{where} must be {kind.__name__}, got {type(value).__name__} {short(value)}")
     return value
 
 
@@ -507,6 +508,6 @@ def _interval(text: Any, where: str) -> Interval:
     if text == "never":
         return Interval(0, "never")
     found = re.fullmatch(r"(\d+(?:\.\d+)?) (step|epoch|minute)s?", text) if isinstance(text, str) else None
-    if not found or not float(found[1]) > 0:
-        raise SettingsError(f"{where} must be like '100 steps', '1 epoch', '10 minutes' or 'never', got {text!r}")
+    if not found or not 0 < float(found[1]) < 2**31:
+        raise SettingsError(f"{where} must be like '100 steps', '1 epoch', '10 minutes' or 'never', got {short(text)}")
     return Interval(float(found[1]), found[2])

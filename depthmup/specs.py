@@ -23,7 +23,18 @@ import numpy as np
 import optax
 from flax.core.meta import AxisMetadata
 
-from depthmup.parameterization import FamilyName, ForwardFactors, Kind, LeafFactors, Parameterization, Role
+from depthmup.names import at_least_one, short, unknown
+from depthmup.parameterization import (
+    KINDS,
+    ROLES,
+    FamilyName,
+    ForwardFactors,
+    Kind,
+    LeafFactors,
+    Parameterization,
+    Role,
+    check_parameterization,
+)
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -124,9 +135,14 @@ def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafF
     """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats.
 
     family: that of all leaves, or a tree of names in the structure of `specs`.
+
+    Raises SpecError for what is no tree of specs, ValueError for a family of another structure or an unknown name.
     """
-    leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    check_parameterization(p)
+    leaves, treedef = leaves_of(specs), jax.tree.structure(specs, is_leaf=is_spec)
     families = [family] * len(leaves) if isinstance(family, str) else jax.tree.leaves(family)
+    if len(families) != len(leaves):
+        raise ValueError(f"family must have a name for each of {len(leaves)} parameters, got {len(families)} names")
     rows = [leaf.factors(p, name) for leaf, name in zip(leaves, families, strict=True)]
     if p.form == "absorbed" and any(leaf.absorbs is None for leaf in leaves):
         _check_absorbable(leaves)
@@ -148,17 +164,24 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
 
 def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
     """The factors of `rescale`, in the structure of `specs`."""
-    return factors(p, specs, p.table.families[0]).init
+    return factors(p, specs, _first_family(p)).init
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
-    return _times(specs, params, factors(p, specs, p.table.families[0]).multiplier)
+    return _times(specs, params, factors(p, specs, _first_family(p)).multiplier)
+
+
+def _first_family(p: Parameterization) -> FamilyName:
+    """A family for which the parameterization is defined: initial weights and multipliers are those of all."""
+    check_parameterization(p)
+    return p.table.families[0]
 
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
     """`p.forward_factors` at the width and depth of the specs, so that the two cannot differ."""
-    spec: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    check_parameterization(p)
+    spec = leaves_of(specs)[0]
     return p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
 
 
@@ -204,33 +227,59 @@ def is_spec(leaf: object) -> bool:
     return isinstance(leaf, ParamSpec)
 
 
+def leaves_of(specs: PyTree) -> list[ParamSpec]:
+    """The specs of a tree, in its order. Raises SpecError for what is no tree of specs."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    odd = next((leaf for leaf in leaves if not is_spec(leaf)), None if leaves else specs)
+    if not leaves or odd is not None:
+        raise SpecError(f"specs must be a tree of ParamSpec, such as infer_specs gives, got {short(odd)}")
+    return leaves
+
+
 def specs_to_json(specs: PyTree) -> str:
     """The spec tree as JSON: a list of leaves in tree order."""
-    return json.dumps([dataclasses.asdict(s) for s in jax.tree.leaves(specs, is_leaf=is_spec)], indent=1)
+    return json.dumps([dataclasses.asdict(s) for s in leaves_of(specs)], indent=1)
 
 
 def specs_from_json(text: str, params: PyTree) -> PyTree:
     """The spec tree that `specs_to_json` wrote, in the structure of `params` (arrays or shapes).
 
-    Raises SpecError, naming the first difference, if a path or a shape differs from `params`.
+    Raises SpecError for another text, and, naming the first difference, if a path or a shape differs from `params`.
     """
-    rows = [_from_json(row) for row in json.loads(text)]
+    try:
+        saved = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"specs must be the JSON that specs_to_json writes: {error}") from None
+    if not isinstance(saved, list):
+        raise SpecError(f"specs must be the JSON list that specs_to_json writes, got {short(saved)}")
+    rows = [_from_json(row) for row in saved]
     shapes, treedef = flatten_shapes(params)
-    present = list(shapes.items())
-    saved = [(s.path, s.shape) for s in rows]
-    for left, right in zip(present, saved, strict=False):
-        if left != right:
-            raise SpecError(f"specs are of another model: it has {left[0]} {left[1]}, they have {right[0]} {right[1]}")
-    if len(present) != len(saved):
-        raise SpecError(f"specs are of another model: it has {len(present)} parameters, they have {len(saved)}")
+    for left, right in zip(shapes.items(), rows, strict=False):
+        if left != (right.path, right.shape):
+            raise SpecError(
+                f"specs are of another model: it has {left[0]} {left[1]}, they have {right.path} {right.shape}"
+            )
+    if len(shapes) != len(rows):
+        raise SpecError(f"specs are of another model: it has {len(shapes)} parameters, they have {len(rows)}")
     return jax.tree.unflatten(treedef, rows)
 
 
-def _from_json(row: dict[str, Any]) -> ParamSpec:
-    parts = row.get("absorbs")
-    if parts is not None:
-        parts = tuple(Absorbed(kind, size, axis, tuple(map(tuple, ranges))) for kind, size, axis, ranges in parts)
-    return ParamSpec(**{**row, "shape": tuple(row["shape"]), "absorbs": parts})
+def _from_json(row: Any) -> ParamSpec:
+    try:
+        parts = row.get("absorbs")
+        if parts is not None:
+            parts = tuple(Absorbed(kind, size, axis, tuple(map(tuple, ranges))) for kind, size, axis, ranges in parts)
+        spec = ParamSpec(**{**row, "shape": tuple(row["shape"]), "absorbs": parts})
+        for what, name, known in (("role", spec.role, ROLES), *(("factor", part.kind, KINDS) for part in parts or ())):
+            if name not in known:
+                raise unknown(what, name, known)
+        for what in ("width", "depth", "fan_in", "fan_out"):
+            at_least_one(what, getattr(spec, what))
+        if spec.in_branch not in (True, False) or spec.stack_axis not in (None, *range(len(spec.shape))):
+            raise ValueError(f"in_branch or stack_axis is out of range: {spec.in_branch}, {spec.stack_axis}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"specs have a leaf that specs_to_json does not write, {short(row)}: {error}") from error
+    return spec
 
 
 def parameters_only(tree: PyTree) -> PyTree:
@@ -252,7 +301,7 @@ def subset(specs: PyTree, tree: PyTree) -> PyTree:
 def check_shapes(specs: PyTree, params: PyTree) -> None:
     """Raises SpecError, naming the first leaf, if the parameters (arrays or shapes) are not those of the specs. Leaves
     that `optax.masked` hides are passed over."""
-    by_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    by_path = {spec.path: spec for spec in leaves_of(specs)}
     shapes = flatten_shapes(params)[0] if jax.tree.leaves(params) else {}
     for path, shape in shapes.items():
         if path not in by_path:

@@ -55,7 +55,7 @@ def test_schedule_and_measured_std():
     assert " at step 3: " in shown.title
     assert table(shown)["blocks"]["LR"] == "0.02187"  # .35 / 16
     assert table(shown)["in"]["LR x decay"] == "0.3"
-    with pytest.raises(ValueError, match="params are not those of the specs"):
+    with pytest.raises(ValueError, match="parameters and specs are of different models"):
         dm.explain(p, specs, "adam", params={**params, "more": params["in"]})
 
 

@@ -497,7 +497,7 @@ def test_another_hyperparameter(optima, verdict):
     assert found.reason == expected.reason.replace("learning rate", "gamma0")
     with pytest.raises(ValueError, match=r"two rows for depth=2, learning_rate=0\.1"):
         fit.transfer(rows)
-    with pytest.raises(ValueError, match="gamma0 must be a positive number, got 0"):
+    with pytest.raises(ValueError, match="gamma0 must be positive and finite, got 0"):
         fit.transfer([*rows, {**rows[0], "gamma0": 0}], hyperparameter="gamma0")
 
 
@@ -609,11 +609,11 @@ def test_optima_between_the_same_two_grid_points_look_equal():
         ([], "the table is empty"),
         (table({2: -4.0}), "at least two values"),
         (table({2: -4.0, 4: -4.0}) + table({2: -4.0}), "two rows for depth=2"),
-        (table({0: -4.0, 4: -4.0}), "depth must be a positive number, got 0"),
-        (table({math.inf: -4.0, 4: -4.0}), "depth must be a positive number, got inf"),
-        (table({2: -4.0, "8": -4.0}), "depth must be a positive number, got '8'"),
+        (table({0: -4.0, 4: -4.0}), "depth must be positive and finite, got 0"),
+        (table({math.inf: -4.0, 4: -4.0}), "depth must be positive and finite, got inf"),
+        (table({2: -4.0, "8": -4.0}), "depth must be a number, got '8'"),
         ([row for row in table({2: -4.0, 4: -4.0}) if row["learning_rate"] == 0.25], "1 values of learning_rate"),
-        ([{**row, "learning_rate": math.inf} for row in table({2: -4.0, 4: -4.0})], "learning_rate must be a positive"),
+        ([{**row, "learning_rate": math.inf} for row in table({2: -4.0, 4: -4.0})], "learning_rate must be positive"),
         ([{**row, "loss": -1.0} for row in table({2: -4.0, 4: -4.0})], "losses must not be negative"),
         ([{"depth": 2, "seed": 0, "loss": 1.0}], "a row of the table has no 'learning_rate'"),
     ],
@@ -636,8 +636,8 @@ def test_optimum_errors():
             fit.optimum([rate, 1, 2, 3, 4], np.ones(5))
     with pytest.raises(ValueError, match="cap, the loss of chance, must be positive"):
         fit.optimum(LRS, curve(-4.0), 0.0)
-    for options in ({"margin": 0}, {"looks": 0}):
-        with pytest.raises(ValueError, match="margin must be positive and looks at least 1"):
+    for options, says in (({"margin": 0}, "margin must be positive"), ({"looks": 0}, "looks must be at least 1")):
+        with pytest.raises(ValueError, match=says):
             fit.transfer(table({2: -4.0, 4: -4.0}), **options)
 
 

@@ -114,7 +114,7 @@ def test_calibrated_and_path_sums_count_relative_to_the_tuned_size():
     [
         ({"path_sums": {4: 1, 8: 1}}, "path_sums has no value at 2"),
         ({"calibrated": {"own": {2: None, 4: 1.0}}}, "own has no value at 2"),
-        ({"calibrated": {"own": {2: 0.1, 4: 0.0}}}, "own must be positive"),
+        ({"calibrated": {"own": {2: 0.1, 4: 0.0}}}, "own at 4 must be positive and finite, got 0"),
     ],
 )
 def test_errors(given, says):

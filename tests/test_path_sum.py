@@ -92,5 +92,5 @@ def test_errors(edges, says):
 
 
 def test_layers_are_whole():
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(ValueError, match=r"a whole number of layers\), got .*1\.5"):
         fit.path_sum([("in", "out", 1.5)], "in", "out")

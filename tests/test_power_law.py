@@ -157,11 +157,11 @@ def test_a_standard_error_of_zero_is_no_certainty(points):
     [
         ([0, 2, 4], [1, 1, 1], None, "depths must be positive"),
         ([1, 2, math.nan], [1, 1, 1], None, "depths must be positive"),
-        ([1, 2, 4], [1, 1], None, "depths and learning rates differ in length"),
+        ([1, 2, 4], [1, 1], None, "depths and learning rates must be as many of each"),
         ([1, 2, 4], [1, 1, 0], None, "learning rates must be positive"),
         ([1, 2, 4], [1, 1, math.inf], None, "learning rates must be positive"),
         ([1, 2, 4], [1, 1, 1], [0.1, 0.1], "depths and standard errors differ in length"),
-        ([1, 2, 4], [1, 1, 1], [0.1, 0.1, -0.1], "standard errors must not be negative"),
+        ([1, 2, 4], [1, 1, 1], [0.1, 0.1, -0.1], "standard errors must be at least 0"),
         ([1, 2], [1, 1], None, "three optima, got 2 of 2$"),
         ([1, 2, 4, 8], [1, None, 1, math.nan], None, r"got 2 of 4 \(no optimum at depth 2, 8\)"),
         ([4, 4, 4], [1, 1, 2], None, "different depths, all are 4"),

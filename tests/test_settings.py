@@ -80,7 +80,7 @@ def test_what_a_key_does():
         ({"epoch": 3.0}, "unknown key 'config.epoch'; did you mean 'config.epochs'"),
         ({"model__depth": "8"}, "config.model.depth must be int, got str '8'"),
         ({"model__depth": True}, "config.model.depth must be int, got bool"),
-        ({"model__depth": 0}, "model.depth must be at least 1, got 0"),
+        ({"model__depth": 0}, "model.depth must be at least 1 and less than 1,048,576, got 0"),
         ({"model__width": -4}, "model.width must be at least 1"),
         ({"sweep__depths": (2, 0)}, r"sweep.depths\[1\] must be at least 1"),
         ({"sweep__depths": 2}, "config.sweep.depths must be a list"),
@@ -119,7 +119,7 @@ def test_what_a_key_does():
         ({"checkpoint__every": "often"}, "config.checkpoint.every must be like '100 steps'"),
         ({"optimizer__b1": 1.5}, "optimizer.b1 must be at least 0 and less than 1"),
         ({"optimizer__weight_decay": float("nan")}, "optimizer.weight_decay must be at least 0"),
-        ({"check__log2_learning_rates": {"sgd": 2000.0, "adam": 0.0}}, "check.log2_learning_rates.sgd must be between"),
+        ({"check__log2_learning_rates": {"sgd": 2000.0, "adam": 0.0}}, "check.log2_learning_rates.sgd must be in"),
     ],
 )
 def test_settings_errors(overrides, says):

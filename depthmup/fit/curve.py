@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 
+from depthmup.names import POSITIVE, Range, floats, short
+
 POINTS = 5  # number of grid points that a curve needs
 CONFIDENCE = 0.95
 FLOOR = 1e-12  # losses below count as 0, since their logarithms would outweigh all others
@@ -20,6 +22,7 @@ STEEPER = 2.5  # a cliff rises this much faster than the bowl does anywhere befo
 FLANK = 2.0  # octaves below the best rate that say how fast the bowl rises
 RISE = 3.0  # standard errors by which a cliff exceeds the fastest rise of the bowl
 LEARNED = 0.01  # share of the loss of chance by which a network that has learned is below it
+CAP = Range(positive=True, infinite=True)  # of a loss that may have no chance
 
 
 def half_width(degrees: float, level: float = CONFIDENCE) -> float:
@@ -31,8 +34,10 @@ def half_width(degrees: float, level: float = CONFIDENCE) -> float:
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
     """Losses cut at `cap` (None: the largest finite loss); NaN and infinity, which mean divergence, become the cap."""
-    losses = np.asarray(losses, np.float64)
+    losses = floats("losses", losses)
     finite = losses[np.isfinite(losses)]
+    if cap is not None:
+        CAP.check("cap, the loss of chance,", cap)
     top = (finite.max() if finite.size else 1.0) if cap is None else cap
     return np.clip(np.where(np.isfinite(losses), losses, top), FLOOR, top)
 
@@ -123,17 +128,15 @@ def checked(
 
     trained: bool, shaped like losses: which seeds were trained at which rates. None: all at all rates.
     """
-    lrs, losses = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
+    lrs, losses = POSITIVE.array("learning rates", lrs), floats("losses", losses)
     if lrs.ndim != 1 or losses.ndim not in (1, 2) or losses.shape[0] != len(lrs) or losses.size == 0:
         raise ValueError(f"losses must be (points,) or (points, seeds) for {len(lrs)} rates, got {losses.shape}")
-    if not (np.isfinite(lrs) & (lrs > 0)).all():
-        bad = lrs[~(np.isfinite(lrs) & (lrs > 0))][0]
-        raise ValueError(f"learning rates must be positive and finite, got {bad:g}")
-    if cap is not None and not cap > 0:
-        raise ValueError(f"cap, the loss of chance, must be positive, got {cap:g}")
     absent = np.zeros(losses.shape, bool) if trained is None else np.logical_not(trained)
     if diverged is not None:
-        diverged = np.asarray(diverged, bool)
+        diverged = np.asarray(diverged)
+        if not np.isin(diverged, (False, True)).all():
+            raise ValueError(f"diverged must be True or False for each loss, got {short(diverged)}")
+        diverged = diverged.astype(bool)
         if diverged.shape != losses.shape:
             raise ValueError(f"diverged must have the shape of losses, {losses.shape}, got {diverged.shape}")
         missing = np.argwhere(~np.isfinite(losses) & ~diverged & ~absent)

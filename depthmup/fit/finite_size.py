@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from depthmup.fit.curve import half_width
+from depthmup.names import FINITE, NOT_NEGATIVE, POSITIVE, Range, floats, unknown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
+SIZE = Range(positive=True, infinite=True)
 TERMS = {"v": (1, 0), "m2": (2, 0), "k": (0, 2), "cross": (1, 1)}  # the powers of 1/N and 1/L in each term
 
 
@@ -41,7 +43,8 @@ class FiniteSize(NamedTuple):
     def predict(self, width: ArrayLike, depth: ArrayLike = math.inf, ensemble: int = 1) -> np.ndarray:
         """Squared error of the mean over `ensemble` networks. Averaging divides v by `ensemble`; cross counts as bias,
         which averaging does not change."""
-        sizes = np.broadcast_arrays(np.asarray(width, np.float64), np.asarray(depth, np.float64))
+        Range(low=1, infinite=True).check("ensemble", ensemble)
+        sizes = np.broadcast_arrays(SIZE.array("width", width), SIZE.array("depth", depth))
         values = np.array([0.0 if coefficient is None else coefficient.value for coefficient in self])
         return _design(TERMS, *sizes) @ (values / [ensemble, 1, 1, 1])
 
@@ -77,7 +80,7 @@ def ensemble_errors(predictions: ArrayLike, limit: ArrayLike) -> EnsembleErrors:
     variance / seeds, its standard error is up to sqrt(2) times too large.
     Raises ValueError for fewer than three seeds, shapes that do not fit, or values that are not finite.
     """
-    values, aim = np.asarray(predictions, np.float64), np.asarray(limit, np.float64)
+    values, aim = floats("predictions", predictions), floats("limit", limit)
     if values.ndim == 0 or values.shape[1:] != aim.shape or aim.size == 0:
         raise ValueError(f"predictions must be (seeds, ...) and limit (...), got {values.shape} and {aim.shape}")
     seeds = len(values)
@@ -128,19 +131,16 @@ def finite_size(
     Raises ValueError for sizes that are not positive, lengths that differ, errors that are not finite (or are negative
     without stderr), bad standard errors, unknown terms, or points too few or too much alike for the terms.
     """
-    n, y = np.asarray(widths, np.float64), np.asarray(errors, np.float64)
-    d = np.full_like(n, math.inf) if depths is None else np.asarray(depths, np.float64)
-    s = np.abs(y) if stderr is None else np.asarray(stderr, np.float64)
+    n, y = POSITIVE.array("widths", widths), FINITE.array("errors", errors)
+    d = np.full_like(n, math.inf) if depths is None else SIZE.array("depths", depths)
+    s = np.abs(y) if stderr is None else NOT_NEGATIVE.array("standard errors", stderr)
     if n.ndim != 1 or not n.shape == d.shape == y.shape == s.shape:
         raise ValueError(f"sizes, errors and stderr must be (points,), got {n.shape}, {d.shape}, {y.shape}, {s.shape}")
-    if not (np.isfinite(n) & (n > 0) & (d > 0)).all():
-        raise ValueError(f"widths and depths must be positive, got {n.tolist()} and {d.tolist()}")
-    if not np.isfinite(y).all() or (stderr is None and (y < 0).any()):
-        raise ValueError(f"errors must not be negative (squared biases may, but need stderr), got {y.tolist()}")
-    if not (np.isfinite(s) & (s >= 0)).all():
-        raise ValueError(f"standard errors must not be negative, got {s.tolist()}")
-    if not set(terms) <= set(TERMS):
-        raise ValueError(f"terms must be of {', '.join(TERMS)}, got {list(terms)}")
+    if stderr is None and (y < 0).any():
+        raise ValueError(f"errors must not be negative (squared biases may, but need stderr), got {y.min():g}")
+    for term in terms:
+        if term not in TERMS:
+            raise unknown("term", term, TERMS)
     names = [term for term in TERMS if term in (terms or (TERMS if np.isfinite(d).any() else ("v", "m2")))]
     if len(n) <= len(names):
         raise ValueError(f"{', '.join(names)} with intervals need at least {len(names) + 1} points, got {len(n)}")

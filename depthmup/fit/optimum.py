@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from depthmup.fit.curve import POINTS, Curve, Smooth, checked, half_width
+from depthmup.names import NOT_NEGATIVE, floats
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
@@ -245,7 +246,8 @@ def settled(lrs: ArrayLike, losses: ArrayLike, cap: float | None = None, band: f
     Returns an index into the times, or None if the last time has no optimum. A time without an optimum is not within
     the band. Paper A asks this question in appendix B.2 and figure B.3. Raises ValueError as `optimum` does.
     """
-    rates, curves = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
+    NOT_NEGATIVE.check("band", band)
+    rates, curves = floats("learning rates", lrs), floats("losses", losses)
     if curves.ndim != 3 or not len(curves):
         raise ValueError(f"losses must be (times, points, seeds), got {curves.shape}")
     optima = [optimum(rates, curve, cap).learning_rate for curve in curves]

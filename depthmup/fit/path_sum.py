@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
+from depthmup.names import short
+
 Edges = Iterable[tuple[Hashable, Hashable, int]]
 Value = TypeVar("Value")
 
@@ -21,8 +23,7 @@ def path_sum(edges: Edges, source: Hashable, sink: Hashable) -> int:
 
     The sum is an exact integer. It passes sums of L_p^k, k = 0..3, from node to node, and never lists the paths, whose
     number grows exponentially with depth.
-    Raises ValueError for a cycle, negative layers, or a sink that no path reaches; TypeError for layers that are not
-    integers.
+    Raises ValueError for a cycle, layers that are negative or no integers, or a sink that no path reaches.
     """
 
     def onwards(ways: Sequence[tuple[tuple[int, ...], int]]) -> tuple[int, ...]:
@@ -55,10 +56,8 @@ def _along(
 ) -> Value:
     """The value at the sink. start: at the source; onwards: (value, layers) of each edge into a node -> its value."""
     incoming: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
-    for node, end, layers in edges:
-        layers = operator.index(layers)  # a Python integer, since NumPy's integers would overflow
-        if layers < 0:
-            raise ValueError(f"layers must not be negative, got {layers} from {node!r} to {end!r}")
+    for edge in edges:
+        node, end, layers = _edge(edge)
         incoming.setdefault(end, []).append((node, layers))
     before = {node: [origin for origin, _ in ways] for node, ways in incoming.items()}
     try:
@@ -73,6 +72,18 @@ def _along(
     if sink not in values:
         raise ValueError(f"no path leads from {source!r} to {sink!r}")
     return values[sink]
+
+
+def _edge(edge: tuple[Hashable, Hashable, int]) -> tuple[Hashable, Hashable, int]:
+    """The edge with its layers as a Python integer, since NumPy's integers would overflow."""
+    try:
+        node, end, number = edge
+        layers = operator.index(number)
+    except (TypeError, ValueError):
+        raise ValueError(f"an edge must be (from, to, a whole number of layers), got {short(edge)}") from None
+    if layers < 0:
+        raise ValueError(f"layers must not be negative, got {layers} from {node!r} to {end!r}")
+    return node, end, layers
 
 
 def _longer(sums: tuple[int, ...], layers: int, k: int) -> int:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from depthmup.fit.curve import half_width
+from depthmup.names import NOT_NEGATIVE, POSITIVE, short
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
 
+ROUNDING = 1e-9  # octaves
 # Paper B, section 4.2: {name: (two anchor depths, the depths that the line through the anchors predicts)}.
 SEGMENTS: dict[str, tuple[tuple[int, int], Sequence[int]]] = {
     "A": ((3, 4), range(5, 10)),
@@ -42,12 +44,12 @@ class PowerLaw(NamedTuple):
     covariance: np.ndarray
 
     def __call__(self, depths: ArrayLike) -> np.ndarray:
-        return self.coefficient * np.asarray(depths, np.float64) ** self.exponent
+        return self.coefficient * POSITIVE.array("depths", depths) ** self.exponent
 
     def band(self, depths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """(low, high): the 95% band of the line at each depth. It says where the line may be, not where a new optimum
         may be, which scatters about the line."""
-        x = np.log2(np.asarray(depths, np.float64))
+        x = np.log2(POSITIVE.array("depths", depths))
         design = np.stack([x, np.ones_like(x)], axis=-1)
         variance = np.maximum(((design @ self.covariance) * design).sum(axis=-1), 0)  # Rounding may make it negative.
         factor = np.exp2(half_width(len(self.depths) - 2) * np.sqrt(variance))
@@ -88,7 +90,7 @@ def power_law(depths: ArrayLike, lrs: Sequence[float | None], stderr: ArrayLike 
     if len(x) < 3:
         left_out = f" (no optimum at depth {_words(depths, ~used)})" if not used.all() else ""
         raise ValueError(f"a power law with an interval needs three optima, got {len(x)} of {len(used)}{left_out}")
-    if np.ptp(x) == 0:
+    if np.ptp(x) < ROUNDING:
         raise ValueError(f"a power law needs different depths, all are {sizes[0]:g}")
     variance = np.zeros_like(x) if stderr is None else _variance(stderr, used)
     weighted = bool(variance.mean() > 0)  # NaN is not
@@ -129,7 +131,8 @@ def segmented(
     if len(measured) != len(sizes):
         raise ValueError(f"every depth may occur once, got {sizes.tolist()}")
     result = []
-    for name, (anchors, candidates) in segments.items():
+    for name, segment in segments.items():
+        anchors, candidates = _segment(name, segment)
         targets = [depth for depth in candidates if depth in measured]
         if targets and all(depth in measured for depth in anchors):
             near, far = anchors
@@ -142,25 +145,30 @@ def segmented(
 
 def _points(depths: ArrayLike, lrs: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(depths, learning rates, used): the points with an optimum, and for every given point whether it is one."""
-    sizes = np.asarray(depths, np.float64)
-    rates = np.array([math.nan if lr is None else lr for lr in lrs], np.float64)
-    if sizes.shape != rates.shape:
-        raise ValueError(f"depths and learning rates differ in length: {sizes.shape} and {rates.shape}")
-    if not (np.isfinite(sizes) & (sizes > 0)).all():
-        raise ValueError(f"depths must be positive, got {sizes.tolist()}")
+    sizes, rates = POSITIVE.array("depths", depths), POSITIVE.array("learning rates", lrs, missing=True)
+    if sizes.ndim != 1 or sizes.shape != rates.shape:
+        raise ValueError(f"depths and learning rates must be as many of each: {sizes.shape} and {rates.shape}")
     used = ~np.isnan(rates)
-    if not (np.isfinite(rates[used]) & (rates[used] > 0)).all():
-        raise ValueError(f"learning rates must be positive, got {rates.tolist()}")
     return sizes[used], rates[used], used
+
+
+def _segment(name: str, segment: tuple[tuple[int, int], Sequence[int]]) -> tuple[tuple[int, int], Sequence[int]]:
+    """The anchors of a segment and the depths that they predict. Raises ValueError for anchors that are no two."""
+    try:
+        (near, far), candidates = segment
+        ratio = far / near
+    except (TypeError, ValueError, ZeroDivisionError):
+        ratio = 0.0
+    if not ratio > 0 or ratio == 1:
+        raise ValueError(f"segment {name!r} must be ((anchor, another anchor), depths), got {short(segment)}")
+    return (near, far), candidates
 
 
 def _variance(stderr: ArrayLike, used: np.ndarray) -> np.ndarray:
     """Squared standard errors of the points that are used."""
-    errors = np.asarray(stderr, np.float64)
+    errors = NOT_NEGATIVE.array("standard errors", stderr, missing=True)
     if errors.shape != used.shape:
         raise ValueError(f"depths and standard errors differ in length: {used.shape} and {errors.shape}")
-    if (errors[used] < 0).any():
-        raise ValueError(f"standard errors must not be negative, got {errors.tolist()}")
     return errors[used] ** 2
 
 

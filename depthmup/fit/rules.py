@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup.fit.transfer import Transfer, regret_at
+from depthmup.names import POSITIVE, short
 
 
 class Rule(NamedTuple):
@@ -55,6 +56,8 @@ def predictions(
     them. A learning rate is None where path_sums or calibrated lack a depth. Raises ValueError for values that are not
     positive.
     """
+    for what, number in (("depth", depth), ("learning_rate", learning_rate), ("target", target)):
+        POSITIVE.check(what, number)
     ratio = target / depth
     result: dict[str, float | None] = {
         "constant": learning_rate,
@@ -118,10 +121,13 @@ def _times(
 
 
 def _value(name: str, values: Mapping[float, float | None], size: float) -> float | None:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name} must be {{size: value}}, got {short(values)}")
     value = values.get(size)
-    if value is not None and value <= 0:
-        raise ValueError(f"{name} must be positive, got {dict(values)}")
-    return None if value is None or value != value else value  # NaN; an integer may be too large for math.isnan
+    if value is None or value != value:  # NaN; an integer may be too large for math.isnan
+        return None
+    POSITIVE.check(f"{name} at {size:g}", value)
+    return value
 
 
 def _extrapolated(result: Transfer, i: int) -> float | None:

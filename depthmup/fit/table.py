@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from depthmup.names import POSITIVE, floats, short
 
 ACCURACY = "validation_accuracy"
 Row = Mapping[str, Any]
@@ -26,17 +27,19 @@ class LossCurve(NamedTuple):
 
 def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
     """{size: its curve}, sizes rising; arguments and errors are the same as in `transfer`."""
-    rows = list(table)
+    rows = list(table) if isinstance(table, Iterable) else [table]
     if not rows:
         raise ValueError("the table is empty: there is no trial to judge")
+    for row in rows:
+        if not hasattr(row, "keys"):
+            raise ValueError(f"a table must have rows {{column: value}}, or be a DataFrame, got {short(row)}")
     for key in (axis, hyperparameter, "seed", measure):
         if any(key not in row for row in rows):
             raise ValueError(f"a row of the table has no {key!r}")
     for key in (axis, hyperparameter):
         for row in rows:
-            if not (isinstance(row[key], numbers.Real) and math.isfinite(row[key]) and row[key] > 0):
-                raise ValueError(f"{key} must be a positive number, got {row[key]!r}")
-    sizes, seeds = (sorted({row[key] for row in rows}) for key in (axis, "seed"))
+            POSITIVE.check(key, row[key])
+    sizes, seeds = sorted({row[axis] for row in rows}), _seeds(rows)
     if len(sizes) < 2:
         raise ValueError(f"transfer over {axis} needs at least two values of it, got {sizes}")
     has_accuracy, has_diverged = (all(key in row for row in rows) for key in (ACCURACY, "diverged"))
@@ -45,7 +48,7 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
         lines = _lines([row for row in rows if row[axis] == size], seeds, f"{axis}={size}", hyperparameter)
         losses = _losses(lines, measure)
         trained = np.array([[row is not None for row in line] for line in lines])
-        flags = np.array([[bool(row and row.get("diverged", False)) for row in line] for line in lines])
+        flags = np.array([[_has_diverged(row) for row in line] for line in lines])
         if has_diverged and (~np.isfinite(losses) & ~flags & trained).any():
             i, j = np.argwhere(~np.isfinite(losses) & ~flags & trained)[0]
             row = lines[i][j]
@@ -63,6 +66,24 @@ def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: s
             accuracy=_column(lines, ACCURACY) if has_accuracy else None,
         )
     return result
+
+
+def _seeds(rows: list[Row]) -> list[Any]:
+    """The seeds of all rows, rising."""
+    try:
+        seeds = {row["seed"] for row in rows}
+        if all(seed is not None and seed == seed for seed in seeds):  # NaN is not
+            return sorted(seeds)
+    except TypeError:  # of two kinds that have no order, or unhashable
+        pass
+    raise ValueError(f"seeds must be numbers, or names, got {short([row['seed'] for row in rows])}")
+
+
+def _has_diverged(row: Row | None) -> bool:
+    flag = False if row is None else row.get("diverged", False)
+    if flag not in (False, True):
+        raise ValueError(f"diverged must be True or False, got {short(flag)}")
+    return bool(flag)
 
 
 def _lines(rows: list[Row], seeds: list[Any], size: str, hyperparameter: str) -> list[list[Row | None]]:
@@ -87,5 +108,4 @@ def _losses(lines: list[list[Row | None]], measure: str) -> np.ndarray:
 
 
 def _column(lines: list[list[Row | None]], key: str) -> np.ndarray:
-    values = [[None if row is None else row[key] for row in line] for line in lines]
-    return np.array([[math.nan if value is None else value for value in line] for line in values], np.float64)
+    return floats(key, [[math.nan if row is None or row[key] is None else row[key] for row in line] for line in lines])

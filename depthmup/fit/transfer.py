@@ -28,6 +28,7 @@ from depthmup.fit.verdict import (
     Verdict,
     judged,
 )
+from depthmup.names import POSITIVE, at_least_one
 
 if TYPE_CHECKING:
     import pandas
@@ -140,9 +141,10 @@ def transfer(
     that is missing, two rows for one trial, values of `axis` or `hyperparameter` that are not positive numbers,
     accuracies outside 0 to 1, or a NaN that is not one of a diverged training.
     """
-    if not margin > 0 or looks < 1:
-        raise ValueError(f"margin must be positive and looks at least 1, got {margin} and {looks}")
-    rows = table.to_dict("records") if hasattr(table, "to_dict") else table
+    POSITIVE.check("margin", margin)
+    at_least_one("looks", looks)
+    frame: Any = table
+    rows = frame.to_dict("records") if hasattr(table, "columns") else table
     curves = loss_curves(rows, axis, hyperparameter, measure)
     sizes = [_size(size, curve, axis, hyperparameter, cap) for size, curve in curves.items()]
     answers = judged(sizes, margin, looks)._asdict()  # Transfer has its fields, but for the margins
@@ -256,8 +258,9 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     """At the size with index `i`: the loss at the grid point nearest to `learning_rate`, minus the best loss.
 
     None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
-    grid and in gaps of an adaptive sweep's grid.
+    grid and in gaps of an adaptive sweep's grid. Raises ValueError for a learning rate that is not positive.
     """
+    POSITIVE.check("learning_rate", learning_rate)
     rates = result.learning_rates[i]
     chosen = nearest(rates, learning_rate)
     if not _on_grid(rates, learning_rate) or result.diverged[i][chosen].any():

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import key
+from depthmup.keys import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -59,8 +59,8 @@ class CNN(Model):
 
     residual: ClassVar[bool] = False
 
-    width: int = key(32, "C, the channels of a layer whose multiplier is 1", low=1)
-    depth: int = key(4, "L, the number of convolutions", low=1)
+    width: int = key(32, "C, the channels of a layer whose multiplier is 1", **SIZE)
+    depth: int = key(4, "L, the number of convolutions", **SIZE)
     channels: tuple[float, ...] = key((1.0,), "multipliers of width, layer by layer, repeated", nonempty=True)
     kernels: tuple[int, ...] = key((3,), "kernel sizes, layer by layer, repeated", low=1, nonempty=True)
     padding: str = key("circular", "", choices=PADDINGS)
@@ -76,9 +76,11 @@ class CNN(Model):
         for kernel in self.kernels:
             check_kernel(space, kernel, self.padding)
         for multiplier in self.channels:
-            if not multiplier > 0 or multiplier * self.width != round(multiplier * self.width):
+            channels = multiplier * self.width
+            if not 0 < channels < SIZE["high"] or channels != round(channels):
                 raise ValueError(
-                    f"channels: {multiplier} x width {self.width} must be a whole number of channels above 0"
+                    f"channels: {multiplier} x width {self.width} must be a whole number of channels above 0 and below "
+                    f"{SIZE['high']:,}"
                 )
 
     @property
@@ -163,16 +165,16 @@ class ResidualCNN(Model):
 
     even_scan: ClassVar[bool] = True
 
-    width: int = key(64, "C, the number of channels", low=1)
-    depth: int = key(4, "K, the number of residual blocks", low=1)
+    width: int = key(64, "C, the number of channels", **SIZE)
+    depth: int = key(4, "K, the number of residual blocks", **SIZE)
     kernels: tuple[int, ...] = key(
         (3, 3), "sizes of a branch's convolutions W_1..W_m; 1 is a dense layer over channels", low=1, nonempty=True
     )
     bottleneck: int = key(1, "W_1..W_{m-1} have width / bottleneck channels", low=1)
     padding: str = key("circular", "", choices=PADDINGS)
     norm: str = key("none", "batch: a batch norm before each nonlinearity of a branch", choices=("none", "batch"))
-    dropout: float = key(0.0, "rate of dropout between the convolutions of a branch, in [0, 1)")
-    gain: float = key(2.0, "c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))")
+    dropout: float = key(0.0, "rate of dropout between the convolutions of a branch", low=0, high=1)
+    gain: float = key(2.0, "c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))", low=0)
     zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")
 
     def check(self, shape: Sequence[int]) -> None:
@@ -182,8 +184,6 @@ class ResidualCNN(Model):
             check_kernel(space, kernel, self.padding)
         if self.width % self.bottleneck:
             raise ValueError(f"bottleneck {self.bottleneck} must divide the width {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         if self.dropout and len(self.kernels) == 1:
             raise ValueError("dropout acts between the convolutions of a branch: give kernels two sizes or more")
 

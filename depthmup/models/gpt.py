@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import key
+from depthmup.keys import SIZE, key
 from depthmup.models.attention import Attention
 from depthmup.models.layers import (
     ACTIVATIONS,
@@ -76,8 +76,8 @@ class GPT(Model):
     even_scan: ClassVar[bool] = True
     tokens: ClassVar[bool] = True
 
-    width: int = key(64, "the size of a token's state, a multiple of heads", low=1)
-    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", low=1)
+    width: int = key(64, "the size of a token's state, a multiple of heads", **SIZE)
+    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", **SIZE)
     activation: str = key("gelu", "", choices=ACTIVATIONS)
     heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
     positions: str = key(

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import key
+from depthmup.keys import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -46,8 +46,8 @@ class MLP(Model):
 
     residual: ClassVar[bool] = False
 
-    width: int = key(128, "N", low=1)
-    depth: int = key(4, "L, the number of hidden layers", low=1)
+    width: int = key(128, "N", **SIZE)
+    depth: int = key(4, "L, the number of hidden layers", **SIZE)
     use_bias: bool = key(False, "biases everywhere")
 
     @property
@@ -103,8 +103,8 @@ class ResidualMLP(Model):
 
     even_scan: ClassVar[bool] = True
 
-    width: int = key(128, "N", low=1)
-    depth: int = key(8, "L, the number of residual branches", low=1)
+    width: int = key(128, "N", **SIZE)
+    depth: int = key(8, "L, the number of residual branches", **SIZE)
     use_bias: bool = key(False, "biases in the read-in, the branches and the readout")
     norm: str = key("none", "layer: a LayerNorm at the entry of each branch", choices=("none", "layer"))
     readout: str = key("phi", "phi: the activation acts before the readout", choices=("phi", "linear"))

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import key
+from depthmup.keys import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -63,8 +63,8 @@ class SimpleResNet(Model):
     depth too. The paper has no norm. `zero_init_branch` is of Appendix M.
     """
 
-    width: int = key(128, "channels of the last stage, 8 times those of the first", low=1)
-    depth: int = key(4, "the number of residual blocks, each of one convolution; 3 or more", low=1)
+    width: int = key(128, "channels of the last stage, 8 times those of the first", **SIZE)
+    depth: int = key(4, "the number of residual blocks, each of one convolution; 3 or more", **SIZE)
     pool: str = key("average", "the kind of the three poolings", choices=("average", "max"))
     count: str = key(
         "blocks", "what the depth rules count; weight_layers is the paper's", choices=("blocks", "weight_layers")
@@ -203,8 +203,8 @@ class ResNet(Model):
     ours. `zero_init_branch` is of Appendix M.
     """
 
-    width: int = key(16, "channels of the first stage, before a bottleneck's expansion", low=1)
-    depth: int = key(1, "multiplies the numbers of blocks in stages", low=1)
+    width: int = key(16, "channels of the first stage, before a bottleneck's expansion", **SIZE)
+    depth: int = key(1, "multiplies the numbers of blocks in stages", **SIZE)
     stages: tuple[int, ...] = key(
         (1, 1, 1),
         "blocks per unit of depth; (1, 1, 1): CIFAR's 6n + 2 layers; (1, 1, 1, 1): ResNet-18 at depth 2; "

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import key
+from depthmup.keys import SIZE, key
 from depthmup.models.attention import Attention
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.models.layers import (
@@ -69,8 +69,8 @@ class ViT(Model):
 
     even_scan: ClassVar[bool] = True
 
-    width: int = key(64, "the size of a token, a multiple of heads", low=1)
-    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", low=1)
+    width: int = key(64, "the size of a token, a multiple of heads", **SIZE)
+    depth: int = key(4, "blocks of attention and MLP, each with two residual branches", **SIZE)
     activation: str = key("gelu", "", choices=ACTIVATIONS)
     heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
     patch: int = key(2, "side of a patch in pixels, which must divide the image's", low=1)
