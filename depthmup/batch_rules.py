@@ -86,7 +86,9 @@ class Run:
 
     def at(self, batch: int | None = None, steps: int | None = None) -> Run:
         """Another size with the same base; None: the same."""
-        return dataclasses.replace(self, batch=batch or self.batch, steps=steps or self.steps)
+        return dataclasses.replace(
+            self, batch=self.batch if batch is None else batch, steps=self.steps if steps is None else steps
+        )
 
     def row(self, family: FamilyName) -> BatchRule:
         """The rule's row of a family. Raises ValueError for a family for which the rule is not defined at any size."""
@@ -186,7 +188,8 @@ def run_of(
             f"batch_rule= says how hyperparameters follow batch size and steps: one of {', '.join(get_args(RuleName))} "
             "(docs/batch.md says which one when)"
         )
-    return Run(batch or base_batch, steps or base_steps, base_batch, base_steps, rule)
+    batch, steps = base_batch if batch is None else batch, base_steps if steps is None else steps
+    return Run(batch, steps, base_batch, base_steps, rule)
 
 
 def _rules_for(family: FamilyName, any_size: bool = False) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import numpy as np
 
-from depthmup.names import short, unknown
+from depthmup.names import unknown, whole
 from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of
 from depthmup.parameterization import FamilyName, Parameterization, check_parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, leaves_of, starred
@@ -196,8 +196,8 @@ def explain(
     leaves, families = leaves_of(specs), jax.tree.leaves(families_of(optimizer, specs))
     if decay not in get_args(Decay):
         raise unknown("decay", decay, get_args(Decay))
-    if step is not None and not (isinstance(step, int | np.integer) and step >= 0):
-        raise ValueError(f"step must be a whole number of at least 0, got {short(step)}")
+    if step is not None:
+        whole("step", step)
     check_numbers({"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps})
     lr, weight_decay = (_at(value, step) for value in (learning_rate, weight_decay))
     if params is not None:

@@ -97,17 +97,29 @@ def floats(what: str, values: Any) -> np.ndarray:
     raise ValueError(f"{what} must be numbers, got {short(values)}")
 
 
-def at_least_one(what: str, number: Any) -> int:
-    """The number as an int. Raises ValueError unless it is a whole number of at least 1."""
+def listed(what: str, values: Any) -> list[Any]:
+    """The values as a list. Raises ValueError for what has none, such as a number or a word."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{what} must be several values, got {short(values)}")
+    return list(values)
+
+
+def whole(what: str, number: Any, least: int = 0) -> int:
+    """The number as an int. Raises ValueError unless it is a whole number of at least `least`."""
     try:
-        whole = int(number)
+        result = int(number)
     except (TypeError, ValueError, OverflowError):
-        whole = None
-    if whole is None or whole != number:
+        result = None
+    if result is None or result != number:
         raise ValueError(f"{what} must be a whole number, got {short(number)}")
-    if whole < 1:
-        raise ValueError(f"{what} must be at least 1, got {number}")
-    return whole
+    if result < least:
+        raise ValueError(f"{what} must be at least {least}, got {number}")
+    return result
+
+
+def at_least_one(what: str, number: Any) -> int:
+    """`whole` of at least 1."""
+    return whole(what, number, 1)
 
 
 def check_32_bits(what: str, number: float) -> None:

@@ -36,7 +36,7 @@ from depthmup.measure import (
 )
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
-from depthmup.names import at_least_one, unknown
+from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import (
     FAMILIES,
     FamilyName,
@@ -151,6 +151,8 @@ def setup(
     unknown setting.
     """
     _check_settings(settings)
+    if inputs and not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(inputs)):
+        raise ValueError(f"inputs must be those of a call, arrays or jax.ShapeDtypeStruct, got {short(inputs)}")
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)

@@ -327,7 +327,7 @@ def test_equal_names_are_told_apart_by_shape():
         (plain, {"overrides": {"in": "imput"}}, "did you mean 'input'"),
         (plain, {"overrides": {"in": "stem/input"}}, "unknown place"),
         (plain, {"layout": "inout"}, "did you mean 'in_out'"),
-        (plain, {"width": 0}, "width and depth must be at least 1"),
+        (plain, {"width": 0}, "width must be at least 1, got 0"),
     ],
 )
 def test_errors(init, options, says):

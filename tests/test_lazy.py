@@ -239,7 +239,7 @@ def test_bad_kernels_and_options():
             lazy_kernels(PAIR, depth)
     with pytest.raises(ValueError, match="unknown readout 'Phi'; did you mean 'phi'"):
         lazy_kernels(PAIR, 2, readout="Phi")
-    with pytest.raises(ValueError, match="alpha must be between 1/2 and 1"):
+    with pytest.raises(ValueError, match=r"alpha must be in \[0.5, 1\]"):
         lazy_kernels(PAIR, 2, alpha=0.4)
     with pytest.raises(ValueError, match=r"0\.3 is no layer of a network of depth 2"):
         lazy_kernels(PAIR, 2, times=(0.3,))
@@ -327,7 +327,7 @@ def test_bad_predictor_options():
         (dict(steps=2.5), "steps must be a whole number, got 2.5"),
         (dict(steps=None, times=1.0), r"times must be \(times,\), got shape \(\)"),
         (dict(initial=np.ones((2, 1))), r"initial must have the shape of y, \(2,\), got \(2, 1\)"),
-        (dict(test_ntk=np.ones((2, 3)), test_initial=np.ones(2)), r"test_initial must be \(3, ...\) as y, got \(2,\)"),
+        (dict(test_ntk=np.ones((2, 3)), test_initial=np.ones(2)), r"test_initial needs the shape \(3, ...\) as y, got shape \(2,\)"),
     ):
         with pytest.raises(ValueError, match=message):
             lazy_predictor(PAIR, np.ones(2), **{"eta0": 0.1, "steps": 2, **options})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from depthmup.fit.curve import half_width
-from depthmup.names import FINITE, NOT_NEGATIVE, POSITIVE, Range, floats, unknown
+from depthmup.names import FINITE, NOT_NEGATIVE, POSITIVE, Range, floats, listed, unknown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike  # importing it loads more of NumPy than `import depthmup` needs
@@ -138,7 +138,7 @@ def finite_size(
         raise ValueError(f"sizes, errors and stderr must be (points,), got {n.shape}, {d.shape}, {y.shape}, {s.shape}")
     if stderr is None and (y < 0).any():
         raise ValueError(f"errors must not be negative (squared biases may, but need stderr), got {y.min():g}")
-    for term in terms:
+    for term in listed("terms", terms):
         if term not in TERMS:
             raise unknown("term", term, TERMS)
     names = [term for term in TERMS if term in (terms or (TERMS if np.isfinite(d).any() else ("v", "m2")))]

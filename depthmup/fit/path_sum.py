@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
-from depthmup.names import short
+from depthmup.names import listed, short
 
 Edges = Iterable[tuple[Hashable, Hashable, int]]
 Value = TypeVar("Value")
@@ -56,7 +56,7 @@ def _along(
 ) -> Value:
     """The value at the sink. start: at the source; onwards: (value, layers) of each edge into a node -> its value."""
     incoming: dict[Hashable, list[tuple[Hashable, int]]] = {source: []}
-    for edge in edges:
+    for edge in listed("edges", edges):
         node, end, layers = _edge(edge)
         incoming.setdefault(end, []).append((node, layers))
     before = {node: [origin for origin, _ in ways] for node, ways in incoming.items()}
@@ -78,6 +78,7 @@ def _edge(edge: tuple[Hashable, Hashable, int]) -> tuple[Hashable, Hashable, int
     """The edge with its layers as a Python integer, since NumPy's integers would overflow."""
     try:
         node, end, number = edge
+        hash((node, end))
         layers = operator.index(number)
     except (TypeError, ValueError):
         raise ValueError(f"an edge must be (from, to, a whole number of layers), got {short(edge)}") from None
@@ -96,5 +97,9 @@ def chain_path_sum(stages: Sequence[Sequence[int]]) -> int:
 
     (1,) is a plain layer, (0, 1) a residual block of one layer, (1, 2) a block of two with a projection shortcut.
     """
-    edges = [(i, i + 1, layers) for i, ways in enumerate(stages) for layers in ways]
+    edges = [
+        (i, i + 1, layers)
+        for i, ways in enumerate(listed("stages", stages))
+        for layers in listed("the ways of a stage", ways)
+    ]
     return path_sum(edges, 0, len(stages))

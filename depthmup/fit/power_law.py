@@ -130,6 +130,8 @@ def segmented(
     measured = dict(zip(sizes.tolist(), rates.tolist(), strict=True))
     if len(measured) != len(sizes):
         raise ValueError(f"every depth may occur once, got {sizes.tolist()}")
+    if not isinstance(segments, Mapping):
+        raise ValueError(f"segments must be {{name: (two anchors, depths)}}, got {short(segments)}")
     result = []
     for name, segment in segments.items():
         anchors, candidates = _segment(name, segment)

@@ -94,6 +94,8 @@ def learning_rate_rules(
     A rule has no prediction at a size that path_sums or calibrated lacks. Raises ValueError if one of them lacks L0 or
     has a value that is not positive.
     """
+    if not isinstance(result, Transfer):
+        raise ValueError(f"rules are compared with a result of `transfer`, got {short(result)}")
     tuned = next((i for i, lr in enumerate(result.optimal_lr) if lr is not None), None)
     if tuned is None:
         return []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.names import POSITIVE, floats, short
+from depthmup.names import POSITIVE, floats, listed, short
 
 ACCURACY = "validation_accuracy"
 Row = Mapping[str, Any]
@@ -27,7 +27,7 @@ class LossCurve(NamedTuple):
 
 def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
     """{size: its curve}, sizes rising; arguments and errors are the same as in `transfer`."""
-    rows = list(table) if isinstance(table, Iterable) else [table]
+    rows = listed("table", table)
     if not rows:
         raise ValueError("the table is empty: there is no trial to judge")
     for row in rows:

@@ -28,7 +28,7 @@ from depthmup.fit.verdict import (
     Verdict,
     judged,
 )
-from depthmup.names import POSITIVE, at_least_one
+from depthmup.names import POSITIVE, at_least_one, short
 
 if TYPE_CHECKING:
     import pandas
@@ -258,8 +258,11 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     """At the size with index `i`: the loss at the grid point nearest to `learning_rate`, minus the best loss.
 
     None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
-    grid and in gaps of an adaptive sweep's grid. Raises ValueError for a learning rate that is not positive.
+    grid and in gaps of an adaptive sweep's grid. Raises ValueError for a learning rate that is not positive, and for an
+    index of no size.
     """
+    if not isinstance(result, Transfer) or i not in range(-len(result.values), len(result.values)):
+        raise ValueError(f"the size must be one of a result of `transfer`, got index {short(i)} of {short(result)}")
     POSITIVE.check("learning_rate", learning_rate)
     rates = result.learning_rates[i]
     chosen = nearest(rates, learning_rate)

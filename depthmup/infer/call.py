@@ -13,7 +13,7 @@ from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
 from depthmup.infer.roles import Leaf, Roles, axes_for, fans, overridden_role
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
-from depthmup.names import unknown
+from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
 from depthmup.specs import Layout, ParamSpec, PyTree, SpecError
 
@@ -57,8 +57,12 @@ def infer_specs(
     """
     if layout not in (None, *get_args(Layout)):
         raise unknown("layout", layout, get_args(Layout))
-    if width < 1 or depth < 1:
-        raise ValueError(f"width and depth must be at least 1, got width={width}, depth={depth}")
+    at_least_one("width", width)
+    at_least_one("depth", depth)
+    if not callable(init_fn):
+        raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
     shapes = trees(init_fn, width, depth)
     rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
     settled = {name for name, rule in rules.items() if rule.role}

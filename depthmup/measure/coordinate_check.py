@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup.measure.probe import ALL, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
-from depthmup.names import at_least_one
+from depthmup.names import POSITIVE, at_least_one, listed, short
 
 Shape = tuple[int, int]  # width and depth
 
@@ -121,9 +121,15 @@ def coordinate_check(
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
     the logits. Source: docs/rules.md section 0, "How to make a coordinate check".
 
-    Raises ValueError if no axis has two values, a value is below 1, or "hidden" or "logits" is missing.
+    Raises ValueError if no axis has two values, a value is no whole number of at least 1, the tolerance is not
+    positive, or "hidden" or "logits" is missing.
     """
-    axes = {"width": [(w, depth) for w in widths], "depth": [(width, d) for d in depths]}
+    if not callable(probe_at):
+        raise ValueError(f"probe_at must be a function (width, depth) -> Probe, got {short(probe_at)}")
+    axes = {
+        "width": [(w, depth) for w in listed("widths", widths)],
+        "depth": [(width, d) for d in listed("depths", depths)],
+    }
     axes = {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
     if not axes or not steps:
         raise ValueError("a coordinate check needs at least two widths or two depths, and a number of steps")
@@ -135,6 +141,7 @@ def coordinate_check(
     ):
         for value in values:
             at_least_one(name, value)
+    POSITIVE.check("tolerance", tolerance)
     trainings, looks = _Trainings(probe_at, max(steps), seeds, progress), stages(seeds, max_seeds)
     open_groups = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
     counts: dict[tuple[str, str], int] = {}

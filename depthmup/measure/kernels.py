@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from depthmup.names import POSITIVE, listed, short
 from depthmup.specs import PyTree
 
 Forward = Callable[[PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]
@@ -48,8 +50,9 @@ def network_fields(
       phi: the activation, such as `model.phi`.
       gamma0: gamma_0 in F = w.psi / (gamma_0 N); it equals the parameterization's gamma0 if the base width is 1.
 
-    Raises ValueError if forward returns something else.
+    Raises ValueError if forward returns something else, or for a gamma0 that is not positive.
     """
+    POSITIVE.check("gamma0", gamma0)
     shapes = jax.eval_shape(lambda: forward(params, x, None))
     if not (isinstance(shapes, tuple) and len(shapes) == 2 and jax.tree.leaves(shapes[1])):
         raise ValueError("forward must return (outputs, states), with states h^0..h^L; it returned no states")
@@ -86,23 +89,34 @@ def network_kernels(
 def feature_kernels(states: Sequence[jax.Array]) -> jax.Array:
     """H^l = h^l h^l^T / units for every layer, (layers, examples, examples), in float32 or wider (docs/theory.md 0).
 
-    states: h^l, (examples, ...) each; positions of images and tokens count as units.
+    states: h^l, (examples, ...) each; positions of images and tokens count as units. Raises ValueError for states of
+    different numbers of examples, or of none.
     """
+    shapes = [np.shape(h) for h in listed("states", states)]
+    if len({shape[:1] for shape in shapes}) != 1 or min(map(len, shapes)) < 2:
+        raise ValueError(f"states must be (examples, ...) each, of the same examples, got {short(shapes)}")
     flat = [h.reshape(len(h), -1).astype(jnp.promote_types(h.dtype, jnp.float32)) for h in states]
     return jnp.stack([h @ h.T / h.shape[1] for h in flat])
 
 
 def distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """|a - b| / |b| with Frobenius norms over the last two axes: two kernels (..., P, P) -> (...)."""
+    """|a - b| / |b| with Frobenius norms over the last two axes: two kernels (..., P, P) -> (...).
+
+    It is NaN for a kernel with a NaN, as that of a network that has diverged, and not finite where b is 0. Raises
+    ValueError for shapes that do not fit.
+    """
+    _check_kernels(a, b)
     return jnp.linalg.norm(a - b, axis=(-2, -1)) / jnp.linalg.norm(b, axis=(-2, -1))
 
 
 def alignment(a: jax.Array, b: jax.Array, *, centred: bool = False) -> jax.Array:
     """<a, b> / (|a| |b|) with Frobenius products over the last two axes: two kernels (..., P, P) -> (...). It is 1 if a
-    is a positive multiple of b.
+    is a positive multiple of b, and NaN where one of them is 0 or has a NaN.
 
     centred: first subtract from the features their mean over examples (linear CKA; Kornblith et al. 2019).
+    Raises ValueError for shapes that do not fit.
     """
+    _check_kernels(a, b)
     if centred:
         for axis in (-1, -2):
             a, b = (k - k.mean(axis, keepdims=True) for k in (a, b))
@@ -112,6 +126,12 @@ def alignment(a: jax.Array, b: jax.Array, *, centred: bool = False) -> jax.Array
 def kernel_movement(before: jax.Array, after: jax.Array) -> jax.Array:
     """|H_after - H_before| / |H_before| of every layer (Frobenius norms): two kernels (layers, P, P) -> (layers,)."""
     return distance(after, before)
+
+
+def _check_kernels(a: jax.Array, b: jax.Array) -> None:
+    left, right = np.shape(a), np.shape(b)
+    if len(left) < 2 or len(right) < 2 or left[-2:] != right[-2:]:
+        raise ValueError(f"two kernels must be (..., P, P) with the same P, got shapes {left} and {right}")
 
 
 def check_outputs(what: str, outputs: Any, x: jax.Array) -> None:

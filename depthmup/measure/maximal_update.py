@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.names import at_least_one, unknown
+from depthmup.names import at_least_one, short, unknown
 from depthmup.specs import PyTree
 
 AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
@@ -69,7 +69,7 @@ class MaximalUpdate(NamedTuple):
 
         blocks: number of layers of each block. Raises ValueError if the numbers do not add up to all layers.
         """
-        if sum(blocks) != self.per_seed.shape[1] or min(blocks) < 1:
+        if not _parts(blocks) or sum(blocks) != self.per_seed.shape[1]:
             raise ValueError(f"blocks of {list(blocks)} layers: there are {self.per_seed.shape[1]} layers")
         starts = np.cumsum([0, *blocks[:-1]])
         per_seed, mean_squares = (np.add.reduceat(s, starts, axis=1) for s in (self.per_seed, self.mean_squares))
@@ -78,7 +78,7 @@ class MaximalUpdate(NamedTuple):
     def split(self, parts: Sequence[int]) -> MaximalUpdate:
         """Split layer l into parts[l] layers, each with an equal share of its s_l and mean square. `merged(parts)`
         undoes it. Raises ValueError unless parts has a number of at least 1 for every layer."""
-        if len(parts) != self.per_seed.shape[1] or min(parts) < 1:
+        if not _parts(parts) or len(parts) != self.per_seed.shape[1]:
             raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
         per_seed, squares = (
             np.repeat(s / np.asarray(parts), parts, axis=1) for s in (self.per_seed, self.mean_squares)
@@ -96,6 +96,11 @@ class MaximalUpdate(NamedTuple):
         profile = ", ".join(f"{layer}: {self.per_layer[layer]:.3g}" for layer in layers)
         rate = f"{self.learning_rate:.4g} (log2 {np.log2(self.learning_rate):.2f}{error})"
         return f"maximal-update learning rate {rate}\ns_l at layer {profile}"
+
+
+def _parts(numbers: Sequence[int]) -> bool:
+    """Whether these are whole numbers of at least 1."""
+    return all(isinstance(number, int | np.integer) and number > 0 for number in numbers)
 
 
 def maximal_update(
@@ -129,7 +134,8 @@ def maximal_update(
       seeds: number of initializations.
 
     Warns if the depth (number of activations minus 1) is above .05 times the width: one seed then says little. Raises
-    ValueError for an unknown average, or if no layer moves or a change is not finite.
+    ValueError for an unknown average, no activations or layers that are none of them, or if no layer moves or a change
+    is not finite.
     """
     tx = optax.sgd(1.0) if optimizer is None else optimizer
 
@@ -141,6 +147,8 @@ def maximal_update(
 
     probe = batch if probe is None else probe
     shapes = jax.tree.leaves(jax.eval_shape(lambda key: activations(init(key), probe), jax.random.key(0)))
+    if not shapes:
+        raise ValueError("activations must return the outputs of the layers, and it returns none")
     warn_if_deep(len(shapes) - 1, min(shape.shape[-1] for shape in shapes))
     return over_seeds(lambda seed: sizes(seed, batch, probe), seeds, layers, average)
 
@@ -151,9 +159,13 @@ def over_seeds(
     """The measurement of `update_sizes` of each seed; the other arguments are those of `maximal_update`."""
     if average not in AVERAGES:
         raise unknown("average", average, AVERAGES)
-    at_least_one("seeds", seeds)
-    measured = np.stack([np.asarray(sizes(np.uint32(seed))) for seed in range(seeds)], axis=1)
-    per_seed, mean_squares = measured if layers is None else measured[..., list(layers)]
+    measured = np.stack([np.asarray(sizes(np.uint32(seed))) for seed in range(at_least_one("seeds", seeds))], axis=1)
+    if layers is not None:
+        count, chosen = measured.shape[-1], list(layers)
+        if not chosen or not np.isin(chosen, np.arange(-count, count)).all():
+            raise ValueError(f"layers must be some of 0..{count - 1}, got {short(chosen)}")
+        measured = measured[..., chosen]
+    per_seed, mean_squares = measured
     return checked(MaximalUpdate(per_seed, mean_squares, average))
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from depthmup.names import NOT_NEGATIVE, at_least_one
 from depthmup.specs import PyTree
 
 ITERATIONS = 20
@@ -33,10 +34,18 @@ def sharpness(
       scale: tree of scalars S, such as `LeafFactors.lr`; None: all 1.
       iterations: number of Hessian-vector products, each of which takes about as long as two gradients. Memory holds
         as many copies of the parameters.
+
+    Raises ValueError for no iterations, no parameters or a negative scale.
     """
+    at_least_one("iterations", iterations)
     flat, unravel = ravel_pytree(params)
+    if not flat.size:
+        raise ValueError("sharpness is of parameters, and there are none")
     if scale is None:
         scale = jax.tree.map(lambda leaf: 1.0, params)
+    for factor in jax.tree.leaves(scale):
+        if not isinstance(factor, jax.Array):  # which may be traced
+            NOT_NEGATIVE.array("scale", factor)
     root, _ = ravel_pytree(jax.tree.map(lambda leaf, s: jnp.full_like(leaf, jnp.sqrt(s)), params, scale))
     gradient = jax.grad(lambda vector: loss(unravel(vector)))
     steps = min(iterations, flat.size)

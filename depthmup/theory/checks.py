@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.names import at_least_one, unknown
+from depthmup.names import FINITE, Range, floats, unknown
 from depthmup.theory.precision import concrete
 
 READOUTS = ("phi", "linear")
 GROUPS = ("readin", "branch", "readout")
+ALPHA = Range(low=0.5, most=1)
+LIMIT = Range(positive=True, infinite=True)  # of memory
 
 
-def whole(name: str, number: Any) -> int:
-    """The number as an int. Raises ValueError unless it is a whole number of at least 1."""
-    try:
-        result = operator.index(number)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {number!r}") from None
-    at_least_one(name, result)
-    return result
+def check_array(name: str, values: Any, within: Range = FINITE) -> None:
+    """Raises ValueError for values that are no numbers or out of range; not for traced ones."""
+    if concrete(values):
+        within.array(name, values)
 
 
-def check_alpha(alpha: float) -> None:
-    if not 0.5 <= alpha <= 1:
-        raise ValueError(f"alpha must be between 1/2 and 1, got {alpha}")
+def check_number(name: str, value: Any, within: Range = FINITE) -> None:
+    """`check_array` of one number."""
+    check_array(name, value, within)
+    if np.ndim(value):
+        raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
 
 
 def check_readout(readout: str) -> None:
@@ -41,7 +40,7 @@ def check_kernel(Kx: ArrayLike, name: str = "Kx") -> None:
 
     If the matrix is traced, only its shape is checked.
     """
-    shape = np.shape(Kx)
+    shape = np.shape(Kx) if not concrete(Kx) else floats(name, Kx).shape
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
         raise ValueError(f"{name} must be a square kernel (samples, samples), got shape {shape}")
     if not concrete(Kx):
@@ -68,6 +67,7 @@ def rounding(kernel: Any) -> float:
 
 def check_memory(size: float, limit: float, what: str, way_out: str) -> None:
     """Raises ValueError if an estimate in bytes is above a limit in GiB."""
+    LIMIT.check("memory_limit", limit)
     if size > limit * 2**30:
         raise ValueError(
             f"{what} would need about {size / 2**30:.1f} GiB, above memory_limit={limit:g}: raise it, or {way_out}"

@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.names import unknown
-from depthmup.theory.checks import check_alpha, check_memory, whole
+from depthmup.names import at_least_one, unknown
+from depthmup.theory.checks import ALPHA, check_array, check_memory, check_number
 from depthmup.theory.flow import integrate
 from depthmup.theory.lazy import branch_rates, layers_of, warn_of_remainder
 from depthmup.theory.moments import Moments, known, moments, overlap
@@ -93,12 +93,15 @@ def lazy_conv_kernels(
 
     Raises ValueError for images that do not fit, and as `lazy_kernels`. Warns as `lazy_kernels`.
     """
-    depth = depth if depth is None else whole("depth", depth)
+    depth = depth if depth is None else at_least_one("depth", depth)
     activation = known(activation)
-    check_alpha(alpha)
-    kernel = whole("kernel", kernel)
+    ALPHA.check("alpha", alpha)
+    check_number("beta", beta)
+    kernel = at_least_one("kernel", kernel)
     if padding not in PADDINGS:
         raise unknown("padding", padding, PADDINGS)
+    for array in (x,) if x2 is None else (x, x2):
+        check_array("images", array)
     images = [jnp.asarray(array, jnp.float64) for array in ((x,) if x2 is None else (x, x2))]
     shape = images[0].shape
     if len(shape) not in (3, 4) or not images[0].size:

@@ -12,9 +12,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.theory.checks import warn_unstable, whole
+from depthmup.names import at_least_one, listed
+from depthmup.theory.checks import check_number, warn_unstable
 from depthmup.theory.precision import Array, concrete
-from depthmup.theory.problem import Problem
+from depthmup.theory.problem import NUMBERS, Problem
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -83,7 +84,12 @@ class Equations:
 
 
 def equations_of(problem: Problem) -> Equations:
-    """The equations at the problem's depth, or at depth 1 if that is None. Call it with 64-bit JAX."""
+    """The equations at the problem's depth, or at depth 1 if that is None. Call it with 64-bit JAX.
+
+    Raises ValueError for an array in the place of a number.
+    """
+    for name in NUMBERS:
+        check_number(name, getattr(problem, name))
     P, T = np.shape(problem.Kx)[0], problem.steps
     Kx, y, eta0, gamma0, beta = (
         jnp.asarray(v, jnp.float64) for v in (problem.Kx, problem.y, problem.eta0, problem.gamma0, problem.beta)
@@ -149,6 +155,20 @@ def weight_evolution(
     return responses[:, 0], responses[:, 1:]
 
 
+def deepest_of(problem: Problem, depths: Sequence[int]) -> int:
+    """The problem's depth; or, if that is infinite, the largest of the `depths` from which it is extrapolated.
+
+    Raises ValueError for other depths than L, 2L and 4L.
+    """
+    if problem.depth is not None:
+        return problem.depth
+    smallest, *_ = listed("depths", depths) or [0]
+    at_least_one("depths", smallest)
+    if list(depths) != [smallest, 2 * smallest, 4 * smallest]:
+        raise ValueError(f"depths must be L, 2L and 4L, got {tuple(depths)}")
+    return 4 * smallest
+
+
 def solve_at_depth(
     problem: Problem, equations: Equations, solve: Callable[[Equations], Dynamics], depths: Sequence[int]
 ) -> Dynamics:
@@ -156,14 +176,10 @@ def solve_at_depth(
 
     F_inf = (8 F_4L - 6 F_2L + F_L) / 3 has no error of order 1/L or 1/L^2 (docs/theory.md section 4.1). Its distance
     from 2 F_4L - F_2L, with its sign, is the estimate `error`. The kernels are given at the layer times of depth L.
-
-    Raises ValueError for other depths.
     """
     if problem.depth is not None:
         result = solve(equations)
     else:
-        if len(depths) != 3 or tuple(depths) != tuple(factor * whole("depths", depths[0]) for factor in (1, 2, 4)):
-            raise ValueError(f"depths must be L, 2L and 4L, got {tuple(depths)}")
         coarse, middle, fine = (solve(dataclasses.replace(equations, depth=depth)) for depth in depths)
 
         def limit(a: Array, b: Array, c: Array) -> Array:

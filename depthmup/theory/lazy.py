@@ -13,7 +13,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.theory.checks import check_alpha, check_kernel, check_memory, check_readout, rounding, whole
+from depthmup.names import at_least_one, floats, listed, short
+from depthmup.theory.checks import (
+    ALPHA,
+    check_array,
+    check_kernel,
+    check_memory,
+    check_number,
+    check_readout,
+    rounding,
+)
 from depthmup.theory.flow import Flow, integrate, relu_flow
 from depthmup.theory.moments import CLOSED, TERMS, Moments, known, moments, overlap, remainder
 from depthmup.theory.precision import Array, concrete, float64
@@ -83,12 +92,18 @@ def lazy_kernels(
     closed form is not exact to a millionth. Raises ValueError for a kernel that is not square, symmetric or positive
     semi-definite, a depth below 1, a time that is no layer, an unknown name, or a result above the memory limit.
     """
-    depth = depth if depth is None else whole("depth", depth)
+    depth = depth if depth is None else at_least_one("depth", depth)
     activation = known(activation)
-    check_alpha(alpha)
+    ALPHA.check("alpha", alpha)
     check_readout(readout)
+    check_number("beta", beta)
     if norms is None:
         check_kernel(Kx)
+    elif len(listed("norms", norms)) != 2:
+        raise ValueError(f"norms must be those of the rows and those of the columns, got {short(norms)}")
+    else:
+        for name, values in (("Kx", Kx), ("norms of the rows", norms[0]), ("norms of the columns", norms[1])):
+            check_array(name, values)
     tolerance = rounding(Kx)
     Kx = jnp.asarray(Kx, jnp.float64)
     rows, columns = (jnp.diag(Kx),) * 2 if norms is None else (jnp.asarray(v, jnp.float64) for v in norms)
@@ -115,19 +130,20 @@ def lazy_kernels(
     )
 
 
-def layers_of(depth: int | None, times: Sequence[float] | None) -> list[float]:
+def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[float]:
     """The numbers of the layers at these layer times; at infinite depth the times themselves. None: the default times.
 
     Raises ValueError for times that are not ascending, not from 0 to 1, or between two layers.
     """
     if times is None:
-        return list(np.linspace(0, 1, 17)) if depth is None else list(range(depth + 1))
-    if any(not 0 <= time <= 1 for time in times) or sorted(times) != list(times):
-        raise ValueError(f"times must be layer times from 0 to 1 in ascending order, got {list(times)}")
+        return list(np.linspace(0, 1, 17)) if depth is None else range(depth + 1)
+    array = floats("times", times)
+    if array.ndim != 1 or not ((array >= 0) & (array <= 1)).all() or (np.diff(array) < 0).any():
+        raise ValueError(f"times must be layer times from 0 to 1 in ascending order, got {short(times)}")
     if depth is None:
-        return [float(time) for time in times]
-    layers = [round(time * depth) for time in times]
-    for layer, time in zip(layers, times, strict=True):
+        return array.tolist()
+    layers = [round(time * depth) for time in array.tolist()]
+    for layer, time in zip(layers, array.tolist(), strict=True):
         if abs(layer / depth - time) > 1e-9:
             raise ValueError(
                 f"time {time} is no layer of a network of depth {depth}: its layers are multiples of 1/{depth}"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.activations import ACTIVATIONS, Activation
-from depthmup.names import unknown
+from depthmup.names import short, unknown
 
 Pair = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 TERMS = 128  # the number of terms of Mehler's series
@@ -36,10 +36,12 @@ class Moments(NamedTuple):
 def known(activation: str | Activation) -> str | Activation:
     """The name of an activation that has one, given by its name or as the function; any other function as it is.
 
-    Raises ValueError for a name that is not in `ACTIVATIONS`.
+    Raises ValueError for a name that is not in `ACTIVATIONS`, and for what is no function.
     """
     if isinstance(activation, str) and activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS, "; any function of arrays will do as well")
+    if not isinstance(activation, str) and not callable(activation):
+        raise ValueError(f"activation must be a name or a function of arrays, got {short(activation)}")
     names = [name for name, function in ACTIVATIONS.items() if function is activation]
     return names[0] if names else activation
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.theory.checks import GROUPS, check_memory, whole
-from depthmup.theory.equations import Dynamics, Equations, equations_of, solve_at_depth, warn_of_divergence
+from depthmup.names import at_least_one, whole
+from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.equations import Dynamics, Equations, deepest_of, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy import lazy_kernels
-from depthmup.theory.lazy_training import lazy_dynamics
+from depthmup.theory.lazy_training import check_lazy_memory, lazy_dynamics
 from depthmup.theory.precision import concrete, float64
 from depthmup.theory.problem import Problem, as_problem
 from depthmup.theory.sampled import normal_draws, sweep
@@ -55,17 +56,21 @@ def dmft(
     an alpha other than 1/2.
     """
     problem = as_problem(problem, y, options)
-    samples, replicates = whole("samples", samples), whole("replicates", replicates)
+    samples, replicates = at_least_one("samples", samples), at_least_one("replicates", replicates)
+    whole("seed", seed)
     if problem.branch_weights == 2 and (problem.lazy or problem.alpha != 0.5):
         raise ValueError("branches of two weights are solved for alpha = 1/2 and gamma0 > 0 only")
+    if problem.lazy:
+        check_lazy_memory(problem, deepest_of(problem, depths), memory_limit)
+    else:
+        _check_samples(problem, samples, deepest_of(problem, depths), memory_limit)
     equations = equations_of(problem)
     if problem.branch_weights == 1 and concrete(problem):
         network = problem.depth, problem.activation, equations.beta, problem.readout
         start = lazy_kernels(problem.Kx, *network, alpha=problem.alpha, times=())
         warn_of_divergence(problem, equations, {group: getattr(start, f"ntk_{group}") for group in GROUPS})
     if problem.lazy:
-        return lazy_dynamics(problem, equations, depths, memory_limit)
-    _check_samples(equations, samples, problem.depth or max(depths), memory_limit)
+        return lazy_dynamics(problem, equations, depths)
     runs = []
     for replicate in range(replicates):
 
@@ -82,10 +87,10 @@ def dmft(
     return mean._replace(stderr=spread / np.sqrt(replicates))
 
 
-def _check_samples(equations: Equations, samples: int, deepest: int, memory_limit: float) -> None:
+def _check_samples(problem: Problem, samples: int, deepest: int, memory_limit: float) -> None:
     """Raises ValueError if the samples are too few at the largest depth, or take too much memory."""
-    (P, C), T, quarter = equations.y.shape, equations.steps, -(-samples // 4)
-    weights = equations.branch_weights * deepest
+    (P, C), T, quarter = problem.samples_and_outputs, problem.steps, -(-samples // 4)
+    weights = problem.branch_weights * deepest
     sources = max(P, C) + weights * T * P * C
     if quarter < 2 * sources:
         raise ValueError(

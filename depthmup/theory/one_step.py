@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.theory.checks import whole
-from depthmup.theory.precision import Array, concrete, float64
+from depthmup.names import Range, at_least_one
+from depthmup.theory.checks import check_array, check_memory, check_number
+from depthmup.theory.precision import Array, float64
 
 
 class OneStep(NamedTuple):
@@ -35,6 +36,7 @@ def one_step_linear(
     beta: float | jax.Array = 1.0,
     train_readin: bool = True,
     times: jax.Array | np.ndarray | None = None,
+    memory_limit: float = 4.0,
 ) -> OneStep:
     """H after one step of gradient descent, from the closed form or the recursion; docs/theory.md section 3.
 
@@ -47,21 +49,25 @@ def one_step_linear(
       beta: branch multiplier.
       train_readin: whether the step also moves the read-in.
       times: layer times at infinite depth, by default 101 from 0 to 1.
+      memory_limit: GiB that the layers of a finite depth may take.
 
-    Raises ValueError for a depth that is no whole number of at least 1, for times outside of [0, 1], or for times at
-    finite depth.
+    Raises ValueError for numbers that are not finite, a depth that is no whole number of at least 1, times outside of
+    [0, 1] or at finite depth, or too much memory.
     """
-    depth = depth if depth is None else whole("depth", depth)
+    depth = depth if depth is None else at_least_one("depth", depth)
+    check_number("c", c)
+    check_number("beta", beta)
     square, readin = jnp.asarray(beta, jnp.float64) ** 2, float(train_readin)
     if depth is None:
-        if times is not None and concrete(times) and not (np.min(times) >= 0 and np.max(times) <= 1):
-            raise ValueError(f"times must be layer times from 0 to 1, got {times}")
+        if times is not None:
+            check_array("times", times, Range(low=0, most=1))
         tau = jnp.linspace(0, 1, 101) if times is None else jnp.asarray(times, jnp.float64)
         s, H0 = square * tau, jnp.exp(square * tau)
         moved = s**2 + 2 / 3 * s**3 + readin * (1 + 4 * s + 2 * s**2)
         return OneStep(tau, H0, H0 * (1 + c**2 * jnp.exp(square) * moved), c * (readin + s) * H0)
     if times is not None:
         raise ValueError("times are those of the layers at finite depth: leave them out")
+    check_memory(64.0 * depth, memory_limit, "one_step_linear", "take a smaller depth")
     return _recursion(jnp.asarray(c, jnp.float64), square, readin, depth)
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.theory.checks import check_kernel, warn_unstable, whole
+from depthmup.names import NOT_NEGATIVE, Range, at_least_one
+from depthmup.theory.checks import check_array, check_kernel, check_memory, warn_unstable
 from depthmup.theory.precision import Array, float64
 
 
@@ -35,6 +36,7 @@ def lazy_predictor(
     test_ntk: ArrayLike | None = None,
     initial: ArrayLike | None = None,
     test_initial: ArrayLike | None = None,
+    memory_limit: float = 4.0,
 ) -> LazyPrediction:
     """Predictions in training on (1/2P) sum (F - y)^2 at a constant NTK; docs/theory.md section 2.1 (paper A, eq. 89).
 
@@ -51,46 +53,74 @@ def lazy_predictor(
       test_ntk: (P, Q), the NTK between training and test samples, from `lazy_kernels(..., norms=...)`.
       initial: predictions of the training samples at the start, in the shape of y; by default 0.
       test_initial: predictions of the test samples at the start, (Q,) or (Q, C); by default 0.
+      memory_limit: GiB that the predictions of the training samples may take.
 
     Warns, with the bound, if gradient descent is unstable: eta0 lambda_max(Theta) / P above 2.
-    Raises ValueError for a kernel that is not positive semi-definite, shapes that do not fit, or unless exactly one of
-    steps and times is given.
+    Raises ValueError for a kernel that is not positive semi-definite, shapes that do not fit, numbers that are not
+    finite, too much memory, or unless exactly one of steps and times is given.
     """
-    if (steps is None) == (times is None):
-        raise ValueError("give either steps, of gradient descent, or times, of gradient flow")
-    if np.ndim(eta0):
-        raise ValueError("eta0 must be one number; for one a step use linear_dmft or dmft with gamma0=0")
-    if steps is not None:
-        steps = whole("steps", steps)
-    elif jnp.ndim(times := jnp.asarray(times, jnp.float64)) != 1:
-        raise ValueError(f"times must be (times,), got shape {times.shape}")
     check_kernel(ntk, "ntk")
-    Theta, target = (jnp.asarray(array, jnp.float64) for array in (ntk, y))
+    Theta = jnp.asarray(ntk, jnp.float64)
     P = len(Theta)
-    if target.ndim not in (1, 2) or len(target) != P:
-        raise ValueError(f"y has shape {target.shape}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
+    _check(P, y, eta0, test_ntk, initial, test_initial)
+    target, t = jnp.asarray(y, jnp.float64), _times(steps, times)
+    check_memory(8.0 * len(t) * (P + target.size), memory_limit, "lazy_predictor", "give fewer times")
     values, vectors = jnp.linalg.eigh(Theta)
     values = jnp.maximum(values, 0)  # rounding makes some of them negative
     rates = eta0 * values / P
     if steps is not None:
         warn_unstable(eta0, values[-1] / P)
-    t = jnp.arange(steps) if times is None else jnp.asarray(times)
+    t = jnp.arange(len(t)) if isinstance(t, range) else t
     # The share of each eigenvector that is not learnt yet, (T, P).
     left = (1 - rates) ** t[:, None] if times is None else jnp.exp(-rates * t[:, None])
-    if initial is not None and np.shape(initial) != target.shape:
-        raise ValueError(f"initial must have the shape of y, {target.shape}, got {np.shape(initial)}")
     start = jnp.zeros_like(target) if initial is None else jnp.asarray(initial, jnp.float64)
     modes = jnp.einsum("pk,p...->k...", vectors, target - start)
     train = start + jnp.einsum("pk,tk,k...->tp...", vectors, 1 - left, modes)
     if test_ntk is None:
         return LazyPrediction(train, None)
     across = jnp.asarray(test_ntk, jnp.float64)
-    if across.ndim != 2 or len(across) != P:
-        raise ValueError(f"test_ntk must be (training samples, test samples) = ({P}, ...), got {across.shape}")
-    if test_initial is not None and np.shape(test_initial) != (across.shape[1], *target.shape[1:]):
-        raise ValueError(f"test_initial must be ({across.shape[1]}, ...) as y, got {np.shape(test_initial)}")
     # (1 - left) / rate; where the rate is 0, its limit t
     small = rates < 1e-12 * jnp.maximum(rates[-1], 1e-300)
     learnt = jnp.where(small, t[:, None], (1 - left) / jnp.where(small, 1.0, rates)) * eta0 / P
     test = jnp.einsum("pq,pk,tk,k...->tq...", across, vectors, learnt, modes)
     return LazyPrediction(train, test if test_initial is None else test + jnp.asarray(test_initial, jnp.float64))
+
+
+def _check(
+    P: int,
+    y: ArrayLike,
+    eta0: float | jax.Array,
+    test_ntk: ArrayLike | None,
+    initial: ArrayLike | None,
+    test_initial: ArrayLike | None,
+) -> None:
+    """Raises ValueError for values or shapes that `lazy_predictor` does not take with P training samples."""
+    if np.ndim(eta0):
+        raise ValueError("eta0 must be one number; for one a step use linear_dmft or dmft with gamma0=0")
+    check_array("eta0", eta0, NOT_NEGATIVE)
+    for name, values in {"y": y, "test_ntk": test_ntk, "initial": initial, "test_initial": test_initial}.items():
+        if values is not None:
+            check_array(name, values)
+    target, across = np.shape(y), None if test_ntk is None else np.shape(test_ntk)
+    if len(target) not in (1, 2) or target[0] != P:
+        raise ValueError(f"y has shape {target}; the kernel of {P} samples needs ({P},) or ({P}, outputs)")
+    if initial is not None and np.shape(initial) != target:
+        raise ValueError(f"initial must have the shape of y, {target}, got {np.shape(initial)}")
+    if across is not None and (len(across) != 2 or across[0] != P):
+        raise ValueError(f"test_ntk must be (training samples, test samples) = ({P}, ...), got {across}")
+    if test_initial is not None and (across is None or np.shape(test_initial) != (across[1], *target[1:])):
+        needs = "test_ntk too" if across is None else f"the shape ({across[1]}, ...) as y"
+        raise ValueError(f"test_initial needs {needs}, got shape {np.shape(test_initial)}")
+
+
+def _times(steps: int | None, times: ArrayLike | None) -> range | jax.Array:
+    """The times of the predictions, (T,), as `lazy_predictor` explains them."""
+    if (steps is None) == (times is None):
+        raise ValueError("give either steps, of gradient descent, or times, of gradient flow")
+    if steps is not None:
+        return range(at_least_one("steps", steps))
+    check_array("times", times, Range(low=0, infinite=True))
+    array = jnp.asarray(times, jnp.float64)
+    if array.ndim != 1:
+        raise ValueError(f"times must be (times,), got shape {array.shape}")
+    return array

@@ -11,11 +11,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
-from depthmup.names import unknown
-from depthmup.theory.checks import GROUPS, check_alpha, check_kernel, check_readout, whole
+from depthmup.names import FINITE, NOT_NEGATIVE, Range, at_least_one, listed, short, unknown
+from depthmup.theory.checks import ALPHA, GROUPS, check_array, check_kernel, check_readout
 from depthmup.theory.moments import known
 from depthmup.theory.precision import concrete
 
+NUMBERS = {"beta": FINITE, "gamma0": NOT_NEGATIVE, "momentum": Range(low=0, high=1), "weight_decay": NOT_NEGATIVE}
 ARRAYS = ("Kx", "y", "beta", "gamma0", "eta0", "momentum", "weight_decay", "sample_weights")  # leaves of a `Problem`
 
 
@@ -77,16 +78,16 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_kernel(self.Kx)
-        check_alpha(self.alpha)
+        ALPHA.check("alpha", self.alpha)
         check_readout(self.readout)
         if self.branch_weights not in (1, 2):
             raise ValueError(f"branch_weights must be 1 or 2, got {self.branch_weights}")
-        for group in self.trained:
+        for group in listed("trained", self.trained):
             if group not in GROUPS:
                 raise unknown("group of weights", group, GROUPS)
         plain = dict(  # the fields that a program is compiled for, in one form, so that equal problems share a program
-            depth=None if self.depth is None else whole("depth", self.depth),
-            steps=whole("steps", self.steps),
+            depth=None if self.depth is None else at_least_one("depth", self.depth),
+            steps=at_least_one("steps", self.steps),
             activation=known(self.activation),
             alpha=float(self.alpha),
             trained=tuple(group for group in GROUPS if group in self.trained),
@@ -96,18 +97,18 @@ class Problem:
         self._check_arrays()
 
     def _check_arrays(self) -> None:
+        check_array("y", self.y)
         P, y = np.shape(self.Kx)[0], np.shape(self.y)
         if len(y) not in (1, 2) or y[0] != P or 0 in y:
             raise ValueError(f"y has shape {y}; Kx of {P} samples needs ({P},) or ({P}, outputs)")
-        for name in ("momentum", "gamma0", "weight_decay", "eta0", "sample_weights"):
-            value = getattr(self, name)
-            if value is not None and concrete(value) and not np.min(value) >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if concrete(self.momentum) and not self.momentum < 1:
-            raise ValueError(f"momentum must be below 1, got {self.momentum}")
+        for name, within in NUMBERS.items():
+            check_array(name, getattr(self, name), within)
         T, weights = self.steps, self.sample_weights
-        if weights is not None and np.shape(weights) not in ((P,), (T, P)):
-            raise ValueError(f"sample_weights must be ({P},) or ({T}, {P}), got {np.shape(weights)}")
+        if weights is not None:
+            check_array("sample_weights", weights, NOT_NEGATIVE)
+            if np.shape(weights) not in ((P,), (T, P)):
+                raise ValueError(f"sample_weights must be ({P},) or ({T}, {P}), got {np.shape(weights)}")
+        check_array("eta0", self.eta0, NOT_NEGATIVE)
         if np.shape(self.eta0) not in ((), (T,)):
             raise ValueError(f"eta0 must be a number, or ({T},) for one a step, got shape {np.shape(self.eta0)}")
 
@@ -115,6 +116,11 @@ class Problem:
     def outputs(self) -> tuple[int, ...]:
         """(C,), or () if y is (P,)."""
         return np.shape(self.y)[1:]
+
+    @property
+    def samples_and_outputs(self) -> tuple[int, int]:
+        """(P, C); C is 1 if y is (P,)."""
+        return np.shape(self.y)[0], int(np.prod(self.outputs))
 
     @property
     def lazy(self) -> bool:
@@ -155,11 +161,11 @@ def minibatches(batches: Sequence[Sequence[int]], samples: int) -> np.ndarray:
 
     Raises ValueError for an empty batch or a sample that does not exist.
     """
-    weights = np.zeros((len(batches), samples))
+    weights = np.zeros((len(listed("batches", batches)), at_least_one("samples", samples)))
     for step, batch in enumerate(batches):
-        if not len(batch) or min(batch) < 0 or max(batch) >= samples:
+        if not listed("a batch", batch) or not np.isin(batch, np.arange(samples)).all():
             raise ValueError(
-                f"the batch of step {step} must name some of the samples 0..{samples - 1}, got {list(batch)}"
+                f"the batch of step {step} must name some of the samples 0..{samples - 1}, got {short(list(batch))}"
             )
         np.add.at(weights[step], np.asarray(batch), 1 / len(batch))
     return weights
