@@ -307,7 +307,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         steps=(1, 10),  # after which the change of the features is measured
         seeds=8,  # of each training
         max_seeds=64,  # seeds are doubled up to this where the answer is undecided
-        batch_size=32,
+        batch_size=32,  # training examples; all, if there are fewer
         beta0=1.0,  # branch multiplier at depth 1, on top of parameterization.beta0
         tolerance=0.1,  # a slope is ok within +- this, not ok beyond, else undecided
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import MutableMapping
 from importlib import metadata
 from pathlib import Path
@@ -58,6 +59,11 @@ def processor() -> str:
     except OSError:
         return ""
     return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether a device has no memory for what it was asked for."""
+    return bool(re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)))
 
 
 def described() -> dict[str, str]:

@@ -9,14 +9,15 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
+from ml_collections.config_flags import tuple_parser
 
 from depthmup import find_config, interrupt
-from depthmup.backend import prepare_cpu
+from depthmup.backend import out_of_memory, prepare_cpu
 
 HELP = """One entry, one config, eight verbs.
 
@@ -97,20 +98,44 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         flags.DEFINE_integer("process", None, "Number of this process, from 0, for --distributed.")
         for flag in flags.FLAGS.flags_by_module_dict()[__name__]:  # --help shows the flags of the file that was started
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-        rest = flags.FLAGS(argv)
+        rest = _parsed(argv)
         flags.FLAGS.config.keys()  # a file that cannot be read says so only now
         return rest
     except (KeyError, AttributeError) as error:
         # The key, perhaps with 'Did you mean "X" instead of "Y"'; but the config file may have such an error itself.
         words = re.findall(r"\w+", str(error).replace("\\n", " "))
-        if not any(words[0] in argument for argument in argv):
+        if not words or not any(words[0] in argument for argument in argv):
             fail(f"{type(error).__name__} in the config file: {error}")
         near = (
             f"; did you mean {words[4]!r}?" if words[1:4] == ["Did", "you", "mean"] else " (configs/default.py has all)"
         )
         fail(f"unknown config key {words[0]!r}{near}")
-    except (flags.Error, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
-        fail(str(error))
+    except (flags.Error, TypeError, ValueError, OSError) as error:
+        cause: BaseException = error
+        while "Traceback (most recent call last)" in str(cause) and cause.__context__:  # which ml_collections adds
+            cause = cause.__context__
+        fail(str(cause))
+    except Exception as error:
+        fail(f"{type(error).__name__} in the config file: {error}")
+
+
+def _parsed(argv: Sequence[str]) -> Sequence[str]:
+    """The arguments that are no flags. It ends the command after --help."""
+    try:
+        return flags.FLAGS(argv)
+    except SystemExit:  # of --help, to which absl gives the status 1
+        sys.exit(0)
+
+
+class _Values(flags.ArgumentParser):
+    """A list of a config, `--config.sweep.depths="(2,4)"`. Given again it takes the place of the first, as with every
+    flag: the parser of ml_collections, of which this is no subclass, would join the two."""
+
+    def parse(self, argument: Any) -> tuple[Any, ...]:
+        return tuple_parser.TupleParser().parse(argument)
+
+
+config_flags.register_flag_parser_for_type(tuple, _Values())
 
 
 def fail(message: str) -> NoReturn:
@@ -144,6 +169,9 @@ def main(argv: Sequence[str], program: str) -> None:
     command = f"{program} {shlex.join(sys.argv[1:])}"
     workdir = Path(flags.FLAGS.workdir) if flags.FLAGS.workdir else None
     try:
+        for name in ("workdir", *OPTIONS):
+            if flags.FLAGS[name].value == "":
+                raise SettingsError(f"--{name}= is empty: give a value, or leave it out")
         if verb not in verbs.VERBS or (len(argv) > 2 and verb != "compare"):
             raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
         if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
@@ -161,6 +189,10 @@ def main(argv: Sequence[str], program: str) -> None:
         fail(str(error))
     except OSError as error:  # a full disk, a folder that cannot be written
         fail(f"{type(error).__name__}: {error}")
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        fail("out of memory: choose a smaller model.width, model.depth or data.batch_size, or more parallel.devices")
     except Stopped as stopped:
         if jax.process_index() == 0:
             print(stopped, file=sys.stderr)

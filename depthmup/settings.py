@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import types
 import typing
@@ -236,7 +235,7 @@ class CheckSettings:
     steps: tuple[int, ...] = key((1, 10), "after which the change of the features is measured", low=1, nonempty=True)
     seeds: int = key(8, "of each training", low=1)
     max_seeds: int = key(64, "seeds are doubled up to this where the answer is undecided", low=1)
-    batch_size: int = key(32, "", low=1)
+    batch_size: int = key(32, "training examples; all, if there are fewer", low=1)
     beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
     tolerance: float = key(0.1, "a slope is ok within +- this, not ok beyond, else undecided", positive=True)
 
@@ -471,7 +470,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise SettingsError(f"{where} must have one entry per optimizer, got {value!r}")
         return {name: convert(arguments[1], value[name], f"{where}.{name}") for name in value}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) <= LARGEST else math.copysign(math.inf, value)  # which no setting takes
+        return float(max(-2 * LARGEST, min(value, 2 * LARGEST)))  # what is larger than LARGEST no setting takes
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise SettingsError(f"{where} must be {kind.__name__}, got {type(value).__name__} {short(value)}")
     return value

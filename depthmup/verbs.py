@@ -26,7 +26,7 @@ from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
-from depthmup.settings import Settings, SettingsError, from_config
+from depthmup.settings import Settings, SettingsError, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
@@ -149,6 +149,12 @@ def grow(
     """Print the command that trains a wider, deeper, longer network with what was tuned."""
     if width is None or depth is None:
         raise SettingsError("grow needs --width=N and --depth=N, the larger shape")
+    for flag, key, value in (
+        ("--batch_size", "data.batch_size", batch_size),
+        ("--epochs", "epochs", epochs),
+        ("--batch_rule", "parameterization.batch_rule", batch_rule),
+    ):
+        keys()[key].check(flag, value)
     grown = sweeps.grow(settings, width, depth, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
     print("\n".join(grown.notes))
     changed = {f"config.{key}": value for key, value in grown.changes.items()}

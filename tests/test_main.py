@@ -134,7 +134,7 @@ def test_grow(call):
     )
     for arguments, says in (
         (("--width=512",), "grow needs --width=N and --depth=N, the larger shape"),
-        (("--width=0", "--depth=4"), "model.width must be at least 1, got 0"),
+        (("--width=0", "--depth=4"), "model.width must be at least 1 and less than 1,048,576, got 0"),
         (("--width=64", "--depth=4", "--workdir=runs/none"), "runs/none holds no rows of a sweep"),
     ):
         assert says in call("grow", *arguments).stderr
@@ -210,7 +210,7 @@ def test_check_exit_status(tmp_path, call):
             ["sweep", "--dry_run", "--config.sweep.seeds=1000000"],
             "912,000,000 trials, more than sweep.max_trials = 20,000",
         ),
-        (["train", "--config.model.depth=0"], "model.depth must be at least 1, got 0"),
+        (["train", "--config.model.depth=0"], "model.depth must be at least 1 and less than 1,048,576, got 0"),
         (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),
         (["train", "--profile"], "--profile needs --workdir=DIR"),
         (["check", "--profile"], "--profile and --distributed are for train"),

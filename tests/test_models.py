@@ -330,7 +330,7 @@ def test_dropout_is_for_training_only():
         ("cnn", dict(width=4, depth=2, channels=(0.3,)), (8, 3), "0.3 x width 4 must be a whole number of channels"),
         ("cnn", dict(width=4, depth=2, gelu_variance="he"), (8, 3), "unknown gelu_variance 'he'"),
         ("residual_cnn", dict(width=6, depth=2, bottleneck=4), (8, 3), "bottleneck 4 must divide the width 6"),
-        ("residual_cnn", dict(width=4, depth=2, dropout=1.0), (8, 3), "dropout must be at least 0 and below 1"),
+        ("residual_cnn", dict(width=4, depth=2, dropout=1.0), (8, 3), "dropout must be at least 0 and less than 1"),
         ("residual_cnn", dict(width=4, depth=2, kernels=(3,), dropout=0.1), (8, 3), "between the convolutions"),
         ("residual_mlp", dict(width=4, depth=2, activation="rleu"), (8,), "did you mean 'relu'"),
         ("mlp", dict(width=4, depth=0), (8,), "depth must be at least 1, got 0"),

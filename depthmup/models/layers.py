@@ -15,7 +15,7 @@ import numpy as np
 from depthmup.activations import ACTIVATIONS
 from depthmup.keys import declared, key
 from depthmup.models.convolution import circular_conv, conv_general_dilated
-from depthmup.names import unknown
+from depthmup.names import at_least_one, unknown
 from depthmup.parameterization import ForwardFactors
 
 Initializer = Callable[..., jax.Array]
@@ -216,7 +216,10 @@ class Model(nn.Module):
     def check(self, shape: Sequence[int]) -> None:
         """Raises ValueError if an attribute is out of range or does not fit inputs of this shape, (batch, ...)."""
         for name, declaration in declared(type(self)).items():
-            declaration.check(name, getattr(self, name))
+            if name in ("width", "depth"):  # specs are inferred at larger ones than a config may have
+                at_least_one(name, getattr(self, name))
+            else:
+                declaration.check(name, getattr(self, name))
 
     @nn.nowrap
     def batch_shapes(self, examples: int, shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup.names import unknown
+from depthmup.names import LARGEST, short, unknown
 from depthmup.settings import OWN, TRACED, Settings, SettingsError, convert, flat, keys
 from depthmup.trials.study import Axis
 
@@ -32,7 +32,7 @@ def parse(settings: Settings) -> tuple[Axis, ...]:
     for text in filter(str.strip, settings.sweep.axes.split(";")):
         key, equals, values = (part.strip() for part in text.partition("="))
         if not equals:
-            raise SettingsError(f"sweep.axes: {text.strip()!r} must be 'key = values'")
+            raise SettingsError(f"sweep.axes: {short(text.strip())} must be 'key = values'")
         if key in OWN:
             raise SettingsError(f"sweep.axes: {key} is an axis already, that of {OWN[key]}: give its values there")
         if key == "model.name":
@@ -52,10 +52,12 @@ def parse(settings: Settings) -> tuple[Axis, ...]:
             raise SettingsError(f"sweep.axes: {error}") from error
         except ValueError as error:
             raise SettingsError(
-                f"sweep.axes: {key} has values that cannot be read, {values!r}: quote a word"
+                f"sweep.axes: {key} has values that cannot be read, {short(values)}: quote a word"
             ) from error
         if not result[key] or len(set(result[key])) != len(result[key]):
-            raise SettingsError(f"sweep.axes: {key} has {'a value twice' if result[key] else 'no value'}: {values!r}")
+            raise SettingsError(
+                f"sweep.axes: {key} has {'a value twice' if result[key] else 'no value'}: {short(values)}"
+            )
     return tuple(Axis(key, values, key in TRACED) for key, values in result.items())
 
 
@@ -72,9 +74,10 @@ def _grid(name: str, text: str) -> list[float]:
     if len(arguments) != 3 or not numbers or arguments[2] % 1 != 0:
         raise SettingsError(f"'{name}({text})' must be {name}(low, high, points)")
     low, high, points = arguments
-    if not 2 <= points <= MOST_POINTS or not low < high or (name == "log" and low <= 0):
+    small = all(abs(end) <= LARGEST for end in (low, high))  # of NaN and infinity it is false
+    if not 2 <= points <= MOST_POINTS or not small or not low < high or (name == "log" and low <= 0):
         raise SettingsError(
-            f"'{name}({text})' needs low < high, 2 to {MOST_POINTS:,} points, and for log a low above 0"
+            f"'{name}({text})' needs low < high, both finite, 2 to {MOST_POINTS:,} points, and for log a low above 0"
         )
     values = [float(value) for value in GRIDS[name](low, high, int(points))]
     whole = isinstance(low, int) and isinstance(high, int) and all(math.isclose(v, round(v)) for v in values)
@@ -83,14 +86,19 @@ def _grid(name: str, text: str) -> list[float]:
 
 def _list(text: str) -> list[Any]:
     """The values between commas. Commas inside parentheses do not count, and a comma may end the list."""
+    return [
+        tuple(map(_value, _parts(part[1:-1]))) if part.startswith("(") and part.endswith(")") else _value(part)
+        for part in _parts(text)
+    ]
+
+
+def _parts(text: str) -> list[str]:
     parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
-    return [_value(part) for part in (parts if parts[-1] else parts[:-1])]
+    return parts if parts[-1] else parts[:-1]
 
 
 def _value(text: str) -> Any:
-    """One value: a list in parentheses, True, False, None, a number, or a word, with quotes or without."""
-    if text.startswith("(") and text.endswith(")"):
-        return tuple(_list(text[1:-1]))
+    """True, False, None, a number, or a word, with quotes or without."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     for number in (int, float):

@@ -26,8 +26,8 @@ class Cluster:
     a new cluster on this machine.
 
     A task is one group: a worker trains it and returns its rows, and only this process writes them. If a worker is lost
-    (killed, preempted, out of memory), other workers train its groups again. Raises SettingsError if Ray is not
-    installed, or if no machine has room for a task.
+    (killed, preempted, out of memory), other workers train its groups again. Raises SettingsError if no machine has
+    room for a task.
     """
 
     def __init__(self, cpus: float, gpus: float, cache: Path | None) -> None:
@@ -35,10 +35,8 @@ class Cluster:
         cpus, gpus: number of CPUs and GPUs of each task.
         cache: folder of compiled programs. A worker on a machine without this folder creates it there.
         """
-        try:
-            import ray
-        except ImportError as error:
-            raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'") from error
+        import ray
+
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
             # Without an address Ray would join whatever cluster was last started on this machine, alive or not.

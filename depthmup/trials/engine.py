@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
 LAUNCHERS = ("local", "ray")
+MOST_PARTS = 1_000_000
 
 
 def train(
@@ -124,8 +126,12 @@ def checked(study: Study, launcher: str = "local", shard: tuple[int, int] = (0, 
     sweep = study.sweep
     if launcher not in LAUNCHERS:
         raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
-    if not 0 <= shard[0] < shard[1]:
-        raise SettingsError(f"shard {shard[0]}/{shard[1]} is out of range: give i/n with i from 0 to n - 1")
+    if launcher == "ray" and importlib.util.find_spec("ray") is None:
+        raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'")
+    if not 0 <= shard[0] < shard[1] <= MOST_PARTS:
+        raise SettingsError(
+            f"shard {shard[0]}/{shard[1]} is out of range: give i/n with i from 0 to n - 1, and n up to {MOST_PARTS:,}"
+        )
     if sweep.adaptive and shard[1] > 1:
         raise SettingsError(
             "sweep.adaptive goes by results, so that it has no parts: use --launcher=ray, or no --shard"
@@ -277,7 +283,11 @@ class _Training:
             every = grouped(self.study, self.plan, self.sizes) if self.study.sweep.adaptive else todo
             self.estimator.measure(every, self.runner)
         self._say_messages()
-        self.said, done, estimate = True, len(self.store.rows), self.estimator.total(todo)
+        left = [
+            dataclasses.replace(group, trials=tuple(t for t in group.trials if t.key not in self.store.rows))
+            for group in todo
+        ]
+        self.said, done, estimate = True, len(self.store.rows), self.estimator.total(left)
         words = f"{done:,} trials are there; to do: {estimate}" if done else str(estimate)
         words += " for the first sizes" * self.study.sweep.adaptive
         if why:

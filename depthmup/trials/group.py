@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from depthmup.backend import environment
+from depthmup.backend import environment, out_of_memory
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
@@ -78,7 +77,7 @@ class Runner:
         try:
             return self._train(group, progress, checkpoints, stop)
         except jax.errors.JaxRuntimeError as error:
-            if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
+            if not out_of_memory(error):
                 raise
             raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
 
