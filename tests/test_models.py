@@ -317,7 +317,7 @@ def test_dropout_is_for_training_only():
         ),
         ("resnet", dict(width=4, depth=1, norm="layer"), (4, 4, 3), "8x8 or larger.*layer norm over one pixel is 0"),
         ("resnet", dict(width=4, depth=1, norm="group"), (8, 8, 3), "unknown norm 'group'"),
-        ("resnet", dict(width=4, depth=1, stages=(1, 0)), (8, 8, 3), "stages must be at least 1, got 0"),
+        ("resnet", dict(width=4, depth=1, stages=(1, 0)), (8, 8, 3), r"stages\[1\] must be at least 1 and less than"),
         ("vit", dict(width=10, depth=1, heads=4), (8, 8, 3), "heads must divide the width: 4 heads, width 10"),
         ("vit", dict(width=8, depth=1, patch=3), (8, 8, 3), "patch must divide the image: patches of 3x3"),
         ("vit", dict(width=8, depth=1, pool="max"), (8, 8, 3), "unknown pool 'max'"),

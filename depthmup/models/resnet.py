@@ -23,7 +23,6 @@ from depthmup.models.layers import (
     norm,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.names import at_least_one
 from depthmup.parameterization import ForwardFactors
 
 STAGES = 4  # number of SimpleResNet's stages; a pooling separates each from the next
@@ -209,6 +208,8 @@ class ResNet(Model):
         (1, 1, 1),
         "blocks per unit of depth; (1, 1, 1): CIFAR's 6n + 2 layers; (1, 1, 1, 1): ResNet-18 at depth 2; "
         "(3, 4, 6, 3): ResNet-34 and 50",
+        nonempty=True,
+        **SIZE,
     )
     bottleneck: bool = key(False, "blocks have 1x1, 3x3, 1x1 convolutions, as in ResNet-50")
     stem: str = key("cifar", "a 3x3 convolution, or 7x7 of stride 2 and 3x3 max pooling", choices=("cifar", "imagenet"))
@@ -220,8 +221,6 @@ class ResNet(Model):
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)
-        for blocks in (len(self.stages), *self.stages):
-            at_least_one("stages", blocks)
         halvings = len(self.stages) - 1 + (2 if self.stem == "imagenet" else 0)
         smallest = 2**halvings * (2 if self.norm == "layer" else 1)
         if min(space) < smallest:
