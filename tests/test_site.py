@@ -37,6 +37,7 @@ PYTHON = {
     "guide/nnx.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/equinox.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
     "guide/haiku.md": (2, lambda n: n["losses"][-1] < n["losses"][0] and n["report"].ok),
+    "guide/devices.md": (2, lambda n: n["value"] < 10 and n["batch"][0].sharding.mesh.size == 8),
     "guide/from-mup.md": (1, lambda n: "output factor 0.125 inside readout/kernel" in str(n["m"].explain())),
     "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in str(n["m"].explain())),
 }
