@@ -18,7 +18,7 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Va
     """The error for an unknown name; its message has the name, the nearest known name and all known names."""
     known = sorted(known)
     names = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5) if isinstance(name, str) else []
     suggestion = f"; did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(f"unknown {kind} {short(name)}{suggestion} (known: {', '.join(known)}){hint}")
 
@@ -61,7 +61,8 @@ class Range:
             raise ValueError(f"{what} must be a number, got {short(number)}")
         number = number if isinstance(number, int) else float(number)  # a whole number may be too large for a float
         if not self._inside(number):
-            finite = "" if -math.inf < number < math.inf or self.infinite or self.positive else "finite"
+            unsaid = (self.high, self.most, self.positive, self.infinite) == (None, None, False, False)
+            finite = "finite" if unsaid and not -math.inf < number < math.inf else ""
             raise ValueError(f"{what} must be {' and '.join(filter(None, (self.bounds, finite)))}, got {short(number)}")
 
     def array(self, what: str, values: Any, missing: bool = False) -> np.ndarray:

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.fit.curve import POINTS
@@ -71,7 +73,8 @@ class Interval:
         return 60 * self.number if self.unit == "minute" else None
 
     def __str__(self) -> str:
-        return "never" if self.unit == "never" else f"{self.number:g} {self.unit}{'s' * (self.number != 1)}"
+        number = np.format_float_positional(self.number, trim="-")
+        return "never" if self.unit == "never" else f"{number} {self.unit}{'s' * (self.number != 1)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -500,7 +503,12 @@ def _group(kind: type, value: Any, where: str) -> Any:
     if missing:
         raise SettingsError(f"{where}.{missing[0]} is missing: override {default} instead of starting anew")
     values = {name: convert(k.kind, value[name], f"{where}.{name}") for name, k in expected.items()}
-    return ModelSettings.of(**values) if kind is ModelSettings else kind(**values)
+    try:
+        return ModelSettings.of(**values) if kind is ModelSettings else kind(**values)
+    except SettingsError:
+        raise
+    except ValueError as error:  # of a group that does not know where it is in a config
+        raise SettingsError(f"{where.rpartition('.')[0]}.{error}") from error
 
 
 def _interval(text: Any, where: str) -> Interval:

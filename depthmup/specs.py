@@ -265,6 +265,9 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
 
 def _from_json(row: Any) -> ParamSpec:
+    names = [field.name for field in dataclasses.fields(ParamSpec)]
+    if not isinstance(row, dict) or not set(names[:-2]) <= row.keys() <= set(names):  # the last two have defaults
+        raise SpecError(f"specs must have leaves with {', '.join(names)}, got {short(row)}")
     try:
         parts = row.get("absorbs")
         if parts is not None:
@@ -277,8 +280,8 @@ def _from_json(row: Any) -> ParamSpec:
             at_least_one(what, getattr(spec, what))
         if spec.in_branch not in (True, False) or spec.stack_axis not in (None, *range(len(spec.shape))):
             raise ValueError(f"in_branch or stack_axis is out of range: {spec.in_branch}, {spec.stack_axis}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"specs have a leaf that specs_to_json does not write, {short(row)}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"specs of {short(row['path'])}: {error}") from error
     return spec
 
 

@@ -230,13 +230,14 @@ def test_another_config_is_refused(finished):
     assert tiny.study(data__seed=1).identity != tiny.study().identity
 
 
-def test_a_sweep_can_be_extended(finished, tmp_path, trained):
-    """More seeds and another depth: what is there stays, and only the rest is trained."""
+def test_a_sweep_can_be_extended(finished, tmp_path, trained, capsys):
+    """More seeds and another depth: what is there stays, and only the rest is trained and said to be left."""
     workdir, rows = finished
     copy(workdir, tmp_path)
     own = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))
-    more = run(tiny.study(sweep__seeds=3, **own), tmp_path)
+    more = train(tiny.study(sweep__seeds=3, **own), tmp_path)
     assert len(more) == 3 * 6 * 3
+    assert f"{len(rows)} trials are there; to do: 18 trials, 1 programs" in capsys.readouterr().out
     assert [(len(group.trials), group.size) for group in trained] == [(18, 54)]
     assert {t.seed for t in trained[0].trials} == {2}
     assert set(lines(workdir)) < set(lines(tmp_path))

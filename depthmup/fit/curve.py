@@ -33,12 +33,12 @@ def half_width(degrees: float, level: float = CONFIDENCE) -> float:
 
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Losses cut at `cap` (None: the largest finite loss); NaN and infinity, which mean divergence, become the cap."""
+    """Losses cut at `cap` (None or infinity: the largest finite loss), which NaN and infinity, divergence, become."""
     losses = floats("losses", losses)
     finite = losses[np.isfinite(losses)]
     if cap is not None:
         CAP.check("cap, the loss of chance,", cap)
-    top = (finite.max() if finite.size else 1.0) if cap is None else cap
+    top = (finite.max() if finite.size else 1.0) if cap is None or cap == math.inf else cap
     return np.clip(np.where(np.isfinite(losses), losses, top), FLOOR, top)
 
 

@@ -80,8 +80,8 @@ def _seeds(rows: list[Row]) -> list[Any]:
 
 
 def _has_diverged(row: Row | None) -> bool:
-    flag = False if row is None else row.get("diverged", False)
-    if flag not in (False, True):
+    flag = None if row is None else row.get("diverged")
+    if flag not in (None, False, True):
         raise ValueError(f"diverged must be True or False, got {short(flag)}")
     return bool(flag)
 
