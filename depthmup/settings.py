@@ -310,17 +310,18 @@ class Settings(Recipe, TaskSettings):
 
     def __post_init__(self) -> None:
         """Everything that can be known to be wrong before anything is compiled or written."""
-        # A family checks its own options when the shape of the data is known (`Model.check`).
+        # What does not fit the shape of the data a family tells when that is known (`Model.check`).
         options = {f"model.{option}" for option in self.model.options}
         for name, declaration in keys(self.model.name).items():
-            if name in options:
-                continue
             value = value_of(self, name)
             try:
                 declaration.check(name, value)
             except ValueError as error:
                 raise SettingsError(str(error)) from error
-            if isinstance(value, tuple) and ... in typing.get_args(declaration.kind) and len(set(value)) < len(value):
+            is_list = isinstance(value, tuple) and ... in typing.get_args(declaration.kind)
+            if (
+                is_list and name not in options and len(set(value)) < len(value)
+            ):  # a model's layers may have equal sizes
                 raise SettingsError(f"{name} = {value} has a value twice: remove one")
         self._check_together()
 
@@ -508,7 +509,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
     except SettingsError:
         raise
     except ValueError as error:  # of a group that does not know where it is in a config
-        raise SettingsError(f"{where.rpartition('.')[0]}.{error}") from error
+        raise SettingsError(f"{where.rpartition('.')[0]}.{error}".removeprefix("config.")) from error
 
 
 def _interval(text: Any, where: str) -> Interval:

@@ -82,8 +82,8 @@ def test_layouts_on_a_cpu():
         ("vit", {"patch": 3}, "model: patch must divide the image: patches of 3x3, image of .8, 8."),
         ("simple_resnet", {"depth": 2}, "model: SimpleResNet needs a depth of 3 or more blocks"),
         ("resnet", {"stem": "imagenet"}, "model: ResNet halves the image 4 times"),
-        ("resnet", {"norm": "bacth"}, "model: unknown norm 'bacth'; did you mean 'batch'"),
-        ("cnn", {"padding": "wrap"}, "model: unknown padding 'wrap'"),
+        ("resnet", {"norm": "bacth"}, "unknown model.norm 'bacth'; did you mean 'batch'"),
+        ("cnn", {"padding": "wrap"}, "unknown model.padding 'wrap'"),
     ],
 )
 def test_errors_before_anything_is_built(family, model, says):

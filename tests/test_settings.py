@@ -141,8 +141,8 @@ def test_integers_are_numbers():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"model__activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
-        ({"model__norm": "batch"}, "unknown norm 'batch'"),
+        ({"model__activation": "rleu"}, "unknown model.activation 'rleu'; did you mean 'relu'"),
+        ({"model__norm": "batch"}, "unknown model.norm 'batch'"),
         ({"data__name": "cifar"}, "data.name: unknown data set 'cifar'; did you mean 'cifar10'"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         (
