@@ -22,6 +22,7 @@ from depthmup.report import figures, page
 from depthmup.trials.config_study import ConfigStudy
 from experiments import (
     choose,
+    jump,
     layer_kinds,
     learning_rate_rules,
     planted_curves,
@@ -94,6 +95,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "layer_kinds": lambda _: layer_kinds.table(),
     "scaling_optima": lambda _: scaling.optima(),
     "scaling_rules": lambda _: scaling.table(),
+    "jump": lambda _: jump.table(),
 }
 
 
@@ -126,6 +128,7 @@ def main() -> None:
     for scale in SCALES:
         draw(scale)
     scaling.draw()
+    jump.draw()
     command.draw(*PAPERS)
 
 

@@ -43,7 +43,7 @@ from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import IMAGES, markdown
+from experiments.figures.figure import IMAGES, best_losses, markdown
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
 from experiments.published import RESULTS, ROOT
@@ -98,14 +98,16 @@ def answer(low: float, high: float) -> str:
 
 
 def table() -> str:
-    """Best rates of both sizes, and what the tuned one costs at the large size: a row for each case."""
+    """Best rates of both sizes, the loss of the tuned one at the large size, and what it costs: a row for each case."""
     lines = []
     for c in curves():
         small, large = (math.log2(rate) if rate else math.nan for rate in c.result.optimal_lr)
         mean, low, high = regret(c.result, 0.0, 1, -1)
         cost = "diverges" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
-        lines.append((f"`{c.parameterization}`", f"{small:.2f}", f"{large - small:+.2f}", cost, answer(low, high)))
-    head = ("", "log2 of the tuned rate", "the best one moves by, octaves", "the tuned one costs", "the jump")
+        loss = f"{best_losses(c.result, -1).mean() * (1 + mean / 100):.2f}"
+        moved = f"{large - small:+.2f}"
+        lines.append((f"`{c.parameterization}`", f"{small:.2f}", moved, loss, cost, answer(low, high)))
+    head = ("", "log2 of the tuned rate", "the best one moves by, octaves", "its loss", "it costs", "the jump")
     return markdown(head, lines)
 
 

@@ -61,9 +61,10 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents.command, "draw", lambda *papers: made.extend(paper.name for paper in papers))
     monkeypatch.setattr(documents, "draw", made.append)
     monkeypatch.setattr(documents.scaling, "draw", lambda: made.append("scaling"))
+    monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
     monkeypatch.setattr("sys.argv", ["documents"])
     documents.main()
-    assert made == ["demo", "study", "scaling", "paper_a", "paper_b"]
+    assert made == ["demo", "study", "scaling", "jump", "paper_a", "paper_b"]
 
 
 def test_what_is_committed_is_small():

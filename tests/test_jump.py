@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments import jump
+from experiments import jump, scaling
 
 OPTIMA = {"sp": -3.0, "mup": -1.0, "depth_mup": 0.0, "depth_mup + completed_p": 0.5}  # octaves from the tuned rate
 CURVATURE = 0.01  # of the logarithm of the loss, an octave squared
@@ -33,11 +33,21 @@ def test_the_table(tmp_path, monkeypatch):
     }
     assert list(lines) == list(OPTIMA)
     assert [float(cells[2]) for cells in lines.values()] == pytest.approx(list(OPTIMA.values()), abs=0.05)
-    cost = [float(cells[3].split("%")[0]) for cells in lines.values()]
+    cost = [float(cells[4].split("%")[0]) for cells in lines.values()]
+    assert [float(cells[3]) for cells in lines.values()] == pytest.approx([2.19, 2.02, 2.0, 2.0], abs=0.011)
     assert cost == pytest.approx([9.4, 1.0, 0.0, 0.0], abs=0.1)
-    assert [cells[4] for cells in lines.values()] == ["does not", "carries", "carries", "carries"]
+    assert [cells[5] for cells in lines.values()] == ["does not", "carries", "carries", "carries"]
     jump.draw()
     assert (tmp_path / "jump.png").stat().st_size > 10_000
+
+
+def test_the_numbers_of_readme():
+    costs = {c.parameterization: scaling.regret(c.result, 0.0, 1, -1) for c in jump.curves()}
+    text = " ".join((jump.ROOT / "README.md").read_text().split())
+    for case, digits in (("sp", 0), ("mup", 1), ("depth_mup", 1)):
+        mean, low, high = (f"{value:.{digits}f}" for value in costs[case])
+        assert f"{mean}% [{low}, {high}]" in text
+    assert f"(`completed_p`) costs {costs['depth_mup + completed_p'][0]:.0f}%" in text
 
 
 def test_the_answer():
