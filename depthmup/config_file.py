@@ -71,7 +71,7 @@ configs/default.py. Every number must be finite and fit into 32 bits. The last c
 - **traced**: another result. The compiled program takes the value as an argument, so trials of a sweep that differ in
   traced keys alone share one program.
 - **program**: another result, by a program of its own.
-- **none**: the same result.
+- **none**: the same result, but for the order of sums where devices share a batch.
 """
 NAMED = re.compile(r"docs/([\w-]+\.md)")  # a page named in a meaning, which is a link on the page
 TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
