@@ -81,7 +81,7 @@ def names():
 
 
 def answer(text, names):
-    """What a call is told."""
+    """The line that a call ends in."""
     try:
         result = eval(text, names)
     except ValueError as error:
@@ -95,7 +95,7 @@ def answer(text, names):
 @pytest.mark.parametrize("table", [table for table in CALLS if table not in OF_COMMAND])
 def test_calls_of_the_package(table, names):
     answers = {text: answer(text, names) for text in CALLS[table]}
-    assert {text: told for text, told in answers.items() if CALLS[table][text] not in told} == {}
+    assert {text: line for text, line in answers.items() if CALLS[table][text] not in line} == {}
 
 
 @pytest.mark.parametrize("table", OF_COMMAND)
@@ -169,16 +169,16 @@ def test_out_of_memory(call, monkeypatch):  # noqa: F811
 def test_a_flag_that_is_given_again_replaces(monkeypatch):
     """A list as a number does."""
     monkeypatch.chdir(ROOT)
-    given = ["depths=(2,3)", "seeds=3", "depths=(4,)", "widths=(8,)", "widths=()", "seeds=5"]
+    overrides = ["depths=(2,3)", "seeds=3", "depths=(4,)", "widths=(8,)", "widths=()", "seeds=5"]
     before = set(flags.FLAGS)
     try:
-        command.parse(["main.py", *(f"--config.sweep.{text}" for text in given)])
-        found = from_config(flags.FLAGS.config).sweep
+        command.parse(["main.py", *(f"--config.sweep.{text}" for text in overrides)])
+        swept = from_config(flags.FLAGS.config).sweep
     finally:
         for name in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()
-    assert (found.depths, found.widths, found.seeds) == ((4,), (), 5)
+    assert (swept.depths, swept.widths, swept.seeds) == ((4,), (), 5)
 
 
 @pytest.mark.slow
@@ -234,12 +234,17 @@ def nested(values):
     return result
 
 
+def written(settings):
+    """{key: its value, as a config has it}"""
+    values = {name: value_of(settings, name) for name in keys(settings.model.name)}
+    return {name: str(value) if isinstance(value, Interval) else value for name, value in values.items()}
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_any_value_of_any_setting(family):
     """It is refused in one line, or gives settings that are the same after they were written as JSON and read."""
     rng, usual = random.Random(family), from_config(default.get_config(family))
-    values = {name: value_of(usual, name) for name in keys(family)}
-    plain = {name: str(value) if isinstance(value, Interval) else value for name, value in values.items()}
+    plain = written(usual)
     accepted, several = 0, {}
     for name in plain:
         for value in (
@@ -255,8 +260,7 @@ def test_any_value_of_any_setting(family):
                 several |= {name: value} if len(str(error).splitlines()) != 1 else {}
                 continue
             accepted += 1
-            found = {key: value_of(settings, key) for key in plain}
-            text = json.dumps(nested({k: str(v) if isinstance(v, Interval) else v for k, v in found.items()}))
-            assert from_config(json.loads(text)) == settings, (name, value)
+            read = json.loads(json.dumps(nested(written(settings))))
+            assert from_config(read) == settings, (name, value)
     assert several == {}
     assert accepted > len(plain) / 4
