@@ -97,7 +97,7 @@ def test_every_row_has_every_setting(finished):
     assert [row["key"] for row in rows] == [trial.key for trial in trials(study)]
     expected = {"key", "schema", "steps", *(column(key) for key in flat(study.settings))}
     assert len(expected) == 3 + len(flat(study.settings))  # no two settings have one name
-    expected |= {"last_loss", "mean_loss"}
+    expected |= {"last_loss", "mean_loss", "environment"}
     expected |= {f"{split}{name}" for split in ("", "validation_", "test_") for name in ("loss", "accuracy")}
     assert set(rows[0]) == {*expected, "diverged"}
     row = rows[-1]
@@ -466,7 +466,7 @@ def shared(devices, **overrides):
             "sweep.adaptive needs the grids of sweep.log2_learning_rates",
         ),
         ({"sweep__axes": "model.depht = 2"}, {}, "unknown axis 'model.depht'; did you mean 'model.depth'"),
-        ({"sweep__axes": "model.norm = none, batch"}, {}, "unknown norm 'batch'"),
+        ({"sweep__axes": "model.norm = none, batch"}, {}, "unknown model.norm 'batch'"),
         (
             {"sweep__axes": "optimizer.momentum = 0.5, 0.9"},
             {},
