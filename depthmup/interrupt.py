@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM of the command: at any moment they end it in one line, also while Python imports or XLA compiles.
+"""At any moment Ctrl-C and SIGTERM end the command in one line, also while Python imports or XLA compiles.
 
 `train.stop.Stop` notes a signal while a network trains, so that the state is saved. Python runs such a handler between
 two of its own instructions only, and drops what a handler raises inside a callback of another library. A thread that

@@ -150,9 +150,7 @@ def setup(
     or the readout is stored the other way round, TypeError for a model of an unknown framework, ValueError for an
     unknown setting.
     """
-    _check_settings(settings)
-    if inputs and not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(inputs)):
-        raise ValueError(f"inputs must be those of a call, arrays or jax.ShapeDtypeStruct, got {short(inputs)}")
+    _check_arguments(inputs, settings)
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
@@ -218,12 +216,14 @@ def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup
     return Setup(p, specs, model, correction, source, run)
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for an argument that neither `setup` nor `parameterization` has."""
-    own = inspect.signature(parameterization).parameters.keys() - {"name", "base_width", "base_depth"}
+def _check_arguments(inputs: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for inputs of no call, and for an argument that neither `setup` nor `parameterization` has."""
+    known = inspect.signature(parameterization).parameters.keys() - {"name", "base_width", "base_depth"}
     for name in settings:
-        if name not in own:
-            raise unknown("argument of setup", name, own | inspect.signature(setup).parameters.keys() - {"settings"})
+        if name not in known:
+            raise unknown("argument of setup", name, known | inspect.signature(setup).parameters.keys() - {"settings"})
+    if inputs and not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(inputs)):
+        raise ValueError(f"inputs must be those of a call, arrays or jax.ShapeDtypeStruct, got {short(inputs)}")
 
 
 def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:

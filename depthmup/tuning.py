@@ -133,21 +133,15 @@ def study_of(
     """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
     durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
     base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
+    runs = tuple(map(_run_size, sizes))
     _check(base_steps, seeds, schedule, until, warmup, max_seeds)
-    if set(measure) - {"noise_scale"}:
-        raise SettingsError(f"of a model of your own only 'noise_scale' is measured, got measure={tuple(measure)}")
-    if fixed not in get_args(Fixed):
-        raise unknown("fixed", fixed, get_args(Fixed))
-    runs = tuple(_whole(size) for size in sizes)
-    longest = max(*durations, *(size.steps for size in runs), 0)
-    feeds = _feeds(batches, longest, batch_sizes, [size.batch_size for size in runs], evaluate, setup.run)
+    _check_names(fixed, measure)
+    feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
     width, depth = base_of(setup)
     axes, constants = _axes(hyperparameters, optimizers)
     rates, is_search = _rates(learning_rates, optimizers, per_octave)
-    if isinstance(rates, Axis):
-        axes = (rates, *axes)
     sweep = SweepSettings(
         parameterizations=tuple(setups),
         optimizers=tuple(optimizers),
@@ -169,15 +163,22 @@ def study_of(
     )
     recipe = Recipe(schedule=schedule, clip=clip)
     training = Training(setups, optimizers, loss, own_outputs, feeds, base_steps, warmup, recipe, constants)
-    parallel = ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial)
-    checkpoint = CheckpointSettings(every=Interval(10, "minute"))
     about = _about(training, setup, (width, depth), chance)
-    lengths = durations if len(durations) > 1 else ()
     study = ModelStudy(
-        sweep, parallel, checkpoint, width, depth, 0, axes, about, chance, training, lengths, fixed, runs
+        sweep,
+        ParallelSettings(wrapper=wrapper, devices_per_trial=devices_per_trial),
+        CheckpointSettings(every=Interval(10, "minute")),
+        width,
+        depth,
+        seed=0,
+        axes=(rates, *axes) if isinstance(rates, Axis) else axes,
+        about=about,
+        chance_loss=chance,
+        training=training,
+        durations=durations if len(durations) > 1 else (),
+        fixed=fixed,
+        runs=runs,
     )
-    if runs and len(study.along["compute"]) <= len(runs):
-        raise SettingsError(f"sizes = {tuple(map(tuple, runs))}: two of them, or one and the base, take equal compute")
     return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
@@ -194,6 +195,13 @@ def _check(steps: int, seeds: int, schedule: str, until: str, warmup: int, max_s
         raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
 
 
+def _check_names(fixed: str, measure: Sequence[str]) -> None:
+    if fixed not in get_args(Fixed):
+        raise unknown("fixed", fixed, get_args(Fixed))
+    if set(measure) - {"noise_scale"}:
+        raise SettingsError(f"of a model of your own only 'noise_scale' is measured, got measure={tuple(measure)}")
+
+
 def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
     """The values of a size; () where none is given."""
     if values is None:
@@ -208,27 +216,31 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _whole(size: Sequence[int]) -> Size:
+def _run_size(size: Sequence[int]) -> Size:
+    """One of `sizes`. Raises ValueError unless it is four whole numbers of at least 1."""
     if len(size) != len(Size._fields):
         raise SettingsError(f"each of sizes is ({', '.join(Size._fields)}), got {tuple(size)}")
-    for name, value in zip(Size._fields, size, strict=True):
-        at_least_one(f"{name} of sizes", value)
-    return Size(*map(int, size))
+    return Size(*(at_least_one(f"{name} of sizes", value) for name, value in zip(Size._fields, size, strict=True)))
 
 
 def _feeds(
-    batches: Batches, steps: int, sizes: Sequence[int], others: Sequence[int], evaluate: Batches, run: Run | None
+    batches: Batches,
+    durations: Sequence[int],
+    batch_sizes: Sequence[int],
+    runs: Sequence[Size],
+    evaluate: Batches,
+    run: Run | None,
 ) -> dict[int, UserFeed]:
-    """{batch size: its batches}, the base first. others: batch sizes beside those of the axis."""
-    if others and not (sizes or run):
+    """{batch size: its batches}, the base first."""
+    steps = max([*durations, *(size.steps for size in runs)])
+    if runs and not (batch_sizes or run):
         raise SettingsError("sizes differ in the batch size: give batch_size=, that of the base")
-    if len(sizes) < 2 and not others:
-        feed = feed_of(batches, steps, sizes[0] if sizes else None, evaluate)
+    if len(batch_sizes) < 2 and not runs:
+        feed = feed_of(batches, steps, batch_sizes[0] if batch_sizes else None, evaluate)
         return {feed.batch_size: feed}
-    base = run.base_batch if run else sizes[0]
-    return {
-        size: feed_of(of_size(batches, size), steps, size, evaluate) for size in dict.fromkeys((base, *sizes, *others))
-    }
+    base = run.base_batch if run and len(batch_sizes) != 1 else batch_sizes[0]
+    every = dict.fromkeys((base, *batch_sizes, *(size.batch_size for size in runs)))
+    return {size: feed_of(of_size(batches, size), steps, size, evaluate) for size in every}
 
 
 def _measure(judge_by: Judged | None, feed: UserFeed) -> Judged:

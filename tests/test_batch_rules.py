@@ -309,6 +309,14 @@ def test_sizes_that_cannot_be_compared(options, message):
         study_of(setup(), loss, (X, Y), **SWEEP | {"batch_size": 8, "steps": 10} | options)
 
 
+def test_the_base_of_all_sizes_is_that_of_the_sweep():
+    """Not that of the batch rule, where a batch size is given."""
+    options = {**SWEEP, "steps": 100, "sizes": [(16, 2, 32, 400)]}
+    study = study_of(setup(**RUN), loss, (X, Y), **options, batch_size=16)
+    assert study.along["compute"][1] == {"model.width": WIDTH, "model.depth": DEPTH, "batch_size": 16, "steps": 100}
+    assert study_of(setup(**RUN), loss, (X, Y), **options).along["compute"][1]["batch_size"] == RUN["base_batch"]
+
+
 def test_batches_of_every_size_are_asked_of_a_function():
     study = study_of(setup(), loss, lambda step, size: (X[:size], Y[:size]), **SWEEP, batch_size=(4, 8), fixed="steps",
                      steps=10)  # fmt: skip

@@ -50,6 +50,16 @@ def test_the_numbers_of_readme():
     assert f"(`completed_p`) costs {costs['depth_mup + completed_p'][0]:.0f}%" in text
 
 
+def test_the_averages_in_batch():
+    """docs/batch.md: the losses of the large training at the learning rate 2^-5, with the averages of completed_p and
+    without; its rule halves the rates of the rows."""
+    rows = pandas.read_parquet(jump.ROWS)
+    large = rows[rows["width"] == jump.LARGE[0]].groupby(["parameterization", "learning_rate"])["loss"].mean()
+    moved, kept = large["depth_mup + completed_p", 2**-4], large["depth_mup", 2**-5]
+    text = " ".join((jump.ROOT / "docs" / "batch.md").read_text().split())
+    assert f"the loss is {moved:.2f} with these and {kept:.2f} with .9 and .95" in text
+
+
 def test_the_answer():
     assert jump.answer(1.0, 3.0) == "undecided"
     assert jump.answer(float("nan"), float("nan")) == "does not: diverges"

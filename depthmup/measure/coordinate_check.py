@@ -126,19 +126,10 @@ def coordinate_check(
     """
     if not callable(probe_at):
         raise ValueError(f"probe_at must be a function (width, depth) -> Probe, got {short(probe_at)}")
-    axes = {
-        "width": [(w, depth) for w in listed("widths", widths)],
-        "depth": [(width, d) for d in listed("depths", depths)],
-    }
-    axes = {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
+    axes = _axes(widths, depths, width, depth)
     if not axes or not steps:
         raise ValueError("a coordinate check needs at least two widths or two depths, and a number of steps")
-    for name, values in (
-        ("width", [*widths, width]),
-        ("depth", [*depths, depth]),
-        ("seeds", [seeds, max_seeds]),
-        ("steps", steps),
-    ):
+    for name, values in (("seeds", (seeds, max_seeds)), ("steps", steps)):
         for value in values:
             at_least_one(name, value)
     POSITIVE.check("tolerance", tolerance)
@@ -154,6 +145,18 @@ def coordinate_check(
         if not open_groups:
             break
     return report
+
+
+def _axes(widths: Sequence[int], depths: Sequence[int], width: int, depth: int) -> dict[str, list[tuple[int, int]]]:
+    """{axis: its shapes} of the axes with two shapes or more. Raises ValueError for what is no width or depth."""
+    axes = {
+        "width": [(w, depth) for w in listed("widths", widths)],
+        "depth": [(width, d) for d in listed("depths", depths)],
+    }
+    for name, values in (("width", [*widths, width]), ("depth", [*depths, depth])):
+        for value in values:
+            at_least_one(name, value)
+    return {axis: shapes for axis, shapes in axes.items() if len(set(shapes)) > 1}
 
 
 class _Trainings:

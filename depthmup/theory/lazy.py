@@ -97,13 +97,7 @@ def lazy_kernels(
     ALPHA.check("alpha", alpha)
     check_readout(readout)
     check_number("beta", beta)
-    if norms is None:
-        check_kernel(Kx)
-    elif len(listed("norms", norms)) != 2:
-        raise ValueError(f"norms must be those of the rows and those of the columns, got {short(norms)}")
-    else:
-        for name, values in (("Kx", Kx), ("norms of the rows", norms[0]), ("norms of the columns", norms[1])):
-            check_array(name, values)
+    _check_values(Kx, norms)
     tolerance = rounding(Kx)
     Kx = jnp.asarray(Kx, jnp.float64)
     rows, columns = (jnp.diag(Kx),) * 2 if norms is None else (jnp.asarray(v, jnp.float64) for v in norms)
@@ -128,6 +122,17 @@ def lazy_kernels(
     return LazyKernels(
         np.array(layers) / (depth or 1), *compute(rows, columns, Kx, jnp.asarray(beta, jnp.float64), symmetric)
     )
+
+
+def _check_values(Kx: ArrayLike, norms: tuple[ArrayLike, ArrayLike] | None) -> None:
+    """Raises ValueError for a kernel that is none, and for a block or norms that are not finite."""
+    if norms is None:
+        check_kernel(Kx)
+        return
+    if len(listed("norms", norms)) != 2:
+        raise ValueError(f"norms must be those of the rows and those of the columns, got {short(norms)}")
+    for name, values in (("Kx", Kx), ("norms of the rows", norms[0]), ("norms of the columns", norms[1])):
+        check_array(name, values)
 
 
 def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[float]:

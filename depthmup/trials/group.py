@@ -94,10 +94,9 @@ class Runner:
             loop, hypers, ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin), hooks, restored
         )
         results = loop.results(state, hyper)
-        finished = []
+        finished, computed_by = [], {"environment": environment()}
         for i, trial in enumerate(group.trials):
-            row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i]}
-            row["environment"] = environment()
+            row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i], **computed_by}
             row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
             if "loss" not in row:  # the feed has no training split to evaluate: the last losses stand for it
                 last, first = (np.array(row[name]) for name in ("last_loss", "first_loss"))

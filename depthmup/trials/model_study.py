@@ -260,6 +260,12 @@ class ModelStudy(Study):
     fixed: Fixed = "examples"
     runs: Sequence[Size] = ()
 
+    def __post_init__(self) -> None:
+        if self.runs and len(self.along["compute"]) <= len(self.runs):
+            raise SettingsError(
+                f"sizes = {tuple(map(tuple, self.runs))}: two of them, or one and the base, take equal compute"
+            )
+
     @property
     def trainable(self) -> bool:  # type: ignore[override]
         return False  # no rule of calibration is known of a model of one's own
@@ -281,17 +287,21 @@ class ModelStudy(Study):
         if not (self.sweep.batch_sizes or self.durations or self.runs):
             return {}, {}
         batch, steps = self.about["batch_size"], self.about["steps"]
-        at = {size.compute / self._base.compute: size for size in (self._base, *self.runs)} if self.runs else {}
+        by_compute = {self._compute(size): size for size in (self._base, *self.runs)} if self.runs else {}
         by_batch = {b: steps if self.fixed == "steps" else round(steps * batch / b) for b in self.sweep.batch_sizes}
         return {"batch_size": batch, "steps": steps}, {
             "batch_size": {b: {"batch_size": b, "steps": s} for b, s in by_batch.items()},
             "steps": {s: {"steps": s} for s in self.durations},
-            "compute": {compute: dict(zip(SIZES, size, strict=True)) for compute, size in at.items()},
+            "compute": {compute: dict(zip(SIZES, size, strict=True)) for compute, size in by_compute.items()},
         }
 
     @property
     def _base(self) -> Size:
         return Size(self.width, self.depth, self.about["batch_size"], self.about["steps"])
+
+    def _compute(self, size: Size) -> float:
+        """In units of the base's."""
+        return size.compute / self._base.compute
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
         if self.training and self.training.optimizers[optimizer] is not None:
@@ -315,8 +325,7 @@ class ModelStudy(Study):
             point.check()
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
-        computes = sizes.get("compute", ())
-        runs = tuple(size for size in self.runs if size.compute / self._base.compute in computes)
+        runs = tuple(size for size in self.runs if self._compute(size) in sizes.get("compute", ()))
         durations = tuple(sizes.get("steps", ()))
         return dataclasses.replace(self, sweep=of_sizes(self.sweep, sizes), durations=durations, runs=runs)
 

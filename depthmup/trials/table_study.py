@@ -102,12 +102,15 @@ class TableStudy(Study):
 
 
 def _together(rows: pandas.DataFrame, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
-    """{compute, times that of the smallest: its sizes} where several sizes differ at once."""
+    """{compute, times that of the smallest: its sizes} where several sizes differ at once; {} if two of them take equal
+    compute, which does not tell them apart."""
     runs = rows[list(sizes)].drop_duplicates().to_dict("records")
     powers = dict.fromkeys(sizes, 1) | {"width": 2}
     if "epochs" in powers:  # as many examples at every batch size
         powers.pop("batch_size", None)
     compute = [math.prod(run[name] ** power for name, power in powers.items()) for run in runs]
+    if len(set(compute)) < len(runs):
+        return {}
     return {cost / min(compute): run for cost, run in sorted(zip(compute, runs, strict=True), key=lambda pair: pair[0])}
 
 
