@@ -1,4 +1,4 @@
-"""`infer_specs`: which axes grow when width or depth doubles (docs/design.md, "Specs from shapes")."""
+"""`infer_specs`: which axes grow when width or depth doubles (the algorithm: depthmup/infer/__init__.py)."""
 
 from __future__ import annotations
 
