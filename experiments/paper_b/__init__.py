@@ -9,6 +9,7 @@ from experiments.figures.figure import Experiment, Paper
 from experiments.paper_b import (
     averages,
     branches,
+    channels,
     dispute,
     fig2a,
     fig3,
@@ -29,6 +30,7 @@ FIGURES: dict[str, Experiment] = {
     "2a": fig2a.EXPERIMENT,
     "anchors": fig2a.ANCHORS,
     "2b": dispute.EXPERIMENT,
+    "channels": channels.EXPERIMENT,
     "averages": averages.EXPERIMENT,
     "rules": zero_shot.EXPERIMENT,
     "3": fig3.EXPERIMENT,
