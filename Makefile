@@ -9,7 +9,8 @@ transfer: .venv/ready
 
 # Coordinate checks of every family of models; writes docs/checks.md. About two hours on 2 cores; goes on where it stopped.
 checks: .venv/ready
-	$(BIN)/python -m experiments.coordinate_checks docs/results/checks
+	$(BIN)/python -m experiments.coordinate_checks
+	$(BIN)/python -m experiments.documents
 
 # configs/default.py and docs/settings.md, from the declarations of the settings.
 configs: .venv/ready

@@ -1,53 +1,37 @@
-"""Coordinate checks of every family, in width and depth, SGD and Adam: `make checks` writes docs/checks.md.
+"""Coordinate checks of every family, in width and depth, SGD and Adam; docs/checks.md has their tables.
 
-    python -m experiments.coordinate_checks docs/results/checks [NAME ...] [--processes 2]
+    python -m experiments.coordinate_checks [NAME ...] [--processes 2]      trains; goes on where it stopped
+    python -m experiments.documents                                        the tables, from the committed rows
 
 A case is a family with its options and one optimizer. It is checked under several parameterizations, which share
-compiled programs. Finished cases are kept in docs/results/checks/*.json, so you may interrupt the command and start
-it again. It takes about two hours on two cores.
+compiled programs. docs/results/checks/*.json has the rows of finished cases. All cases take about two hours on two
+cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
-from depthmup.measure.slope import OK, Estimate, overall
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Estimate, overall
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
+from experiments.figures.figure import markdown
+from experiments.published import RESULTS
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "checks.md"
+FOLDER = RESULTS / "checks"
 SEEDS = {"seeds": 8, "max_seeds": 128}
-HEADER = """# Coordinate checks
-
-    make checks        # about two hours on two cores; goes on where it stopped
-
-Each family is trained for a few steps on images of 8x8 digits, all parameters together and each group of parameters
-alone, with small learning rates, in the absolute form (base width and base depth 1). A number is the slope of log2 RMS
-change since initialization over log2 width or depth, with its 95% interval over seeds: 0 is flat. *features* and
-*logits*: all trained together, after the last step.
-
-A slope is **ok** if its interval is within +-.1, *not ok* if it is beyond even when corrected for the number of slopes,
-else *undecided*. Along depth a slope that falls like 1/depth is no fault: the slope beside a term 1/depth counts too.
-An axis is ok if all of its slopes are, not ok if one is not. Seeds are added from {seeds} up to {max_seeds} while it is
-undecided. What is judged, and why so: [rules.md](rules.md), section 0. Logits along width are judged for the readout
-alone: their slope is below 0 as long as noise of order 1/width adds to them. *decisive*: of the slopes with the axis'
-answer, after 1 step and after the last, the one farthest from 0, what was trained, and along depth the slope beside the
-term 1/depth.
-
-`depth_mup` multiplies branches by beta0 depth^-1/2, `depth_ode` by beta0 depth^-1. nan or inf: it blew up. Below 1,
-beta0 was lowered until the correction of small depth was small, as each family's section says; the papers and the
-configs have 1.
-"""
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
 PLAIN = ("depth_mup", "sp")  # parameterizations of plain networks: without branches depth_mup equals mup
 ALL = ("depth_mup", "depth_ode", "mup", "sp")
 
@@ -64,61 +48,21 @@ class Case(NamedTuple):
     note: str = ""
 
 
-NO_BRANCH = (
-    "Without branches `depth_mup` is `mup` and claims nothing along depth: there the updates of all layers add up to "
-    "depth^(3/2) ([theory.md](theory.md), section 6a), which is the slope of the hidden weights. Along width it must "
-    "be flat."
-)
-CLASS_TOKEN = (
-    "`depth_ode` with SGD is not flat for biases outside the branches: its branches vanish at initialization, and "
-    "behind a class token the patches reach the logits through branches only, so that their gradient falls as "
-    "depth^-1/2. Adam does not see the size of a gradient; with pool='mean' the slope is -.09."
-)
-NO_NORM = (
-    "`check.beta0` is 1/2 here. The MLP's output has variance 1/width, not 1/fan_in (as in the paper): without norm a "
-    "branch has about 1.7 times the stream's variance, so that the stream grows like (1 + c beta0^2 / depth)^depth, c "
-    "near 2, whose correction at small depth is of order c^2/depth. At beta0 = 1 it is larger, see below."
-)
-NO_NORM_RESNET = (
-    "`check.beta0` is 1/2 here, as for the ViT without norm: a branch of two convolutions has the stream's "
-    "variance. The readout's slope along width is that of small widths, where the size of the features still "
-    "fluctuates: for the ResidualCNN without norm it fell from +.12 over widths 32 to 128 to +.02 over 64 to 256."
-)
-LAYER_NORM_RESNET = (
-    "A layer norm over each channel's plane gives a branch size 1 as batch norm does: the same small beta0."
-)
-BATCH_NORM = (
-    "`check.beta0` is small here: 1/16, for SimpleResNet 1/32. Batch norm gives a branch size 1 however small the "
-    "stream is (average pooling shrinks it), so that sensitivities grow like (1 + c beta0^2 / depth)^depth with a "
-    "large c, and with them the correction at small depth. SimpleResNet's branch/hidden has +.44 (Adam) at beta0 = 1/4 "
-    "and +.11 at 1/16; at 1/4 its local slope falls from .46 (depth 16 to 32) to .18 (32 to 64) and .10 (64 to 96; 4 "
-    "seeds)."
-)
-AT_ONE = "The same at `check.beta0` 1, the papers' value: at these depths the correction of small depth is not small."
-ODE = (
-    "`depth_ode` is not quite flat in depth with SGD: with alpha = 1 the branches vanish at initialization like "
-    "depth^-1/2, and the size of the stream at the readout still falls at these depths, towards that of the read-in."
-)
+NO_BRANCH = "no branches: `depth_mup` is `mup`, which claims nothing over depth"
+AT_ONE = "beta0 of the papers: the correction at small depth is large"
 DENSE = {"depths": (8, 16, 32, 64), "width": 128, "depth": 4, "steps": (1, 4), "batch_size": 8}
 DENSE["log2_learning_rates"] = {"sgd": -14.0, "adam": -14.0}
 ONE = {"beta0": 1.0, "widths": (), "max_seeds": 32}
 CASES = (
-    Case("vit, layer norm", "vit", {}, ("depth_mup", "depth_ode", "sp"), note=CLASS_TOKEN),
-    Case("vit, no norm", "vit", {"norm": "none"}, PLAIN, {"beta0": 0.5}, NO_NORM),
+    Case("vit, layer norm", "vit", {}, ("depth_mup", "depth_ode", "sp")),
+    Case("vit, no norm", "vit", {"norm": "none"}, PLAIN, {"beta0": 0.5}),
     Case("vit, no norm, beta0 1", "vit", {"norm": "none"}, ("depth_mup",), ONE, AT_ONE),
     Case("simple_resnet, no norm", "simple_resnet", {}, ALL),
     Case(
-        "simple_resnet, batch norm",
-        "simple_resnet",
-        {"norm": "batch"},
-        ("depth_mup", "mup", "sp"),
-        {"beta0": 1 / 32},
-        BATCH_NORM,
+        "simple_resnet, batch norm", "simple_resnet", {"norm": "batch"}, ("depth_mup", "mup", "sp"), {"beta0": 1 / 32}
     ),
     Case("simple_resnet, batch norm, beta0 1", "simple_resnet", {"norm": "batch"}, ("depth_mup",), ONE, AT_ONE),
-    Case(
-        "residual_cnn, no norm", "residual_cnn", {}, ("depth_mup", "depth_ode", "sp"), {"widths": (64, 128, 256)}, ODE
-    ),
+    Case("residual_cnn, no norm", "residual_cnn", {}, ("depth_mup", "depth_ode", "sp"), {"widths": (64, 128, 256)}),
     Case(
         "residual_cnn, batch norm",
         "residual_cnn",
@@ -126,10 +70,10 @@ CASES = (
         PLAIN,
         {"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}},
     ),
-    Case("resnet, batch norm", "resnet", {}, PLAIN, {"widths": (32, 64, 128)}, BATCH_NORM),
-    Case("resnet, layer norm", "resnet", {"norm": "layer"}, PLAIN, {"widths": (32, 64, 128)}, LAYER_NORM_RESNET),
+    Case("resnet, batch norm", "resnet", {}, PLAIN, {"widths": (32, 64, 128)}),
+    Case("resnet, layer norm", "resnet", {"norm": "layer"}, PLAIN, {"widths": (32, 64, 128)}),
     Case("resnet, batch norm, beta0 1", "resnet", {}, ("depth_mup",), ONE, AT_ONE),
-    Case("resnet, no norm", "resnet", {"norm": "none"}, PLAIN, {"widths": (32, 64, 128), "beta0": 0.5}, NO_NORM_RESNET),
+    Case("resnet, no norm", "resnet", {"norm": "none"}, PLAIN, {"widths": (32, 64, 128), "beta0": 0.5}),
     Case("cnn", "cnn", {}, PLAIN, {"depths": (3, 4, 8, 16), "width": 64}, NO_BRANCH),
     Case("residual_mlp, no norm", "residual_mlp", {}, ALL, DENSE),
     Case("residual_mlp, layer norm", "residual_mlp", {"norm": "layer", "use_bias": True}, ALL, DENSE),
@@ -137,8 +81,8 @@ CASES = (
 )
 
 
-def path_of(case: Case, optimizer: str, folder: Path) -> Path:
-    return folder / f"{case.name}, {optimizer}.json".replace(", ", "_").replace(" ", "_")
+def path_of(case: Case, optimizer: str) -> Path:
+    return FOLDER / f"{case.name}, {optimizer}.json".replace(", ", "_").replace(" ", "_")
 
 
 def config_of(case: Case) -> Any:
@@ -157,132 +101,126 @@ def identity_of(case: Case, optimizer: str) -> Any:
     return json.loads(json.dumps({**names, "options": case.options, "check": check}))
 
 
-def finished(case: Case, optimizer: str, folder: Path) -> Any:
+def finished(case: Case, optimizer: str) -> list[dict[str, Any]] | None:
     """The rows of a finished case; None if its file is missing or was made with other settings."""
-    path = path_of(case, optimizer, folder)
+    path = path_of(case, optimizer)
     content = json.loads(path.read_text()) if path.exists() else {"case": None}
     return content["rows"] if content["case"] == identity_of(case, optimizer) else None
 
 
-def run(case: Case, optimizer: str, folder: Path) -> None:
+def run(case: Case, optimizer: str) -> None:
     """Check one case, unless it is finished, and write its rows as JSON."""
-    path, identity = path_of(case, optimizer, folder), identity_of(case, optimizer)
-    if finished(case, optimizer, folder):
+    if finished(case, optimizer):
         return
     config, rows = config_of(case), []
     for name in case.parameterizations:
         config.parameterization.name = name
-        for s in check_optimizer(from_config(config), optimizer).slopes:
+        report = check_optimizer(from_config(config), optimizer)
+        for s in report.slopes:
             row = {k: v for k, v in s._asdict().items() if k not in ("changes", "sizes")}
             rows.append({"parameterization": name, **row, "seeds": s.changes.shape[1]})
-        said = (f"{axis} {decisive(own)}" for axis in ("width", "depth") if (own := judged(rows, name, axis)))
-        print(f"{case.name}, {optimizer}, {name}: {'; '.join(said)}", flush=True)
-    lines = ",\n".join(map(json.dumps, rows))
-    write_atomically(path, f'{{"case": {json.dumps(identity)},\n"rows": [\n{lines}\n]}}\n')
+        print(f"{case.name}, {optimizer}, {name}: {report.verdict}", flush=True)
+    identity, lines = json.dumps(identity_of(case, optimizer)), ",\n".join(map(json.dumps, rows))
+    write_atomically(path_of(case, optimizer), f'{{"case": {identity},\n"rows": [\n{lines}\n]}}\n')
 
 
-def of(rows: list[dict[str, Any]], name: str, axis: str, **wanted: Any) -> list[dict[str, Any]]:
-    wanted |= {"parameterization": name, "axis": axis}
-    return [r for r in rows if all(r[k] == v for k, v in wanted.items())]
-
-
-def judged(rows: list[dict[str, Any]], name: str, axis: str) -> list[dict[str, Any]]:
-    return [r for r in of(rows, name, axis) if r["answer"]]
+def judged(case: Case, optimizer: str, name: str) -> list[dict[str, Any]]:
+    """The judged slopes under the parameterization `name`. Raises FileNotFoundError if the case is not finished."""
+    rows = finished(case, optimizer)
+    if rows is None:
+        raise FileNotFoundError(
+            f"{path_of(case, optimizer)}: run python -m experiments.coordinate_checks '{case.name}'"
+        )
+    return [{**row, "optimizer": optimizer} for row in rows if row["parameterization"] == name and row["answer"]]
 
 
 def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the judged slopes that have the answer of all, the one farthest from 0, NaN being farthest."""
-    said = overall([r["answer"] for r in rows])
+    """Of the slopes that have the answer of all, the one farthest from 0, NaN being farthest."""
+    answer = overall([r["answer"] for r in rows])
     return max(
-        (r for r in rows if r["answer"] == said), key=lambda r: (r["plain"][0] != r["plain"][0], abs(r["plain"][0]))
+        (r for r in rows if r["answer"] == answer), key=lambda r: (r["plain"][0] != r["plain"][0], abs(r["plain"][0]))
     )
 
 
-def decisive(rows: list[dict[str, Any]]) -> str:
-    """The answer of all judged slopes and the slope that decides it, in words."""
-    row = worst(rows)
-    return f"{row['answer']} {Estimate(*row['plain'])} ({row['group']}, step {row['step']}, {row['seeds']} seeds)"
+def words(row: dict[str, Any]) -> str:
+    """A slope, along depth that beside a term 1/depth, and what was trained."""
+    beside = f", with 1/depth {Estimate(*row['limit'])}" if row["limit"] else ""
+    return f"{Estimate(*row['plain'])}{beside}; {row['group']}, {OPTIMIZERS[row['optimizer']]}, {row['axis']}"
 
 
-def bold(answer: str) -> str:
-    return f"**{answer}**" if answer == OK else answer
+def verdicts(rows: list[dict[str, Any]], axis: str) -> str:
+    """The verdict along an axis, with each optimizer where they differ; "" where nothing was measured."""
+    found = {
+        label: overall([r["answer"] for r in own])
+        for optimizer, label in OPTIMIZERS.items()
+        if (own := [r for r in rows if (r["axis"], r["optimizer"]) == (axis, optimizer)])
+    }
+    if len(set(found.values())) < 2:
+        return next(iter(found.values()), "")
+    return ", ".join(f"{label} {answer}" for label, answer in found.items())
 
 
-def summary(cases: Sequence[Case], folder: Path) -> list[str]:
-    """A table: for each case, beta0 and the decisive slopes under depth_mup and under sp."""
-    columns = [(name, axis, o) for name in ("depth_mup", "sp") for axis in ("width", "depth") for o in ("sgd", "adam")]
-    lines = ["| decisive | beta0 | " + " | ".join(f"{name}, {axis}, {o}" for name, axis, o in columns) + " |"]
-    lines.append("|---" * (len(columns) + 2) + "|")
-    for case in cases:
-        cells = [case.name, f"{config_of(case).check.beta0:g}"]
-        for name, axis, optimizer in columns:
-            rows = finished(case, optimizer, folder)
-            own = judged(rows or [], name, axis)
-            missing = "not run yet" if rows is None else ""
-            cells.append(f"{bold(worst(own)['answer'])} {worst(own)['plain'][0]:+.2f}" if own else missing)
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+def label_of(case: Case) -> str:
+    """The case's name with its beta0 where that is not 1."""
+    beta0 = Fraction(config_of(case).check.beta0)
+    return case.name if beta0 == 1 else f"{case.name}, beta0 {beta0}"
 
 
-def table(case: Case, axis: str, folder: Path) -> list[str]:
-    """A case's table along one axis."""
-    check = config_of(case).check
-    lines = ["", f"| {axis} | | features | logits | decisive | |", "|---|---|---|---|---|---|"]
-    for optimizer in ("sgd", "adam"):
-        rows = finished(case, optimizer, folder)
-        if rows is None:
-            lines.append(f"| | {optimizer} | not run yet | | | |")
-            continue
-        for name in case.parameterizations:
-            all_last = (
-                of(rows, name, axis, group="all", step=check.steps[-1], quantity=q) for q in ("hidden", "logits")
+def networks() -> str:
+    """A Markdown table: what each case says under `depth_mup`."""
+    rows = []
+    for case in CASES:
+        slopes = [row for optimizer in OPTIMIZERS for row in judged(case, optimizer, "depth_mup")]
+        axes = (verdicts(slopes, axis) for axis in ("width", "depth"))
+        rows.append((label_of(case), *axes, words(worst(slopes)), case.note))
+    return markdown(("network", "over width", "over depth", "largest slope", "note"), rows)
+
+
+def rules() -> str:
+    """A Markdown table: how many checks of each parameterization have which verdict along each axis."""
+    rows = []
+    for name in ALL:
+        cases = [case for case in CASES if name in case.parameterizations and not case.name.endswith("beta0 1")]
+        cells = []
+        for axis in ("width", "depth"):
+            slopes = (
+                [row for row in judged(case, optimizer, name) if row["axis"] == axis]
+                for case, optimizer in itertools.product(cases, OPTIMIZERS)
             )
-            shown = [str(Estimate(*found[0]["plain"])) if found else "" for found in all_last]
-            row = worst(judged(rows, name, axis))
-            words = f"{Estimate(*row['plain'])} {row['group']}"
-            words += f"; with 1/depth {Estimate(*row['limit'])}" if row["limit"] else ""
-            lines.append("| " + " | ".join((name, optimizer, *shown, words, bold(row["answer"]))) + " |")
-    return lines
+            counts = collections.Counter(overall([r["answer"] for r in own]) for own in slopes)
+            cells.append(
+                ", ".join(f"{counts[answer]} {answer}" for answer in (OK, UNDECIDED, NOT_OK) if counts[answer])
+            )
+        rows.append((f"`{name}`", str(len(cases)), *cells))
+    return markdown(("rule", "networks", "over width", "over depth"), rows)
 
 
-def page(cases: Sequence[Case], folder: Path) -> str:
-    """The text of docs/checks.md from the finished cases, with a table for each case and axis."""
-    lines = [HEADER.format(**SEEDS), *summary(cases, folder)]
-    for case in cases:
+def sizes() -> str:
+    """A Markdown table: widths, depths and learning rates of each case."""
+    rows = []
+    for case in CASES:
         check = config_of(case).check
-        options = "".join(f", {k}={v!r}" for k, v in case.options.items())
-        rates = ", ".join(f"2^{check.log2_learning_rates[o]:g} ({o})" for o in ("sgd", "adam"))
-        axes = {
-            "width": f"widths {check.widths} at depth {check.depth}",
-            "depth": f"depths {check.depths} at width {check.width}",
-        }
-        axes = {axis: text for axis, text in axes.items() if getattr(check, f"{axis}s")}
-        lines += [f"## {case.name}", "", f"`{case.family}{options}`, `check.beta0={check.beta0:g}`; "]
-        lines[-1] += f"{', '.join(axes.values())}; learning rates {rates}; "
-        lines[-1] += f"{check.seeds} to {check.max_seeds} seeds; {check.steps[-1]} steps on {check.batch_size} images."
-        lines += ["", case.note] if case.note else []
-        for axis in axes:
-            lines += table(case, axis, folder)
-        lines.append("")
-    return "\n".join(lines)
+        axes = (
+            f"{', '.join(map(str, values))} at {other} {size}" if values else ""
+            for values, other, size in ((check.widths, "depth", check.depth), (check.depths, "width", check.width))
+        )
+        rates = ", ".join(f"2^{check.log2_learning_rates[optimizer]:g}" for optimizer in OPTIMIZERS)
+        rows.append((case.name, *axes, rates))
+    return markdown(("network", "widths", "depths", "learning rates, SGD and Adam"), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.coordinate_checks")
-    parser.add_argument("folder", type=Path, help="where finished cases are kept")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run; none: all")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
     unknown = set(options.names) - {case.name for case in CASES}
     if unknown:
         parser.error(f"no case {sorted(unknown)}; there are {[case.name for case in CASES]}")
-    options.folder.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     chosen = [case for case in CASES if not options.names or case.name in options.names]
-    jobs = [(case, optimizer, options.folder) for case in chosen for optimizer in ("sgd", "adam")]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
-        pool.starmap(run, jobs, chunksize=1)
-    PAGE.write_text(page(CASES, options.folder))
-    print(f"table: {PAGE}")
+        pool.starmap(run, itertools.product(chosen, OPTIMIZERS), chunksize=1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the lines <!-- NAME: TABLE --> and <!-- end -->.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from depthmup.report import figures, page
 from depthmup.trials.config_study import ConfigStudy
 from experiments import (
     choose,
+    coordinate_checks,
     jump,
     layer_kinds,
     learning_rate_rules,
@@ -29,7 +29,6 @@ from experiments import (
     planted_verdicts,
     published,
     scaling,
-    thinned_verdicts,
 )
 from experiments.demos import PUBLISHED, read, settings_of
 from experiments.figures import command
@@ -38,7 +37,7 @@ from experiments.language.page import draw, tables
 from experiments.language.sweeps import SCALES
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md")
+DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -48,31 +47,22 @@ def publish(name: str, workdir: Path) -> None:
     published.write(RESULTS / name, settings_of(name), workdir)
 
 
-def measured_table(sweep: Sweep) -> str:
-    """Means over seeds at the start and at the end of training with learning rate 1/2; of kernels the last one."""
-    assert sweep.measured is not None
-    chosen = sweep.measured.join(sweep.rows[sweep.rows["learning_rate"] == 0.5], on="row", how="inner")
-    lines = ["| depth | | sharpness, start | sharpness, end | movement of the last kernel |", "|---|---|---|---|---|"]
-    for (depth, name), own in chosen.sort_values("depth", kind="stable").groupby(
-        ["depth", "parameterization"], sort=False
+def draw_sweep(sweep: Sweep) -> None:
+    """Losses and optima over depth."""
+    curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
+    for name, figure in (
+        ("loss_over_depth", figures.loss_curves(curves)),
+        ("optimum_over_depth", figures.optima(curves)),
     ):
-        sharpness, kernel = (own[own["quantity"] == quantity] for quantity in ("sharpness", "kernels"))
-        kernel = kernel[kernel["layer"] == kernel["layer"].max()]
-        ends = [sharpness[sharpness["step"] == step]["value"].mean() for step in (0, chosen["step"].max())]
-        cells = [*ends, kernel[kernel["step"] == chosen["step"].max()]["value"].mean()]
-        words = ["diverges" if math.isnan(cell) else f"{cell:.1f}" for cell in cells]
-        lines.append(f"| {depth} | {name} | " + " | ".join(words) + " |")
-    return "\n".join(lines)
+        assert figure
+        (ROOT / "docs" / "images" / f"{name}.png").write_bytes(figures.png(figure))
 
 
 TABLES: dict[str, Callable[[Sweep], str]] = {
     "verdicts": lambda sweep: _code(page.verdict_table(sweep.curves)),
-    "rules": lambda sweep: _code(page.rule_table(sweep.curves)),
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
         page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
     ),
-    "measured": measured_table,
-    "thinned": lambda sweep: _code(thinned_verdicts.table(sweep.curves, sweep.settings)),
     "answers": lambda sweep: _code(page.answers(sweep.curves)),
 }
 
@@ -93,6 +83,9 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "language_study": lambda _: tables("study"),
     "language_demo": lambda _: tables("demo"),
     "layer_kinds": lambda _: layer_kinds.table(),
+    "checks_networks": lambda _: coordinate_checks.networks(),
+    "checks_rules": lambda _: coordinate_checks.rules(),
+    "checks_sizes": lambda _: coordinate_checks.sizes(),
     "scaling_optima": lambda _: scaling.optima(),
     "scaling_rules": lambda _: scaling.table(),
     "jump": lambda _: jump.table(),
@@ -113,14 +106,8 @@ def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["publish"]:
         publish(sys.argv[2], Path(sys.argv[3]))
-    sweeps = {name: read(name) for name in PUBLISHED if (RESULTS / f"{name}.parquet").exists()}
-    for name, sweep in sweeps.items():
-        along_depth = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-        drawn = {"loss_over_depth": figures.loss_curves(along_depth), "optimum_over_depth": figures.optima(along_depth)}
-        for picture, file in PUBLISHED[name].pictures.items():
-            figure = drawn[picture]
-            assert figure
-            (ROOT / "docs" / "images" / file).write_bytes(figures.png(figure))
+    sweeps = {name: read(name) for name in PUBLISHED}
+    draw_sweep(sweeps["digits_transfer"])
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
