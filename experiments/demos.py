@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-from configs import digits, patches16_simple_resnet, patches16_vit, transfer
+from configs import patches16_simple_resnet, patches16_vit, transfer
 from depthmup.settings import Settings, from_config
 from experiments import published
 from experiments.published import RESULTS, Sweep
 
-
-class Published(NamedTuple):
-    """A sweep whose rows are committed. changed: what differs from the config's values.
-
-    pictures: {name of a picture of the report: its file under docs/images}.
-    """
-
-    config: Callable[[], Any]
-    changed: Mapping[str, Any] = {}
-    pictures: Mapping[str, str] = {}
-
-
-def _pictures(prefix: str = "") -> dict[str, str]:
-    return {name: f"{prefix}{name}.png" for name in ("loss_over_depth", "optimum_over_depth")}
-
-
 PUBLISHED = {
-    "digits_transfer": Published(transfer.get_config, pictures=_pictures()),
-    "digits_measured": Published(
-        digits.get_config,
-        {
-            "sweep.seeds": 2,
-            "sweep.depths": (2, 4, 8),
-            "sweep.widths": (),
-            "sweep.optimizers": ("sgd",),
-            "sweep.measure": ("updates", "sharpness", "kernels"),
-        },
-    ),
-    "patches16_simple_resnet": Published(patches16_simple_resnet.get_config, pictures=_pictures("simple_resnet_")),
-    "patches16_vit": Published(patches16_vit.get_config, pictures=_pictures("vit_")),
+    "digits_transfer": transfer.get_config,
+    "patches16_simple_resnet": patches16_simple_resnet.get_config,
+    "patches16_vit": patches16_vit.get_config,
 }
 
 
 def settings_of(name: str) -> Settings:
-    config = PUBLISHED[name].config()
-    config.update_from_flattened_dict(dict(PUBLISHED[name].changed))
-    return from_config(config)
+    return from_config(PUBLISHED[name]())
 
 
 def read(name: str) -> Sweep:

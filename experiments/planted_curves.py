@@ -203,31 +203,24 @@ def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of one kind of curve and one grid, of one seed or of several, in one row: ranges over 3 and 6 seeds,
-    over distances of the cliff, and over heights of a finite one."""
-    of_curve: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
+    """The table of docs/laws.md, of grids of half an octave and several seeds: a row for the bowls without a cliff, for
+    each other curve without one, and for each kind of cliff, with ranges over all such curves."""
+    of_group: dict[str, list[Mapping[str, Any]]] = {}
     for row in found:
-        of_curve.setdefault((row["curve"], row["step"], "1" if row["seeds"] == 1 else "3, 6"), []).append(row)
-    titles = "curve", "grid step", "seeds", "bias", "coverage", "width", "edge"
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for (name, step, seeds), rows_of_curve in of_curve.items():
-        cells = [
-            "" if np.isnan([row[column] for row in rows_of_curve]).any() else _range(rows_of_curve, column, form, scale)
-            for column, form, scale in (
-                ("bias", "+.2f", 1),
-                ("coverage", ".1f", 100),
-                ("width", ".2f", 1),
-                ("edge", ".1f", 100),
-            )
-        ]
-        if name == FLAT.name:
-            cells[:2] = [f"regret {_range(rows_of_curve, 'regret', '.1f', 100)}%", ""]
-        lines.append(f"| {name} | {step:g} | {seeds} | " + " | ".join(cells) + " |")
+        if row["step"] == 0.5 and row["seeds"] > 1 and row["curve"] != FLAT.name:
+            cliff = row["curve"].rpartition(", ")[2]
+            name = cliff if "cliff" in cliff else SHARP.name if row["curve"] == SHARP.name else "no cliff"
+            of_group.setdefault(name, []).append(row)
+    lines = ["| curve | bias | coverage | width |", "|---|---|---|---|"]
+    columns = ("bias", "+.2f", 1), ("coverage", ".1f", 100), ("width", ".2f", 1)
+    for name, rows_of_group in of_group.items():
+        cells = [_range(rows_of_group, *column) for column in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _range(rows_of_curve: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
-    values = [row[column] for row in rows_of_curve]
+def _range(found: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
+    values = [row[column] for row in found]
     low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 

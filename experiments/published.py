@@ -1,7 +1,7 @@
 """The rows of sweeps in docs/results/: tables and pictures are drawn from them, and sweeps go on from them.
 
-NAME.parquet has the rows of a sweep, NAME_measured.parquet what was measured during training, NAME.json its settings,
-the calibrations that its rules start from, what it was computed with, and the number of classes of its data.
+NAME.parquet has the rows of a sweep, NAME.json its settings, the calibrations that its rules start from, what it was
+computed with, and the number of classes of its data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from depthmup.measure import MaximalUpdate
 from depthmup.report.calibration import kept
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import Judged, Settings, column
-from depthmup.sweep import curves, load, measured
+from depthmup.sweep import curves, load
 from depthmup.train.build import FILES
 from depthmup.train.workdir import read_settings
 from depthmup.trials.config_study import ConfigStudy
@@ -34,15 +34,11 @@ SCALE = 1000  # of the losses in "curve", which are whole numbers of thousandths
 
 
 class Sweep(NamedTuple):
-    """A published sweep. rows: the trials; about: the content of NAME.json.
-
-    measured: as `depthmup.sweep.measured` returns it, with the number of a row instead of its key.
-    """
+    """A published sweep. rows: the trials; about: the content of NAME.json."""
 
     rows: pandas.DataFrame
     settings: Settings
     curves: list[TransferCurve]
-    measured: pandas.DataFrame | None
     about: Mapping[str, Any]
 
 
@@ -58,11 +54,9 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     measures = [name for name in get_args(Judged) if name in rows]
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
-    extra = path.with_name(f"{path.name}_measured.parquet")
-    table = pandas.read_parquet(extra) if settings.sweep.measure else None
     whole = about.get("complete", True) and not difference(about["settings"], settings)
     found = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole else []
-    return Sweep(rows, settings, found, table, about)
+    return Sweep(rows, settings, found, about)
 
 
 def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> str:
@@ -103,11 +97,6 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
         rows = rows.assign(key=found["key"], steps=found["steps"].astype("int32"), curve=_curves(workdir, found))
     path.parent.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(path.with_suffix(".parquet"), compression="zstd", index=False)
-    if settings.sweep.measure:
-        table = measured(workdir)
-        table = table.assign(row=table.pop("key").map(pandas.Series(found.index, found["key"])))
-        table = table.astype({"value": "float32"})
-        table.to_parquet(path.with_name(f"{path.name}_measured.parquet"), compression="zstd", index=False)
     content = {
         "settings": saved,
         "computed with": json.loads((workdir / "environment.json").read_text()),

@@ -284,7 +284,7 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
                      "key": trial.key, "steps": 703, "curve": (way * published.SCALE).round().astype(int)})  # fmt: skip
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
-    return published.Sweep(table, settings, judge(table, study), None, about)
+    return published.Sweep(table, settings, judge(table, study), about)
 
 
 def falling(*names):

@@ -90,7 +90,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
                     )
     table = pandas.DataFrame(rows)
     about = {"complete": True, "minutes": 1.0}
-    return published.Sweep(table, settings, judge(table, study), None, about)
+    return published.Sweep(table, settings, judge(table, study), about)
 
 
 def all_planted(one, exponent, **others):
