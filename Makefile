@@ -38,9 +38,9 @@ pods: .venv/ready
 	@$(BIN)/python -c "import libtpu" || { echo "make pods needs the TPU's compiler: $(BIN)/python -m pip install -e '.[tpu]'"; exit 1; }
 	$(BIN)/python -m pytest -s -m pods
 
-# Runs and sweeps killed 50 times each, compared with some that were left alone; writes docs/torture.md. 15 minutes.
+# Runs and sweeps killed 50 times each, compared with some that were left alone (docs/training.md). 15 minutes.
 torture: .venv/ready
-	$(BIN)/python -m tests.torture 50 runs/torture docs/torture.md
+	$(BIN)/python -m tests.torture 50 runs/torture
 
 # Faults planted one at a time, each with the tests that must see it; tells which survive. An hour; goes on where it stopped.
 mutants: .venv/ready

@@ -1,6 +1,6 @@
 """Kill runs and sweeps at random moments until they end, and compare them with some that were left alone.
 
-python -m tests.torture 50 runs/torture docs/torture.md
+python -m tests.torture 50 runs/torture
 """
 
 import json
@@ -164,46 +164,20 @@ def killed(kills, folder, job, kill, result, rng):
     return happened, count
 
 
-def main(kills, folder, page):
+def main(kills, folder):
     rng = random.Random(0)
     shutil.rmtree(folder, ignore_errors=True)
     happened, runs = killed(kills, folder / "runs", ARGUMENTS, kill_until_done, outcome, rng)
     of_sweeps, sweeps = killed(kills, folder / "sweeps", SWEEP, kill_sweep_until_done, sweep_outcome, rng)
-    lost = [kill.step - kill.went_on for kill in happened]
-    expected_rows = sweep_outcome(folder / "sweeps" / "alone")[0]
-    assert len({json.loads(line)["key"] for line in expected_rows}) == len(expected_rows)
-    there = sorted(kill.rows for kill in of_sweeps)
-    rows = there[0], there[len(there) // 2], there[-1]
-    text = f"""# Killed at random moments
-
-`make torture` trains on the digits with a checkpoint every {EVERY} steps, kills the process (`kill -9`) up to
-{LONGEST:g} s after its first progress, starts it again, up to ten times a run, and compares each run with one that was
-left alone: all rows of `metrics.jsonl` but for timings, and the final metrics of `metrics.json`.
-
-| | |
-|---|---|
-| kills | {len(happened)} |
-| of them while a checkpoint was being written | {sum(kill.writing for kill in happened)} |
-| runs that ended, all equal to the one left alone, to the last bit | {runs} |
-| steps lost at a kill: median, most | {sorted(lost)[len(lost) // 2]}, {max(lost)} |
-
-A kill loses the steps since the last checkpoint that was on the disk: two intervals at most, about, for one is written
-while the next steps are trained.
-
-It does the same with `main.py sweep`: {len(expected_rows)} trials of the digits in twelve groups, checkpoints every 40
-of their 264 steps. Compared are all rows of `results.jsonl` and all learning curves.
-
-| | |
-|---|---|
-| kills | {len(of_sweeps)} |
-| of them with a group's checkpoint on the disk | {sum(kill.unfinished for kill in of_sweeps)} |
-| sweeps that ended, all equal to the one left alone, to the last bit | {sweeps} |
-| rows there at a kill: least, median, most | {", ".join(map(str, rows))} |
-| rows lost, rows twice | 0, 0 |
-"""
-    page.write_text(text)
-    print(text)
+    lost = sorted(kill.step - kill.went_on for kill in happened)
+    writing, unfinished = sum(kill.writing for kill in happened), sum(kill.unfinished for kill in of_sweeps)
+    keys = [json.loads(line)["key"] for line in sweep_outcome(folder / "sweeps" / "alone")[0]]
+    assert len(set(keys)) == len(keys)
+    print("All ended bit for bit as those that were left alone, no row lost, none twice:")
+    print(f"{runs} runs, {len(happened)} kills, {writing} while a checkpoint was being written,")
+    print(f"    steps lost at a kill: median {lost[len(lost) // 2]}, most {lost[-1]}")
+    print(f"{sweeps} sweeps of {len(keys)} rows, {len(of_sweeps)} kills, {unfinished} with a checkpoint of a group")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))
