@@ -81,7 +81,6 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted_verdicts": lambda _: planted_verdicts.summary(_numbers("planted_verdicts")),
     "choose": choose.table,
     "language_study": lambda _: tables("study"),
-    "language_demo": lambda _: tables("demo"),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
     "checks_rules": lambda _: coordinate_checks.rules(),

@@ -76,8 +76,7 @@ CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
 RUNS = ROOT / "runs" / "layer_kinds"
 COLUMNS = (
-    "kind", "", "its own parameters", "check", "slope over width", "slope over depth", "learning rate over width",
-    "learning rate over depth",
+    "kind", "", "slope over width", "slope over depth", "learning rate over width", "learning rate over depth",
 )  # fmt: skip
 
 
@@ -243,16 +242,14 @@ def holds(check: dict[str, Any], verdicts: Iterable[str]) -> str:
 
 
 def table() -> str:
-    """The kinds as a Markdown table. Roles: of the parameters that the plain transformer lacks."""
+    """The kinds as a Markdown table."""
     rows, checks = read()
     lines = []
     for kind, check in ((kind, checks[kind]) for kind in KINDS if kind in checks):
-        new = {} if kind == "plain" else check["roles"].items() - checks["plain"]["roles"].items()
-        roles = ", ".join(f"{path.removeprefix('blocks/')}: {role.split()[0]}" for path, role in sorted(new))
         answer = answers(rows[rows["kind"] == kind])
         farthest = [slopes(check, axis) for axis in ("width", "depth")]
         verdicts = [answer["width"], answer["depth"]]
-        lines.append((kind.replace("_", " "), holds(check, verdicts), roles, check["verdict"], *farthest, *verdicts))
+        lines.append((kind.replace("_", " "), holds(check, verdicts), *farthest, *verdicts))
     return markdown(COLUMNS, lines)
 
 

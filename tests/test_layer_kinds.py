@@ -148,5 +148,5 @@ def test_the_table(rows, drift, verdict, answer):
     line = layer_kinds.table().splitlines()[-1]
     cells = line.strip("| ").split(" | ")
     assert cells[:2] == ["plain", answer]
-    assert cells[4] == "-0.05 [-0.15, +0.05] readout, ok"
+    assert cells[2] == "-0.05 [-0.15, +0.05] readout, ok"
     assert (", transfers" in cells[-1]) == (drift == 0)

@@ -11,7 +11,6 @@ import numpy as np
 from depthmup.files import write_atomically
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from depthmup.report.page import verdict_table
 from experiments.figures.figure import IMAGES, along, best_losses, loss_pictures, markdown, paired, words
 from experiments.language.sweeps import SCALES, published
 
@@ -50,7 +49,6 @@ def tables(scale: str) -> str:
             f"Best loss of `{name}` against `{other}` with {optimizer}, with 95% intervals of paired seeds: "
             f"{compared(losses, others, SCALES[scale]['depths'])}."
         )
-    parts.append("\n".join(f"    {line}".rstrip() for line in verdict_table(chosen).splitlines()))
     return "\n\n".join(parts)
 
 
