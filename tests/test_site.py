@@ -27,7 +27,6 @@ BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md"]  # pages of the site that stand in 
 
 # The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
 PYTHON = {
-    "index.md": (3, lambda n: n["logits"].shape == (8, 10) and n["report"].ok),
     "api/core.md": (8, lambda n: n["report"].slopes and n["ntk"]["all"].shape == (16, 16)),
     "api/fit.md": (5, lambda n: n["found"].verdict == "does not transfer" and abs(n["law"].exponent + 1) < 0.01),
     "api/theory.md": (2, lambda n: n["lazy"].train.shape == (10, 4)),
@@ -198,7 +197,7 @@ def test_every_public_function_has_an_example():
 def test_all_python_of_the_pages_is_known():
     """A new page with Python is run by `test_pages`, by test_readme.py, or is named as one that cannot run."""
     blocks = {page: (DOCS / page).read_text().count("```python") for page in PAGES}
-    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md", "models.md", "design.md"}
+    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md", "models.md"}
     assert {page: count for page, count in blocks.items() if count and page not in elsewhere} == {
         page: count for page, (count, _) in PYTHON.items()
     }
