@@ -67,7 +67,7 @@ def test_statistics_are_carried(x64):
 
 
 def test_layouts_on_a_cpu():
-    """Trials run one after another, blocks are scanned (docs/design.md), and a config overrides the latter."""
+    """Trials run one after another, blocks are scanned (docs/notes.md), and a config overrides the latter."""
     assert trial_layout() == trial_layout("cpu") == "map"
     assert trial_layout("gpu") == trial_layout("tpu") == "vmap"
     for family in MODELS:

@@ -81,7 +81,7 @@ def circular_conv(
     for axis, (low, high) in enumerate(padding, 1):
         lhs = _wrapped(lhs, axis, low, high)
     # The wrapped image is padded with zeros all the same, and the outer pixels of the result are cut off below: on a
-    # CPU this is four times faster than a convolution without padding (docs/design.md).
+    # CPU this is four times faster than a convolution without padding (docs/notes.md).
     out = conv_general_dilated(
         lhs, rhs, window_strides, padding, dimension_numbers=dimension_numbers, precision=precision, **options
     )
