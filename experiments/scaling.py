@@ -1,4 +1,4 @@
-"""How does the best learning rate go with the batch size and with the number of steps? A GPT, three optimizers.
+"""How does the best learning rate go with the batch size and with the number of steps? A GPT and a residual CNN.
 
     python -m experiments.scaling                     # trains what is missing in runs/scaling: half an hour for a case
     python -m experiments.scaling adamw --publish     # writes a case's rows to docs/results/
@@ -8,6 +8,8 @@
 The GPT of experiments/language (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
 Base: batches of 32 sequences, 512 steps. Along the batch size, 8 to 512, all trainings see as many sequences; along
 steps, 64 to 2,048, the batch size stays. No hyperparameter but the learning rate follows: batch_rule is "none".
+"sgd, images" is a SimpleResNet (width 64, 4 blocks) on photo patches of 16x16 pixels, at the same sizes. "adamw, decay"
+is the GPT with four weight decays, which the step multiplies by the learning rate, at three sizes along each axis.
 
 **Questions.** What are the exponents of the best learning rate in batch size (at fixed examples) and in steps (at a
 fixed batch size)? Which rule's transferred value costs least?
@@ -18,6 +20,10 @@ fixed batch size)? Which rule's transferred value costs least?
   says 1/2 for Muon. Here b1 and b2 stay, and a loss of 5.5 nats falls to 2.4 within the training, so that noise does
   not dominate at first: we expect less, .2 to .5 for AdamW and Muon, .4 to 1 for SGD, and the slope falls beyond the
   critical batch, of the order of 100 sequences.
+- Images: linear for SGD below the noise scale, so .4 to 1 from 8 to 32; along steps -.3 to 0.
+- Decay: each example is seen once, so that decay regularizes little: at its best it lowers the loss by less than 1%
+  against none, at every size. If its best value can be told, rate x decay x steps stays ("timescale") within a factor
+  of 4, and the exponents of the rate are those without decay within .15.
 - Steps: nanochat and "sde" say 0, HyperP -.32, Marin -.395 for Muon, Complete(d)P -.5. We expect -.1 to -.4 with a
   rate that falls to 0, and -.3 to -.5 with a constant one.
 
@@ -32,9 +38,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +48,14 @@ import numpy as np
 import optax
 import pandas
 
+import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RULES
+from depthmup.data import load
+from depthmup.data.dataset import Split
 from depthmup.files import write_atomically
 from depthmup.fit import Transfer
+from depthmup.models import SimpleResNet
 from depthmup.optim import family_of
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
@@ -60,12 +70,52 @@ ROWS = RESULTS / "scaling.parquet"
 COLUMNS = ["case", "batch_size", "steps", "learning_rate", "seed", "loss", "diverged"]
 BASE_BATCH, BASE_STEPS = 32, 512
 SIZES = {"batch_size": (32, 8, 16, 64, 128, 256, 512), "steps": (512, 64, 128, 256, 1024, 2048)}
+DECAYS = (0.0, 1 / 32, 1 / 8, 1 / 2)
+
+
+class Problem(NamedTuple):
+    """A model with its base, its batches (step, batch_size) and what guessing has as loss."""
+
+    setup: Callable[[], dm.Setup]
+    batches: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
+    chance: float
+
+
+def gpt() -> dm.Setup:
+    return setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
+
+
+def resnet() -> dm.Setup:
+    size = (64, 4)
+    return dm.setup("depth_mup", SimpleResNet, jnp.zeros((1, 16, 16, 3)), width=size[0], depth=size[1], base=size)
+
+
+def patches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Patches of ten photographs, each with the number of its photograph."""
+    data = load("patches", image_size=16)
+    assert isinstance(data.train, Split)
+    assert data.mean is not None
+    assert data.std is not None
+    key = jax.random.fold_in(jax.random.key(1), step)
+    chosen = jax.random.randint(key, (batch_size,), 0, len(data.train.inputs))
+    images = (jnp.asarray(data.train.inputs)[chosen].astype(jnp.float32) - data.mean) / data.std
+    return images.astype(jnp.float32), jnp.asarray(data.train.labels)[chosen]
+
+
+TEXT, PHOTOS = Problem(gpt, batches, CHANCE), Problem(resnet, patches, math.log(10))
+# Arguments of `m.sweep`; learning_rates: the ends of a grid, as log2.
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "schedule": "linear", "b2": 0.95, "learning_rates": (-10, -4)},
     "muon": {"optimizer": "muon", "schedule": "linear", "b2": 0.95, "learning_rates": (-9, -3)},
     "sgd": {"optimizer": "momentum", "schedule": "linear", "learning_rates": (-6, 0)},
     "adamw, constant": {"optimizer": "adamw", "schedule": "constant", "b2": 0.95, "learning_rates": (-10, -4)},
-}
+    "sgd, images": {"optimizer": "sgd", "schedule": "linear", "learning_rates": (-7, -1)},
+    "adamw, decay": {
+        "optimizer": "adamw", "schedule": "linear", "b2": 0.95, "learning_rates": (-10, -4), "weight_decay": DECAYS,
+        "batch_size": (32, 8, 128), "steps": (512, 128, 2048),
+    },
+}  # fmt: skip
+PROBLEMS = {"sgd, images": PHOTOS}  # TEXT by default
 COLUMNS_OF_RULES = (
     "case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest but one", "at the largest"
 )  # fmt: skip
@@ -73,21 +123,27 @@ COLUMNS_OF_RULES = (
 
 def train(case: str) -> pandas.DataFrame:
     """Train what is missing of a case in its workdir: rows with the columns `COLUMNS`."""
-    m = setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
+    problem = PROBLEMS.get(case, TEXT)
     low, high = CASES[case]["learning_rates"]
     arguments = {
-        **CASES[case], "learning_rates": 2.0 ** np.arange(low, high + 0.1, 0.5), "batch_size": SIZES["batch_size"],
-        "steps": SIZES["steps"], "widths": (), "depths": (), "seeds": 3, "adaptive": True, "warmup": BASE_STEPS // 10,
-        "chance": CHANCE, "workdir": RUNS / case.replace(", ", "_"),
+        **SIZES, **CASES[case], "learning_rates": 2.0 ** np.arange(low, high + 0.1, 0.5), "widths": (), "depths": (),
+        "seeds": 3, "adaptive": True, "warmup": BASE_STEPS // 10, "chance": problem.chance,
+        "workdir": RUNS / case.replace(", ", "_"),
     }  # fmt: skip
-    rows = m.sweep(loss, batches, **arguments).rows
-    return rows.assign(case=case, loss=rows["last_loss"])[COLUMNS]
+    rows = problem.setup().sweep(loss, problem.batches, **arguments).rows
+    decay = rows["weight_decay"].map(" {:g}".format) if "weight_decay" in CASES[case] else ""
+    return rows.assign(case=case + decay, loss=rows["last_loss"])[COLUMNS]
+
+
+def case_of(name: str) -> str:
+    """The case of a row: with several decays they are part of the row's name."""
+    return max((case for case in CASES if name.startswith(case)), key=len)
 
 
 def publish(cases: Iterable[str]) -> Path:
     """Write the rows of cases to docs/results/, in the place of those they had there. What is missing is trained."""
     kept = pandas.read_parquet(ROWS) if ROWS.exists() else pandas.DataFrame(columns=COLUMNS)
-    rows = [kept[~kept["case"].isin(list(cases))], *(train(case) for case in cases)]
+    rows = [kept[~kept["case"].map(case_of).isin(list(cases))], *(train(case) for case in cases)]
     write_atomically(ROWS, pandas.concat([part for part in rows if len(part)]).to_parquet(index=False))
     return ROWS
 
@@ -134,10 +190,10 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
 def table() -> str:
     """Rule, prediction, ours, cost of the transferred value: a row for each case, axis and exponent."""
     lines = []
-    for c in curves():
+    for c in (c for c in curves() if "decay" not in c.optimizer):
         base = BASE_BATCH if c.axis == "batch_size" else BASE_STEPS
         by_exponent: dict[float, list[str]] = {}
-        for name, exponent in rules_of(CASES[c.optimizer]["optimizer"], c.axis).items():
+        for name, exponent in rules_of(CASES[case_of(c.optimizer)]["optimizer"], c.axis).items():
             by_exponent.setdefault(exponent, []).append(f"`{name}`")
         for exponent, names in sorted(by_exponent.items()):
             words = (c.optimizer, c.axis.replace("_", " "), ", ".join(names), f"{exponent:+.2f}")
@@ -173,9 +229,29 @@ def optima() -> str:
     return markdown(("case", "along", "log2 of the best learning rate", "one rate for all sizes"), lines)
 
 
+def decays() -> str:
+    """The best decay at each size, with the best learning rate beside it, and what it wins against none."""
+    rows = pandas.read_parquet(ROWS)
+    rows = rows[rows["case"].map(case_of) == "adamw, decay"]
+    rows = rows[~rows["diverged"]].assign(decay=rows["case"].str.split().str[-1].astype(float))
+    lines = []
+    for (batch, steps), of_size in rows.groupby(["batch_size", "steps"]):
+        at = of_size.pivot_table(index=["decay", "learning_rate"], columns="seed", values="loss").dropna()
+        best = {decay: of_decay.loc[of_decay.mean(axis=1).idxmin()] for decay, of_decay in at.groupby(level="decay")}
+        decay = min(best, key=lambda d: best[d].mean())
+        rate = best[decay].name[1]
+        mean, low, high = (100 * math.expm1(x) for x in paired(np.log(best[decay] / best[0.0]).to_numpy()))
+        won = "-" if decay == 0 else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
+        lines.append(
+            (f"{batch:g}", f"{steps:g}", f"{decay:g}", f"{math.log2(rate):g}", f"{rate * decay * steps:.2f}", won)
+        )
+    columns = ("batch size", "steps", "best decay", "log2 of the rate", "rate x decay x steps", "loss against no decay")
+    return markdown(columns, lines)
+
+
 def noise() -> str:
     """The gradient noise scale while the base is trained at its best learning rate, by 64 parts of 16 sequences."""
-    m = setup("depth_mup", gpt_linen.GPT, fan_in_init=False)
+    m = gpt()
     tx = m.optimizer("adamw", optax.linear_schedule(2**-5.75, 0.0, BASE_STEPS), b2=0.95)
     params = m.init(jax.random.key(0))
     state = tx.init(params)

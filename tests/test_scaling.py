@@ -63,3 +63,31 @@ def test_rules_of_an_optimizer():
         "marin": -0.395,
         "hyperp": -0.32,
     }
+
+
+def test_the_decays(rows):
+    """Planted: decay 1/8 is best at the rate 2^-6 and lowers the loss by a tenth; the longer training wants none."""
+    planted = [
+        (f"adamw, decay {decay:g}", 32, steps, rate, seed, loss * (1 + 0.001 * seed), False)
+        for steps, best in ((512, 1 / 8), (2048, 0.0))
+        for decay in scaling.DECAYS
+        for rate, loss in ((2.0**-7, 2.0), (2.0**-6, 1.8 if decay == best else 2.0))
+        for seed in range(3)
+    ]
+    pandas.DataFrame(planted, columns=scaling.COLUMNS).to_parquet(rows)
+    assert {scaling.case_of(row[0]) for row in planted} == {"adamw, decay"}
+    lines = [line.strip("| ").split(" | ") for line in scaling.decays().splitlines()[2:]]
+    assert lines == [
+        ["32", "512", "0.125", "-6", "1.00", "-10.0% [-10.0, -10.0]"],
+        ["32", "2048", "0", "-6", "0.00", "-"],
+    ]
+
+
+def test_the_photographs():
+    """A step's batch is a pure function of its number, normalized, and a larger batch has the size asked for."""
+    images, labels = scaling.patches(3, 512)
+    assert images.shape == (512, 16, 16, 3)
+    assert abs(images.mean()) < 0.05
+    assert abs(images.std() - 1) < 0.05
+    assert set(np.asarray(labels)) == set(range(10))
+    np.testing.assert_array_equal(images, scaling.patches(3, 512)[0])
