@@ -403,6 +403,7 @@ WRONG = {
     "a warm-up without an end": ({"warmup": STEPS}, "warmup must be from 0 to steps - 1 = 69"),
     "an unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
     "a size twice": ({"depths": (1, 1)}, "has a value twice"),
+    "no size": ({"widths": (), "weight_decay": (0.0, 0.1)}, "widths and depths are both empty; give the base's depth"),
     "judged by what is not there": ({"judge_by": "validation_loss"}, "unknown judge_by 'validation_loss'"),
 }
 

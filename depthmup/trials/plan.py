@@ -106,6 +106,10 @@ def combinations(study: Study) -> list[tuple[Point, tuple[float, ...]]]:
             f"sweep.axes: {LEARNING_RATE} needs {POINTS} values or more for an optimum, unless another traced number, "
             "such as parameterization.gamma0, has them"
         )
+    if not shapes(study):
+        raise SettingsError(
+            "there is no size to train: widths and depths are both empty; give the base's depth, or m.tune"
+        )
     rates = next((axis.values for axis in study.axes if axis.key == LEARNING_RATE), None)
     static = {axis.key: axis.values for axis in study.axes if not axis.traced}
     traced = {axis.key: axis.values for axis in study.axes if axis.traced and axis.key != LEARNING_RATE}
