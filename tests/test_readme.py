@@ -27,12 +27,12 @@ def test_readme(capsys):
 
 @pytest.mark.slow
 def test_your_model(capsys):
-    names = run("docs/your-model.md", 5)
-    assert names["model"](names["x"]).shape == (8, 10)
-    assert names["logits"].shape == (32, 10)
+    names = run("docs/your-model.md", 4)
+    assert names["value"] < 0.1  # of log 10 at the start
+    assert names["logits"].shape == (8, 10)
     assert names["report"].ok, str(names["report"])
     assert names["deep"].learning_rate == pytest.approx(names["shallow"].learning_rate, rel=0.25)  # depth-muP: the same
-    assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
+    assert "depth_mup at width 256 (base 64), depth 16 (base 4)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
