@@ -284,7 +284,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # of the steps; mean_loss: of all steps
         judge_by="loss",
         calibrate=True,  # the report predicts learning rates by a gradient and a jvp at each depth too
-        # updates | sharpness | kernels | noise_scale; measured of trials trained from now on (docs/laws.md)
+        # updates | sharpness | kernels | noise_scale; measured of trials trained from now on (docs/sweeps.md)
         measure=(),
         measure_points=5,  # how often while a trial trains, from its start to its end
         adaptive=False,  # from the second size on, train only the rates around the last size's optimum

@@ -215,7 +215,7 @@ class SweepSettings:
     axes: str = key("", 'more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"')
     judge_by: Judged = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps")
     calibrate: bool = key(True, "the report predicts learning rates by a gradient and a jvp at each depth too")
-    measure: tuple[Quantity, ...] = key((), "measured of trials trained from now on (docs/laws.md)")
+    measure: tuple[Quantity, ...] = key((), "measured of trials trained from now on (docs/sweeps.md)")
     measure_points: int = key(5, "how often while a trial trains, from its start to its end", low=1)
     adaptive: bool = key(False, "from the second size on, train only the rates around the last size's optimum")
     at_once: int | None = key(None, "trials that run together; unset: as many as fit in memory, at most 128", low=1)
