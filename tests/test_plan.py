@@ -13,14 +13,12 @@ from depthmup import data, verbs
 from depthmup.data.images import TFDS
 from depthmup.plan import plan
 from depthmup.plan.plan import largest
-from depthmup.plan.program import DoesNotFit, Program, collectives, padding, parts, repeated, written
-from depthmup.settings import SettingsError, from_config, put
+from depthmup.plan.program import DoesNotFit, Program, collectives
+from depthmup.settings import SettingsError, from_config
 from depthmup.train.chips import SLICES, check_slice, chip_of
 from depthmup.train.run import loop_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import checked
-from depthmup.trials.estimate import Estimator
-from depthmup.trials.plan import grouped
 from tests import tiny
 
 module = importlib.import_module("depthmup.plan.plan")
@@ -32,8 +30,7 @@ TEXT = """HloModule jit_step, is_scheduled=true
 
 %body (state: (s32[], bf16[6,20])) -> (s32[], bf16[6,20]) {
   %state = (s32[], bf16[6,1,20]{2,1,0:T(8,128)(2,1)}) parameter(0)
-  %h.remat.2 = bf16[6,1,20]{2,1,0:T(8,128)(2,1)} fusion(%state), calls=%fused
-  %sum = (f32[16]{0:T(128)}, f32[2,3]{0,1:T(2,128)}) all-reduce(%h, %h), to_apply=%fused
+  %sum = (f32[16]{0:T(128)}, bf16[2,3]{0,1:T(2,128)}) all-reduce(%h, %h), to_apply=%fused
   ROOT %next = (s32[], bf16[4,20]{1,0:T(8,128)(2,1)}) tuple(%h)
 }
 
@@ -61,27 +58,8 @@ ENTRY %main (x: f32[8,128]) -> f32[8,128] {
 
 
 def test_a_program_is_read():
-    """Loops of known length count as often as they run, loops of steps once; what a fusion computes is in no memory."""
-    program = parts(TEXT)
-    assert collectives(program) == {"all-gather": (1, 4 * 16), "all-reduce": (6, 6 * 4 * (16 + 6))}
-    body, entry = (next(p for p in program if p.times == times and len(p.instructions) == 4) for times in (6, 1))
-    # In tiles of 8 x 128: one that fits; two without tiles. What it is given, it does not write.
-    assert entry.sizes == (4 * (1024 + 20), 4 * (1024 + 20))
-    # The sums: 16 to 128, and an array whose last axis is its first, 3 x 2 in tiles of 2 x 128. A part of a stack of 6.
-    assert body.sizes == (4 * (16 + 6) + 2 * 20, 4 * (128 + 4 * 128) + 2 * 8 * 128)
-    total = [entry.sizes[i] + 6 * body.sizes[i] for i in (0, 1)]
-    assert padding(program) == 1 - total[0] / total[1]
-    half = 6 * 2 * 20  # of bfloat16; all else is float32
-    assert written(program) == {"f32": 1 - half / total[0], "bf16": half / total[0]}
-    assert sum(part.times * part.recomputed for part in program) == 6
-    assert repeated(program) == total[1] / (entry.sizes[1] + body.sizes[1])
-
-
-def test_scanned_blocks_count_each():
-    """As a CPU's compiler writes it: bytes of a scanned model go with its depth."""
-    found = [plan(tiny.settings(model__depth=depth, model__width=64)).program for depth in (2, 32)]
-    assert found[1].moved > 4 * found[0].moved
-    assert (found[0].wide, found[0].hosts, found[0].collectives, found[0].padding) == (False, False, {}, 0.0)
+    """Loops of known length count as often as they run, loops of steps once; operands are not exchanged."""
+    assert collectives(TEXT) == {"all-gather": (1, 4 * 16), "all-reduce": (6, 6 * (4 * 16 + 2 * 6))}
 
 
 def test_a_plan_of_this_machine():
@@ -92,32 +70,13 @@ def test_a_plan_of_this_machine():
     assert (found.devices, found.each, found.unit, found.refused) == (2, 32, "examples", "")
     assert found.program.donated == size
     assert found.program.collectives["all-reduce"][1] >= 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    assert found.steps == module.steps_of(s)
-    assert (found.bounds, found.seconds, found.chip_hours) == ({}, None, None)
     assert "on this machine: 2 x cpu, 32 examples a device" in str(found)
-
-
-def test_precision_and_recomputation():
-    """A ViT in bfloat16 has float32 in its norms, and with `model.remat` it has some of its products twice."""
-    vit = put(
-        from_config(default.get_config("vit")),
-        {"data.name": "digits", "model.dtype": "bfloat16", "model.width": 32, "model.patch": 4, "parallel.devices": 1},
-    )
-    plain, lean = module.operations_of(vit, 1)
-    found = plan(put(vit, {"model.remat": True}))
-    assert sum(plain.values()) == lean
-    assert set(found.operations) == set(plain) == {"bfloat16"}
-    assert found.recomputed == pytest.approx(1 - lean / sum(found.operations.values()))
-    assert 0.1 < found.recomputed < 0.25  # below a quarter: a forward pass is a third, its last layers are not needed
-    assert 0 < found.program.written["f32"] < 1
-    assert "precision    products in bfloat16 100%; arrays in f32" in str(found)
-    assert f"recomputed   {found.recomputed:.0%} of the products (model.remat), 0 operations" in str(found)
 
 
 @pytest.mark.parametrize("share", [1, 4])
 def test_a_plan_of_a_sweep(share):
-    """The dearest program, for the largest of its groups on all devices; the others' steps go by their operations.
-    Devices that share trials have more of them, each a part, and sum the gradients of each."""
+    """The dearest program, for the largest of its groups on all devices. Devices that share trials have more of them,
+    and sum the gradients of each."""
     s = tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=share)
     found = plan(s, of_sweep=True)
     study = ConfigStudy(s)
@@ -127,11 +86,6 @@ def test_a_plan_of_a_sweep(share):
     assert found.asked == -(
         -len([t for t in dear if t.point.program == dear[0].point.program]) // (found.devices // share)
     )
-    assert sum(found.operations.values()) == found.asked * module.flops.of_step(
-        dear[0].point.task, dear[0].hyper, 64 // share
-    )
-    operations = Estimator().total(grouped(study, trials, lambda program: 128)).flops
-    assert found.steps * sum(found.operations.values()) * found.devices == pytest.approx(operations)
     if share == 1:
         assert "exchanged    nothing" in str(found)
         return
@@ -149,8 +103,7 @@ def fake(memory, room=None):
         each = arguments[2][0].shape[-1]
         if room and memory(each) > room:
             raise DoesNotFit(f"needs {memory(each)} of {room}")
-        sent = {"all-reduce": (1, 3_000_000)}
-        return Program(memory(each), 0, 0, 0, 0, 1e9, sent, 0.0, {"f32": 1.0}, 0, False, False, 1.0)
+        return Program(memory(each), 0, 0, 0, 0, {"all-reduce": (1, 3_000_000)}, 1.0)
 
     return compiled
 
@@ -173,20 +126,9 @@ def test_what_does_not_fit(monkeypatch, tmp_path, capsys):
         plan(s)
 
 
-def test_bounds_of_a_known_chip(monkeypatch):
-    monkeypatch.setattr(module, "compiled", fake(lambda each: 100 + 10 * each))
-    monkeypatch.setattr(module, "chip_of", lambda kind: chip_of("TPU v5 lite"))
-    found = plan(tiny.settings(parallel__devices=4))
-    assert found.bounds["memory"] == 1e9 / 819e9
-    assert found.bounds["links"] == pytest.approx(2 * 3 / 4 * 3e6 / 200e9)
-    assert found.bounds["compute"] == sum(found.operations.values()) / 197e12
-    assert found.seconds == found.bounds["memory"]
-    assert found.chip_hours == pytest.approx(4 * found.steps * found.seconds / 3600)
-
-
 def test_memory():
     """What the results take over from the arguments counts once."""
-    assert Program(10, 8, 9, 5, 1, 0.0, {}, 0.0, {}, 0, False, False, 1.0).memory == 10 + (9 - 8) + 5 + 1
+    assert Program(10, 8, 9, 5, 1, {}, 1.0).memory == 10 + (9 - 8) + 5 + 1
 
 
 def test_how_many_fit():
@@ -238,4 +180,4 @@ def test_data_that_are_not_there_can_be_planned(monkeypatch):
     config = imagenet_resnet.get_config()
     config.model.width = 4
     found = plan(from_config(config))
-    assert found.steps == 180_160  # the number in the config's header
+    assert " 180,160 steps" in found.what  # the number in the config's header

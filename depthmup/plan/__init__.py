@@ -1,4 +1,4 @@
-"""Whether a config fits a machine, and what it costs there at least, by the machine's own compiler (docs/pods.md)."""
+"""Whether a config fits a machine, by the machine's own compiler (docs/pods.md)."""
 
 from depthmup.plan.plan import Plan, plan_on
 from depthmup.plan.slices import plan_elsewhere

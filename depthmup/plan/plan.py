@@ -1,18 +1,18 @@
-"""What a config takes on a machine, by the compiler: memory, the largest batch that fits, the roofline of time."""
+"""What a config takes on a machine, by the compiler: memory, the largest batch that fits, what devices exchange."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from depthmup.data.images import BLANK, TFDS
 from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
-from depthmup.train import TrialLoop, flops
+from depthmup.train import TrialLoop
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import check_sets
@@ -24,23 +24,20 @@ from depthmup.trials.estimate import AT_ONCE, Estimator, free_memory
 from depthmup.trials.group import placement
 from depthmup.trials.plan import grouped
 
+Unit = Literal["examples", "trials"]
 HERE = "this machine"
 BEYOND = 16  # the line through two numbers of examples says nothing of numbers more than so many times as large
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step of a config takes on each device, and what the whole takes.
+    """What a step of a config takes on each device.
 
     what: the config in words. where: the slice, or HERE. kind: the devices' `device_kind`.
     share: number of devices that share a batch.
     unit: "examples" of a training, "trials" of a sweep. asked: how many of them a device was to have; each: how many
     it has in `program`, fewer where those do not fit. refused: the compiler's words in that case, else "". largest: how
-    many fit, about; None if memory does not tell.
-    memory: bytes of a device. operations: {dtype: number} of the products and convolutions of a step on a device, by
-    what they multiply. recomputed: the share of them that is there since `model.remat` computes blocks twice.
-    bounds: {"compute" | "memory" | "links": seconds of a step if nothing else took time}; {} for an unknown chip.
-    steps: steps that the devices take for everything, one like another.
+    many fit, about; None if memory does not tell. memory: bytes of a device.
     """
 
     what: str
@@ -48,27 +45,13 @@ class Plan:
     kind: str
     devices: int
     share: int
-    unit: str
+    unit: Unit
     asked: int
     each: int
     refused: str
     largest: int | None
     memory: float
-    operations: dict[str, float]
-    recomputed: float
     program: Program
-    bounds: dict[str, float]
-    steps: float
-
-    @property
-    def seconds(self) -> float | None:
-        """The roofline: seconds of a step if all but the slowest of the bounds were hidden behind it."""
-        return max(self.bounds.values(), default=None)
-
-    @property
-    def chip_hours(self) -> float | None:
-        """Of everything, by the roofline. A run's evaluations and all compilation are left out."""
-        return None if self.seconds is None else self.devices * self.steps * self.seconds / 3600
 
     @property
     def remedy(self) -> str:
@@ -84,8 +67,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        derived = {"seconds": self.seconds, "chip_hours": self.chip_hours}
-        result = dataclasses.asdict(self) | derived
+        result = dataclasses.asdict(self)
         result["program"]["memory"] = self.program.memory
         return result
 
@@ -102,20 +84,9 @@ class Plan:
             "memory": f"{size(p.memory)} of {size(self.memory)}: arguments {size(p.arguments)}, of them reused for "
             f"results {size(p.donated)}, temporaries {size(p.temporaries)}, program {size(p.code)}",
             "largest": self._largest(),
-            "a step": f"{sum(self.operations.values()):.2e} operations of products, {size(p.moved)} read and written",
-            "exchanged": f"{sent or 'nothing'}, a step",
-            "padding": f"{p.padding:.0%} of the bytes of arrays",
-            "precision": f"products in {shares(self.operations)}; arrays in {shares(p.written)} of the bytes",
-            "recomputed": f"{self.recomputed:.0%} of the products (model.remat), "
-            f"{p.recomputed} operations by the compiler",
+            "exchanged": f"{sent}, a step" if sent else "nothing",
+            "compiled in": f"{p.seconds:.1f} s",
         }
-        if self.seconds is not None and self.chip_hours is not None:
-            parts = ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in self.bounds.items())
-            rows["roofline"] = (
-                f"{1e3 * self.seconds:.3g} ms a step ({parts}), {self.chip_hours:.3g} chip-hours for all of it, "
-                f"{self.chip_hours / self.devices:.3g} hours on {self.devices}"
-            )
-        rows["compiled in"] = f"{p.seconds:.1f} s"
         if self.refused:
             rows["DOES NOT FIT"] = f"with {self.asked} {self.unit} a device, compiled with {self.each}. {self.refused}"
             rows["change"] = self.remedy
@@ -123,13 +94,6 @@ class Plan:
         where = f"on {self.where}: {self.devices} x {self.kind}, {self.each} {self.unit} a device{shared}; of each"
         head = [self.what, where]
         return "\n".join(head + [f"  {name:13}{text}" for name, text in rows.items()])
-
-
-def shares(of: Mapping[str, float]) -> str:
-    """{name: part} in words, without what is below half a percent: "bfloat16 98%, float32 2%"."""
-    whole = sum(of.values())
-    large = sorted(((part / whole, name) for name, part in of.items() if part >= 0.005 * whole), reverse=True)
-    return ", ".join(f"{name} {part:.0%}" for part, name in large) or "none"
 
 
 def size(number: float) -> str:
@@ -143,18 +107,14 @@ def size(number: float) -> str:
 
 class Case(NamedTuple):
     """What is to be compiled. of: number of examples or trials of a device -> its loop; or a ValueError if it is
-    impossible. share: as in `Plan`. operations: those of `Plan`, of one example, or of a device's part of one trial.
-    lean: their sum without `model.remat`. steps: as `Plan.steps`, with `asked` of them."""
+    impossible. share, asked: as in `Plan`."""
 
     what: str
-    unit: str
+    unit: Unit
     devices: Sequence[jax.Device]
     share: int
     hyper: Hyper
     asked: int
-    operations: dict[str, float]
-    lean: float
-    steps: float
     of: Callable[[int], TrialLoop]
 
 
@@ -189,16 +149,6 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     points = {each: program.memory}
     with contextlib.suppress(DoesNotFit, ValueError):  # then memory over their number is not known
         points[each // 2 or 2] = program_of(each // 2 or 2).memory
-    one = sum(case.operations.values())
-    bounds = {}
-    if chip:
-        # To sum arrays over n devices each one sends (n - 1)/n of their bytes twice, in a ring or any other way.
-        sent = 2 * (case.share - 1) / case.share * program.sent
-        bounds = {
-            "compute": one * each / chip.peak,
-            "memory": program.moved / chip.bandwidth,
-            "links": sent / chip.links,
-        }
     return Plan(
         what=case.what,
         where=topology or HERE,
@@ -211,24 +161,8 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
         refused=refused,
         largest=largest(points, memory),
         memory=memory,
-        operations={dtype: number * each for dtype, number in case.operations.items()},
-        recomputed=1 - case.lean / one,
         program=program,
-        bounds=bounds,
-        steps=case.steps * case.asked / each,
     )
-
-
-def operations_of(settings: Settings, parts: int) -> tuple[dict[str, float], float]:
-    """The operations of a step, divided by `parts`: by dtype, and in all without `model.remat`."""
-
-    def of(settings: Settings) -> dict[str, float]:
-        step = flops.of_step_by_dtype(task_of(settings), hyper_of(settings), settings.data.batch_size)
-        return {dtype: number / parts for dtype, number in step.items()}
-
-    operations = of(settings)
-    lean = of(put(settings, {"model.remat": False})) if settings.model.options.get("remat") else operations
-    return operations, sum(lean.values())
 
 
 def largest(points: dict[int, int], memory: float) -> int | None:
@@ -242,7 +176,6 @@ def largest(points: dict[int, int], memory: float) -> int | None:
 def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     loop = loop_of(settings, described)
     devices, model, batch, hyper = loop.placement.devices, settings.model, settings.data.batch_size, hyper_of(settings)
-    operations, lean = operations_of(settings, batch)
     return Case(
         what=f"train: {model.name}, width {model.width}, depth {model.depth}, {model.options['dtype']}, "
         f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}",
@@ -251,28 +184,24 @@ def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         share=len(devices),
         hyper=hyper,
         asked=batch // len(devices),
-        operations=operations,
-        lean=lean,
-        steps=steps_of(settings),
         of=lambda each: loop_of(put(settings, {"data.batch_size": each * len(devices)}), described),
     )
 
 
 def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
-    """The group of the sweep whose steps have the most operations; all others are taken to be as fast by operation."""
+    """The group of the sweep whose steps have the most operations."""
     study = ConfigStudy(settings)
-    devices, trials, estimator = described or jax.local_devices(), checked(study), Estimator()
+    devices, trials = described or jax.local_devices(), checked(study)
     if described:  # a sweep's process has the devices of its host, and shares no array with others
         devices = [device for device in devices if device.process_index == devices[0].process_index]
     groups = grouped(study, trials, lambda program: settings.sweep.at_once or AT_ONCE)
-    dear = max(groups, key=estimator.work)
+    dear = max(groups, key=Estimator().work)
     point = dear.point
     assert isinstance(point, ConfigPoint)
     own, model = point.settings, point.settings.model
     share, task, batches = own.parallel.devices_per_trial, task_of(own), batches_of(own)
     check_sets(len(devices), share)
-    sets, work = len(devices) // share, estimator.work(dear)
-    operations, lean = operations_of(own, share)
+    sets = len(devices) // share
     asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
@@ -286,8 +215,5 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         share=share,
         hyper=hyper_of(own),
         asked=asked,
-        operations=operations,
-        lean=lean,
-        steps=estimator.total(groups).flops / (work * asked * sets),
         of=loop,
     )

@@ -10,31 +10,27 @@ from depthmup.names import unknown
 class Chip(NamedTuple):
     """One device of JAX.
 
-    peak: dense bfloat16 operations per second. memory: bytes of HBM. bandwidth: bytes per second between HBM and the
-    chip. links: bytes per second that it sends to other chips.
+    peak: dense bfloat16 operations per second. memory: bytes of HBM.
     """
 
     peak: float
     memory: float
-    bandwidth: float
-    links: float
 
 
 # A device has the first entry whose name its `device_kind` contains. TPUs: cloud.google.com/tpu/docs/{v6e,v5p,v5e,v4}
-# (v4's links: arXiv:2304.01433, table 4; v3: a device is one of a chip's two cores). GPUs: NVIDIA's data sheets of the
-# SXM boards; they give NVLink in both directions together, halved here.
+# (v3: a device is one of a chip's two cores). GPUs: NVIDIA's data sheets of the SXM boards.
 CHIPS = {
-    "TPU v6": Chip(918e12, 32 * 2**30, 1600e9, 400e9),
-    "TPU v5 lite": Chip(197e12, 16 * 2**30, 819e9, 200e9),
-    "TPU v5e": Chip(197e12, 16 * 2**30, 819e9, 200e9),
-    "TPU v5": Chip(459e12, 95 * 2**30, 2765e9, 600e9),  # v5p
-    "TPU v4": Chip(275e12, 32 * 2**30, 1200e9, 300e9),
-    "TPU v3": Chip(61.5e12, 16 * 2**30, 450e9, 82e9),
-    "B200": Chip(2250e12, 180e9, 7700e9, 900e9),
-    "H200": Chip(989e12, 141e9, 4800e9, 450e9),
-    "H100": Chip(989e12, 80e9, 3350e9, 450e9),
-    "A100": Chip(312e12, 80e9, 2039e9, 300e9),
-    "V100": Chip(125e12, 32e9, 900e9, 150e9),
+    "TPU v6": Chip(918e12, 32 * 2**30),
+    "TPU v5 lite": Chip(197e12, 16 * 2**30),
+    "TPU v5e": Chip(197e12, 16 * 2**30),
+    "TPU v5": Chip(459e12, 95 * 2**30),  # v5p
+    "TPU v4": Chip(275e12, 32 * 2**30),
+    "TPU v3": Chip(61.5e12, 16 * 2**30),
+    "B200": Chip(2250e12, 180e9),
+    "H200": Chip(989e12, 141e9),
+    "H100": Chip(989e12, 80e9),
+    "A100": Chip(312e12, 80e9),
+    "V100": Chip(125e12, 32e9),
 }
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")

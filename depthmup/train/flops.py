@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,43 +21,29 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
 
     arguments: arrays or shapes.
     """
-    return sum(by_dtype(function, *arguments).values())
-
-
-def by_dtype(function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
-    """The operations of `count` by what they multiply: {"bfloat16": operations, "float32": operations}."""
-    return dict(_count(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def of_step(task: Trainable, hyper: Hyper, batch_size: int) -> float:
     """Operations of a training step, forwards and backwards."""
-    return sum(of_step_by_dtype(task, hyper, batch_size).values())
-
-
-def of_step_by_dtype(task: Trainable, hyper: Hyper, batch_size: int) -> dict[str, float]:
-    """`by_dtype` of a training step, forwards and backwards."""
     arrays = hyper.arrays()
-    return by_dtype(task.step, jax.eval_shape(task.init, arrays), task.batch_shapes(batch_size), arrays)
+    return count(task.step, jax.eval_shape(task.init, arrays), task.batch_shapes(batch_size), arrays)
 
 
-def _count(jaxpr: Any) -> Counter[str]:
-    total = Counter[str]()
+def _count(jaxpr: Any) -> float:
+    total = 0.0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            operand = equation.invars[0].aval
-            total[operand.dtype.name] += 2.0 * equation.outvars[0].aval.size * _size(operand.shape, contracted)
+            total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
         elif name in ("conv_general_dilated", conv_p.name):
             numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
-            total[kernel.dtype.name] += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
+            total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
         else:
             inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
-            if name == "cond":
-                inner = [max(inner, key=Counter.total)]
-            for counted in inner:
-                total.update({dtype: parameters.get("length", 1) * number for dtype, number in counted.items()})
+            total += parameters.get("length", 1) * (max(inner) if name == "cond" else sum(inner))
     return total
 
 
