@@ -2,9 +2,12 @@
 
 import sys
 
+from depthmup import interrupt
+
 
 def main(program: str = "depthmup") -> None:
     """Run the command; the core alone, installed without the extra `run`, has no command and says so."""
+    interrupt.watch()
     try:
         from depthmup import command
     except ModuleNotFoundError as error:

@@ -1,104 +1,42 @@
-"""The command that main.py and the installed `depthmup` share: flags, one config, one of eight verbs."""
+"""The command that main.py and the installed `depthmup` share: flags, one config, one of eight verbs.
+
+What needs JAX is imported once the call is known to be right as far as that can be told without it.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import sys
-import textwrap
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_flags import tuple_parser
 
-from depthmup import find_config, interrupt
-from depthmup.backend import out_of_memory, prepare_cpu
+from depthmup import find_config, usage
 
-HELP = """One entry, one config, eight verbs.
-
-{program} [train | sweep | check | calibrate | explain | grow | plan] --config=digits --workdir=DIR
-          [--config.key=value ...]
-{program} compare DIR DIR ... [--workdir=OUT]
-
---config takes the path of a config file, or the name of a config that ships with depthmup:
-{names}.
-default:FAMILY is the default config of another family of models: default:vit.
-
-One TPU pod or several GPU hosts: the same command on each, with --distributed (docs/pods.md).
-"""
-OPTIONS = {
-    "average": "calibrate",
-    "profile": "train",
-    "dry_run": "sweep",
-    "yes": "sweep",
-    "launcher": "sweep",
-    "shard": "sweep",
-    "tables": "sweep",
-    "diff": "explain",
-    "json": "explain",
-    "step": "explain",
-    "width": "grow",
-    "depth": "grow",
-    "batch_size": "grow",
-    "epochs": "grow",
-    "batch_rule": "grow",
-    "topology": "plan",
-    "sweep": "plan",
-}
+if TYPE_CHECKING:
+    from depthmup.settings import Settings
 
 
 def parse(argv: Sequence[str]) -> Sequence[str]:
     """Flags, with a mistake in them as one line (a config flag is read when it is defined)."""
     try:
         argv = find_config.paths(argv)
-        config_flags.DEFINE_config_file(
-            "config",
-            find_config.find("digits"),
-            "Config file, or the name of a shipped one; --config.key=value overrides.",
-            sys_argv=argv,
-        )
-        flags.DEFINE_string(
-            "workdir",
-            None,
-            "Where results go; sweep needs it, check draws and train writes there; compare: its page.",
-        )
-        flags.DEFINE_bool("profile", False, "train: write a trace of some steps to WORKDIR/profile.")
-        flags.DEFINE_string(
-            "average", "arithmetic", "calibrate: of the layers: arithmetic, geometric, harmonic or sum."
-        )
-        flags.DEFINE_bool("dry_run", False, "sweep: say what it would cost, by steps measured here, and train nothing.")
-        flags.DEFINE_bool("yes", False, "sweep, also with --dry_run: allow more than sweep.max_trials trials.")
-        flags.DEFINE_string("launcher", "local", "sweep: local, or ray, a cluster (RAY_ADDRESS).")
-        flags.DEFINE_string("shard", "0/1", "sweep: only part i of n, as i/n from 0/n; without it, all parts' results.")
-        flags.DEFINE_bool(
-            "tables", False, "sweep: print optima, edges and rules at every size, as the report has them."
-        )
-        config_flags.DEFINE_config_file(
-            "diff", None, "explain: a second config; what differs; --diff.key=value overrides.", sys_argv=argv
-        )
-        flags.DEFINE_bool("json", False, "explain: print JSON.")
-        flags.DEFINE_integer("step", None, "explain: the learning rates at this step of the schedule.")
-        flags.DEFINE_integer("width", None, "grow: of the larger run.")
-        flags.DEFINE_integer("depth", None, "grow: of the larger run.")
-        flags.DEFINE_integer("batch_size", None, "grow: of the larger run; as in the config without it.")
-        flags.DEFINE_float("epochs", None, "grow: the length of the larger run; as in the config without it.")
-        flags.DEFINE_string("batch_rule", None, "grow: how hyperparameters follow both (docs/batch.md).")
-        flags.DEFINE_string("topology", None, "plan: a TPU slice, such as v5e:4x4; without it, this machine.")
-        flags.DEFINE_bool("sweep", False, "plan: of the sweep instead of one training.")
-        flags.DEFINE_bool(
-            "distributed", False, "This process is one of several; found in the environment if not below."
-        )
-        flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process, for --distributed.")
-        flags.DEFINE_integer("processes", None, "Number of processes, for --distributed.")
-        flags.DEFINE_integer("process", None, "Number of this process, from 0, for --distributed.")
-        for flag in flags.FLAGS.flags_by_module_dict()[__name__]:  # --help shows the flags of the file that was started
-            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-        rest = _parsed(argv)
+        config_flags.DEFINE_config_file("config", find_config.find("digits"), "", sys_argv=argv)
+        flags.DEFINE_string("workdir", None, "")
+        for name, flag in usage.FLAGS.items():
+            if flag.kind == "config_file":
+                config_flags.DEFINE_config_file(name, None, flag.words, sys_argv=argv)
+            else:
+                getattr(flags, f"DEFINE_{flag.kind}")(name, flag.default, flag.words)
+        rest = flags.FLAGS(argv)
         flags.FLAGS.config.keys()  # a file that cannot be read says so only now
         return rest
     except (KeyError, AttributeError) as error:
@@ -114,17 +52,11 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         cause: BaseException = error
         while "Traceback (most recent call last)" in str(cause) and cause.__context__:  # which ml_collections adds
             cause = cause.__context__
+        if "get_config() takes 0 positional arguments" in str(cause):
+            fail("this config takes nothing behind a colon; the family of models stands behind default:")
         fail(str(cause))
     except Exception as error:
         fail(f"{type(error).__name__} in the config file: {error}")
-
-
-def _parsed(argv: Sequence[str]) -> Sequence[str]:
-    """The arguments that are no flags. It ends the command after --help."""
-    try:
-        return flags.FLAGS(argv)
-    except SystemExit:  # of --help, to which absl gives the status 1
-        sys.exit(0)
 
 
 class _Values(flags.ArgumentParser):
@@ -144,47 +76,103 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+class Call(NamedTuple):
+    """What the words and flags of a call ask for, apart from its config."""
+
+    verb: str
+    workdir: Path | None
+    options: dict[str, Any]
+
+
+def asked(words: Sequence[str]) -> Call:
+    """The call. Raises ValueError for what is wrong with it, whatever the config is; JAX is not needed to know that."""
+    values, verb = flags.FLAGS, words[0] if words else "train"
+    for name in ("workdir", *usage.FLAGS):
+        if values[name].value == "":
+            raise ValueError(f"--{name}= is empty: give a value, or leave it out")
+    if verb not in usage.VERBS or (len(words) > 1 and verb != "compare"):
+        raise ValueError(f"verb {' '.join(words)!r}: give one of {', '.join(usage.VERBS)}")
+    options = {name: values[name].value for name in usage.FLAGS if not values[name].using_default_value}
+    for name in options:
+        if verb not in usage.FLAGS[name].verbs:
+            raise ValueError(f"--{name} is for {' and '.join(usage.FLAGS[name].verbs)}, not for {verb}")
+    process = {name: options.pop(name, None) for name in usage.PROCESS}
+    if not process["distributed"] and any(value is not None for value in process.values()):
+        raise ValueError("--coordinator, --processes and --process are for --distributed: give that too")
+    workdir = Path(values.workdir) if values.workdir else None
+    if workdir and verb in usage.WRITE:
+        check_folder(workdir)
+    if verb == "compare":
+        options["folders"] = words[1:]
+    if verb == "grow":
+        options["given"] = tuple(config_flags.get_override_values(values["config"]))
+    return Call(verb, workdir, options)
+
+
+def check_folder(path: Path) -> None:
+    """Raises ValueError if no results can be written into this folder, which need not be there. Nothing is left."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".depthmup-", dir=there))
+    except OSError as error:
+        raise ValueError(f"--workdir={path}: {there} cannot be written ({error.strerror}); give another") from error
+
+
+def check_learning_rate(settings: Settings) -> None:
+    """Raises ValueError for another optimizer than the config's with the learning rate that the config has for its own.
+
+    Adam and AdamW take the same learning rates.
+    """
+    name, rate = "config.optimizer.name", "config.optimizer.learning_rate"
+    if name not in flags.FLAGS or rate in flags.FLAGS:
+        return
+    own, other = flags.FLAGS[name].default, settings.optimizer.name
+    grid = settings.sweep.log2_learning_rates.get(other)
+    if {own, other} in ({own}, {"adam", "adamw"}):
+        return
+    usual = f", such as {2 ** (sum(grid) / 2):.2g}, the middle of its grid in a sweep" if grid else ""
+    raise ValueError(
+        f"--{name}={other} needs a --{rate} of its own{usual}; {settings.optimizer.learning_rate:g} is for {own}"
+    )
+
+
 def join() -> None:
     """Join the other processes of this run: as the flags say, else as Slurm, a TPU pod, GKE or MPI do, as JAX finds."""
-    given = {name: flags.FLAGS[name].value for name in ("coordinator", "processes", "process")}
     if not flags.FLAGS.distributed:
-        if any(value is not None for value in given.values()):
-            fail("--coordinator, --processes and --process are for --distributed: give that too")
         return
+    import jax
+
     try:
-        jax.distributed.initialize(given["coordinator"], given["processes"], given["process"])
+        jax.distributed.initialize(flags.FLAGS.coordinator, flags.FLAGS.processes, flags.FLAGS.process)
     except (ValueError, RuntimeError) as error:
         fail(f"--distributed: {error} Give --coordinator=HOST:PORT --processes=N --process=I (docs/training.md)")
 
 
 def main(argv: Sequence[str], program: str) -> None:
     """program: how this was started, for the command that a workdir and its report keep."""
+    try:
+        verb, workdir, options = asked(argv[1:])
+    except ValueError as error:
+        fail(str(error))
+    from depthmup.backend import out_of_memory, prepare_cpu
+
+    prepare_cpu()
     join()
+    import jax
+
     from depthmup import verbs
-    from depthmup.settings import SettingsError, from_config
+    from depthmup.settings import from_config
     from depthmup.train.stop import Stopped
     from depthmup.train.workdir import WorkdirError
 
-    verb = argv[1] if len(argv) > 1 else "train"
     command = f"{program} {shlex.join(sys.argv[1:])}"
-    workdir = Path(flags.FLAGS.workdir) if flags.FLAGS.workdir else None
     try:
-        for name in ("workdir", *OPTIONS):
-            if flags.FLAGS[name].value == "":
-                raise SettingsError(f"--{name}= is empty: give a value, or leave it out")
-        if verb not in verbs.VERBS or (len(argv) > 2 and verb != "compare"):
-            raise SettingsError(f"verb {' '.join(argv[1:])!r}: give one of {', '.join(verbs.VERBS)}")
-        if workdir and any(parent.is_file() for parent in (workdir, *workdir.parents)):
-            raise SettingsError(f"--workdir={workdir} is, or is inside, a file: give a folder")
-        if verb != "train" and (flags.FLAGS.profile or jax.process_count() > 1):
-            raise SettingsError("--profile and --distributed are for train; a sweep has --launcher=ray and --shard")
-        options = {name: flags.FLAGS[name].value for name in OPTIONS if not flags.FLAGS[name].using_default_value}
-        for name in options:
-            if OPTIONS[name] != verb:
-                raise SettingsError(f"--{name} is for {OPTIONS[name]}, not for {verb}")
-        if verb == "compare":
-            options["folders"] = argv[2:]
-        status = verbs.VERBS[verb](from_config(flags.FLAGS.config), workdir, command, **options)
+        settings = from_config(flags.FLAGS.config)
+        if verb in ("train", "calibrate", "explain") or (verb == "grow" and not workdir):
+            check_learning_rate(settings)
+        status = verbs.VERBS[verb](settings, workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))
     except OSError as error:  # a full disk, a folder that cannot be written
@@ -205,10 +193,9 @@ def main(argv: Sequence[str], program: str) -> None:
 
 def run(program: str) -> NoReturn:
     """Run the command and leave the process with its exit status. program: what the user typed before the verb."""
-    names = textwrap.fill(", ".join(find_config.names()), 100)
-    sys.modules["__main__"].__doc__ = HELP.format(program=program, names=names)  # what --help prints
-    interrupt.watch()
-    prepare_cpu()
+    if usage.wanted(sys.argv[1:]):
+        print(usage.text(program, sys.argv[1:]))
+        sys.exit(0)
     logging.set_verbosity(logging.WARNING)
     # Orbax logs a failure four times, each with its traceback; we say it in one line.
     logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)

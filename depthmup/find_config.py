@@ -8,12 +8,11 @@ which folder `configs` is before one of them is read.
 
 from __future__ import annotations
 
+import difflib
 import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-
-from depthmup.names import unknown
 
 _INSIDE = Path(__file__).with_name("configs")
 SHIPPED = _INSIDE if _INSIDE.is_dir() else _INSIDE.parents[1] / "configs"  # in the wheel; in the repository
@@ -35,12 +34,18 @@ def find(value: str) -> str:
     path = Path(config)
     if config == path.stem:
         if config not in names():
-            raise unknown("config", config, names(), hint="; the path of a file ends in .py")
+            raise ValueError(f"unknown config {config!r}{_near(config)}; the path of a file ends in .py")
         path = SHIPPED / f"{config}.py"
     elif not path.is_file():
-        near = f"--config={path.stem} is the shipped one" if path.stem in names() else f"known: {', '.join(names())}"
-        raise ValueError(f"--config: there is no file {config}; give a path, or the name of a shipped config ({near})")
+        raise ValueError(f"there is no config file {config}{_near(path.stem)}")
     return f"{path}{colon}{argument}"
+
+
+def _near(name: str) -> str:
+    """The names of shipped configs that were perhaps meant, and where all of them are listed."""
+    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    return f"{meant} --help lists all that ship"
 
 
 def paths(argv: Sequence[str]) -> list[str]:

@@ -467,7 +467,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise SettingsError(f"{where} must be a list of values, got {short(value)}")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(kinds) != len(value):
-            raise SettingsError(f"{where} must have {len(kinds)} values, got {len(value)}: {value!r}")
+            points = "; sweep.per_octave has the points of an octave" if ".log2_learning_rates." in where else ""
+            raise SettingsError(f"{where} must be (lowest, highest){points}, got {short(value)}")
         return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not hasattr(value, "keys"):

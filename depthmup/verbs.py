@@ -26,11 +26,13 @@ from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
-from depthmup.settings import Settings, SettingsError, from_config, keys
+from depthmup.report.grow import swept_settings
+from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
+from depthmup.usage import FLAGS
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
@@ -133,9 +135,6 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
     return dataclasses.replace(table, notes=[run.words(settings.optimizer.name)]) if run else table
 
 
-OF_GROWN = ("width", "depth", "batch_size", "epochs", "batch_rule")  # flags of grow
-
-
 def grow(
     settings: Settings,
     workdir: Path | None,
@@ -145,37 +144,59 @@ def grow(
     batch_size: int | None = None,
     epochs: float | None = None,
     batch_rule: str | None = None,
+    given: Sequence[str] = (),
 ) -> int:
-    """Print the command that trains a wider, deeper, longer network with what was tuned."""
-    if width is None or depth is None:
-        raise SettingsError("grow needs --width=N and --depth=N, the larger shape")
+    """Print the command that trains a wider, deeper, longer network with what was tuned.
+
+    given: the keys of the config that the call sets; of the others a sweep in the workdir has the values.
+    """
+    if width is None and depth is None:
+        raise SettingsError("grow needs --width=N or --depth=N of the larger network; without one it is as tuned")
     for flag, key, value in (
         ("--batch_size", "data.batch_size", batch_size),
         ("--epochs", "epochs", epochs),
         ("--batch_rule", "parameterization.batch_rule", batch_rule),
     ):
         keys()[key].check(flag, value)
-    grown = sweeps.grow(settings, width, depth, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
-    print("\n".join(grown.notes))
-    changed = {f"config.{key}": value for key, value in grown.changes.items()}
-    words, given = iter(shlex.split(command)), []
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if word.startswith("-") and flag.lstrip("-") in {*OF_GROWN, "workdir", *changed}:
-            if not equals:
-                next(words)  # --flag value
-        else:
-            given.append("train" if word == "grow" else word)
-    print(shlex.join([*given, *(f"--{flag}={value}" for flag, value in changed.items())]))
+    base = swept_settings(settings, workdir, given) if workdir else settings
+    shape = base.model.width if width is None else width, base.model.depth if depth is None else depth
+    grown = sweeps.grow(base, *shape, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
+    for note in grown.notes:
+        print(note)
+    print(_grown_command(command, settings, grown.settings))
     return 0
 
 
-def calibrate(settings: Settings, workdir: Path | None, command: str, average: str = "arithmetic") -> int:
+OF_GROW = {flag for flag, of in FLAGS.items() if "grow" in of.verbs}
+
+
+def _grown_command(command: str, before: Settings, grown: Settings) -> str:
+    """The command that trains what has grown, from the command that asked for it with the settings `before`."""
+    changes: dict[str, Any] = {}
+    family = grown.model.name
+    if family != before.model.name:  # the flags are set on the defaults of the sweep's family
+        before, changes["config"] = defaults(family), f"default:{family}"
+    there = flat(before)
+    changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != there.get(key)}
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if word.startswith("-") and flag.lstrip("-") in {*OF_GROW, "workdir", *changes}:
+            if not equals:
+                next(words)  # --flag value
+        else:
+            kept.append("train" if word == "grow" else word)
+    return shlex.join([*kept, *(f"--{flag}={value}" for flag, value in changes.items())])
+
+
+def calibrate(
+    settings: Settings, workdir: Path | None, command: str, average: str = "arithmetic", depth: int | None = None
+) -> int:
     """Print the maximal-update learning rate of the config's model, and what each rule makes of its learning rate.
 
-    That is taken as the one tuned at the base depth.
+    That is taken as the one tuned at the base depth. depth: where the rate is wanted; None: the config's.
     """
-    tuned, target = settings.parameterization.base_depth, settings.model.depth
+    tuned, target = settings.parameterization.base_depth, settings.model.depth if depth is None else depth
     of_depth = {depth: sweeps.put(settings, {"model.depth": depth}) for depth in sorted({tuned, target})}
     if average not in AVERAGES:
         raise SettingsError(str(unknown("--average", average, AVERAGES)))
@@ -198,7 +219,7 @@ def calibrate(settings: Settings, workdir: Path | None, command: str, average: s
         for warning in said:
             print(f"  note: {warning.message}")
     if tuned == target:
-        print("the base depth is the model's: set model.depth to one that was not tuned")
+        print(f"depth {target} is the base depth, where the learning rate was tuned: give --depth=N of another")
         return 0
     start = s.optimizer.learning_rate
     rules = fit.predictions(

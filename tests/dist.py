@@ -145,7 +145,7 @@ def check_run(python, wheel, folder):
     away.mkdir()
     listed = run(ours, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
     check("tensorflow==" not in listed and "tensorflow-cpu==" not in listed, "the extra run installs TensorFlow")
-    check("depthmup [train | sweep" in run(command, "--help", cwd=away, status=1), "--help does not say how to call it")
+    check("depthmup VERB --config" in run(command, "--help", cwd=away), "--help does not say how to call it")
     start = time.monotonic()
     said = run(command, *SWEEP, cwd=away)
     check("15 trials in sweep; report: " in said and (away / "sweep" / "report.html").exists(), said)

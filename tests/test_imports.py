@@ -1,6 +1,7 @@
 """What importing depthmup loads, and which room may import which (docs/design.md)."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,14 +112,18 @@ ALLOWED = {
         "measure",
         "optim",
         "plan",
+        "report",
         "settings",
         "sweep",
         "train",
+        "usage",
     },
     "interrupt": set(),
-    "command": {"backend", "find_config", "interrupt", "settings", "train", "verbs"},
-    "__main__": {"command"},
-    "__init__": {
+    "usage": {"find_config"},
+    "command": {"backend", "find_config", "settings", "train", "usage", "verbs"},
+    "__main__": {"command", "interrupt"},
+    "__init__": {"api"},
+    "api": {
         "audit",
         "convert",
         "explain",
@@ -195,6 +200,17 @@ def test_no_circles_of_files():
     assert not needs, "among " + ", ".join(str(file.relative_to(ROOT)) for file in needs)
 
 
+def test_the_map_has_every_module():
+    """docs/design.md: a line that starts with a folder, then its modules."""
+    (block,) = re.findall(r"^## The house\n\n```\n(.*?)^```", (ROOT / "docs" / "design.md").read_text(), re.M | re.S)
+    folder, mapped = "", []
+    for line in block.splitlines():
+        folder = folder if line.startswith(" ") else line.split(":")[0]
+        mapped += [folder + name for name in re.findall(r"\b[a-z]\w*\.py\b", line)]
+    there = (path for room in (PACKAGE, ROOT / "experiments") for path in room.rglob("[a-z]*.py"))
+    assert sorted(mapped) == sorted(str(path.relative_to(ROOT)) for path in there)
+
+
 def test_configs_import_only_ml_collections():
     for path in (ROOT / "configs").glob("*.py"):
         assert {module.split(".")[0] for module, _ in imports(path)} <= {"ml_collections", "configs"}
@@ -211,13 +227,35 @@ def test_import_is_light():
     program = (
         "import sys, jax, flax, optax, numpy\n"
         "before = set(sys.modules)\n"
-        "import depthmup\n"
+        "from depthmup import *\n"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))\n"
         "print('matplotlib' in sys.modules, 'ml_collections' in sys.modules, 'sklearn' in sys.modules)"
     )
     new, heavy = in_a_new_process(program)
     assert set(new.split()) - set(sys.stdlib_module_names) == {"depthmup"}
     assert heavy == "False False False"
+
+
+def test_a_name_is_imported_when_it_is_used():
+    """Three functions have the name of their module, and stay functions when that is imported first."""
+    program = (
+        "import sys, depthmup\n"
+        "from depthmup import find_config, interrupt\n"
+        "print('jax' in sys.modules, 'numpy' in sys.modules)\n"
+        "import depthmup.convert, depthmup.parameterization\n"
+        "from depthmup.explain import Explanation\n"
+        "print(*(getattr(depthmup, name).__name__ for name in ('convert', 'explain', 'parameterization', 'setup')))\n"
+        "print(depthmup.fit.transfer.__module__, depthmup.theory.__name__)\n"
+        "print(set(depthmup.__all__) <= set(dir(depthmup)))\n"
+        "print(hasattr(depthmup, 'nothing'), hasattr(depthmup, '__wrapped__'))"
+    )
+    assert in_a_new_process(program) == [
+        "False False",
+        "convert explain parameterization setup",
+        "depthmup.fit.transfer depthmup.theory",
+        "True",
+        "False False",
+    ]
 
 
 def test_reading_a_finished_sweep_is_light(tmp_path):

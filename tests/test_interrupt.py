@@ -36,6 +36,21 @@ with Stop():
 """
 
 
+IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jax":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv[1:] = ["train", "--config=digits"]
+from depthmup.__main__ import main
+main()
+"""
+
+
 def deep(x):
     for i in range(300):
         x = jnp.sin(x @ x) + i
@@ -64,6 +79,13 @@ def test_what_other_libraries_drop(capsys):
     Dropped.exc_value = RuntimeError("a callback failed")
     interrupt._unraisable(Dropped)
     assert capsys.readouterr().err == "note: RuntimeError in a task: a callback failed\n"
+
+
+def test_an_interruption_while_it_imports():
+    """Of the installed command, which begins as this program does."""
+    done = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True)
+    line = "stopped by SIGINT: what is finished is kept; the same command goes on from there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", line)
 
 
 @pytest.mark.slow

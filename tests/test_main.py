@@ -1,5 +1,6 @@
 """main.py as a user runs it: one process from its start to its end, the rest by calls in this one."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from absl import flags
 
-from depthmup import command
+from depthmup import command, find_config, usage, verbs
 from depthmup.explain import COLUMNS
 from tests import tiny
 from tests.test_compare import store
@@ -41,8 +42,9 @@ def process(*arguments):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """The same call without a new process: flags are defined, parsed and forgotten."""
+    """The same call without a new process: flags are defined, parsed and forgotten; JAX has begun before."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("depthmup.backend.prepare_cpu", lambda: None)
 
     def run(*arguments):
         before = set(flags.FLAGS)
@@ -57,6 +59,82 @@ def call(monkeypatch, capsys):
         return Done(left.value.code or 0, *capsys.readouterr())
 
     return run
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["sweep", "--help"], ["-h", "--config=digits"], ["--nokey", "-h"]])
+def test_help_needs_no_jax(words):
+    """Nor has it read a config."""
+    program = (
+        "import sys; sys.argv[1:] = " + repr(words) + "\n"
+        "from depthmup.__main__ import main\n"
+        "try:\n    main('depthmup')\n"
+        "except SystemExit as left:\n    print(left.code, 'jax' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+    *lines, last = done.stdout.splitlines()
+    assert last == "0 False False"
+    assert max(map(len, lines)) <= 110
+    assert lines[0].startswith(
+        "depthmup sweep [FLAGS]: train at" if words[:1] == ["sweep"] else "depthmup VERB --config"
+    )
+
+
+def test_the_help_has_all_verbs_and_configs():
+    lines = usage.text("main.py", []).splitlines()
+    for name, verb in usage.VERBS.items():
+        assert f"  {name:9}  {verb.does}" in lines
+    named = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
+    assert named == {*usage.VERBS, *find_config.names()}
+    assert list(usage.VERBS) == list(verbs.VERBS)
+
+
+@pytest.mark.parametrize("verb", usage.VERBS)
+def test_the_help_of_a_verb_has_its_flags_alone(verb):
+    *_, example = lines = usage.text("main.py", [verb, "--help"]).splitlines()
+    assert lines[0].endswith(f": {usage.VERBS[verb].does}")
+    named = {line.split("--")[1].split("=")[0].split()[0] for line in lines if line.startswith("  --")}
+    own = {name for name, flag in usage.FLAGS.items() if verb in flag.verbs}
+    assert named - {"config", "config.KEY", "workdir"} == own
+    assert example == f"Example: main.py {usage.VERBS[verb].example}"
+    assert own <= set(inspect.signature(verbs.VERBS[verb]).parameters) | set(usage.PROCESS)
+
+
+@pytest.mark.parametrize("verb", usage.VERBS)
+def test_the_example_of_a_verb_is_a_call(verb, call, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setitem(verbs.VERBS, verb, lambda *given, **options: asked.append(given) or 0)
+    assert call(*usage.VERBS[verb].example.split()) == Done(0, "", "")
+    assert len(asked) == 1
+
+
+def test_a_wrong_call_is_known_before_jax_is_there(tmp_path):
+    """A workdir that cannot be made; nothing is left of the attempt to write into one that can."""
+    for words, says in (
+        (["train", "--workdir=/proc/nothing"], "--workdir=/proc/nothing: /proc cannot be written"),
+        (["trian", f"--workdir={tmp_path}/a"], "verb 'trian'"),
+        (["train", f"--workdir={tmp_path}/a/b", "--json"], "--json is for explain, not for train"),
+    ):
+        program = (
+            "import sys; sys.argv[1:] = " + repr(words) + "\n"
+            "from depthmup.__main__ import main\n"
+            "try:\n    main('depthmup')\n"
+            "except SystemExit as left:\n    print(left.code, 'jax' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout == "2 False\n"
+        assert done.stderr.startswith(f"error: {says}")
+    command.check_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path, monkeypatch):
+    def fails(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", fails)
+    with pytest.raises(ValueError, match=r"/a/b: .* cannot be written \(Permission denied\); give another"):
+        command.check_folder(tmp_path / "a" / "b")
 
 
 def test_train_is_the_default(tmp_path):
@@ -93,7 +171,7 @@ def test_a_divergence_is_said(call):
 
 
 def test_explain(call):
-    done = call("explain", *SMALL, "--config.optimizer.name=adam")
+    done = call("explain", *SMALL, "--config.optimizer.name=adam", "--config.optimizer.learning_rate=0.01")
     assert done.returncode == 0, done.stderr
     header, columns, *rows = done.stdout.splitlines()
     shape = "depth_mup at width 16 (base 32), depth 2 (base 2), 2 blocks (base 2), adam: "
@@ -133,7 +211,7 @@ def test_grow(call):
         "--config.parameterization.name=depth_mup --config.parameterization.base_width=128"
     )
     for arguments, says in (
-        (("--width=512",), "grow needs --width=N and --depth=N, the larger shape"),
+        ((), "grow needs --width=N or --depth=N of the larger network"),
         (("--width=0", "--depth=4"), "model.width must be at least 1 and less than 1,048,576, got 0"),
         (("--width=64", "--depth=4", "--workdir=runs/none"), "runs/none holds no rows of a sweep"),
     ):
@@ -213,7 +291,7 @@ def test_check_exit_status(tmp_path, call):
         (["train", "--config.model.depth=0"], "model.depth must be at least 1 and less than 1,048,576, got 0"),
         (["train", "--config.parallel.devices=64"], "parallel.devices = 64, but there are"),
         (["train", "--profile"], "--profile needs --workdir=DIR"),
-        (["check", "--profile"], "--profile and --distributed are for train"),
+        (["check", "--profile"], "--profile is for train, not for check"),
         (["plan", "--topology=v5e:4x5"], "unknown topology 'v5e:4x5'; did you mean"),
         (["plan", "--config.parallel.devices=3"], "64 cannot be split evenly over 3 devices"),
         (["train", "--topology=v5e:4x4"], "--topology is for plan, not for train"),

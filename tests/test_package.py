@@ -66,11 +66,14 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("digit", r"unknown config 'digit'; did you mean 'digits'\? \(known: cifar100_cnn, .*\); the path of a file"),
+        ("digit", r"unknown config 'digit'; did you mean 'digits'\? --help lists all that ship; the path of a file"),
         ("papers", "unknown config 'papers'"),
         ("", "unknown config ''"),
-        ("nowhere/digits.py:x", r"no file nowhere/digits\.py; .*\(--config=digits is the shipped one\)"),
-        ("nowhere/mine.py", r"no file nowhere/mine\.py; .*\(known: cifar100_cnn, .*transfer\)"),
+        (
+            "nowhere/digits.py:x",
+            r"no config file nowhere/digits\.py; did you mean 'digits'\? --help lists all",
+        ),
+        ("nowhere/mine.py", r"no config file nowhere/mine\.py; --help lists all that ship"),
     ],
 )
 def test_errors_of_find(value, says):

@@ -89,7 +89,10 @@ def test_what_a_key_does():
         ({"sweep__optimizers": ("sgd", "sgd")}, "has a value twice"),
         ({"sweep__optimizers": ("momentum",)}, "sweep.log2_learning_rates has no entry for the optimizer 'momentum'"),
         ({"sweep__log2_learning_rates": {"sgd": (1.0, -8.0), "adam": (-8.0, 1.0)}}, "is an empty grid"),
-        ({"sweep__log2_learning_rates": {"sgd": (1.0,), "adam": (-8.0, 1.0)}}, "must have 2 values, got 1"),
+        (
+            {"sweep__log2_learning_rates": {"sgd": (1.0,), "adam": (-8.0, 1.0)}},
+            "has the points of an octave, got",
+        ),
         ({"optimizer__learning_rate": 0.0}, "optimizer.learning_rate must be positive"),
         ({"optimizer__learning_rate": float("nan")}, "optimizer.learning_rate must be positive"),
         ({"optimizer__name": "adma"}, "did you mean 'adam'"),

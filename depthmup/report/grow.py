@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup.batch_rules import RULES
 from depthmup.report.curves import TransferCurve, judge
-from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
-from depthmup.trials.config_study import ConfigStudy
+from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
+from depthmup.trials.config_study import ConfigStudy, from_identity
 from depthmup.trials.store import load
 
 
@@ -51,7 +53,7 @@ def grow(
     if workdir is not None:
         curves = _curves(settings, workdir)
         first = curves[0].result.optima[0]
-        changes[LEARNING_RATE] = first.learning_rate
+        changes[LEARNING_RATE] = float(f"{first.learning_rate:.4g}")
         tuned = put(settings, {f"model.{curves[0].axis}": int(curves[0].result.values[0])})
         for c in curves:
             best, found = c.result.optima[0].learning_rate, c.result
@@ -72,6 +74,39 @@ def grow(
         notes.append(run.words(grown.optimizer.name))
     before, after = flat(settings), flat(grown)
     return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes)
+
+
+def swept_settings(settings: Settings, workdir: str | Path, given: Collection[str] = ()) -> Settings:
+    """`settings` with those of the sweep of a config in a workdir, so that they need not be said again.
+
+    The parameterization and the optimizer are those of `settings` if the sweep has them, else the sweep's only one.
+
+    Args:
+      given: keys whose value is that of `settings`, whatever the sweep has.
+
+    Raises SettingsError if the sweep has several others, WorkdirError for a workdir that is not one of such a sweep.
+    Without a settings.json, where rows were copied alone, it returns `settings`.
+    """
+    path = Path(workdir) / SETTINGS
+    if not path.exists():
+        return settings
+    saved = read_settings(Path(workdir))
+    try:
+        swept = from_identity(saved, settings.data.data_dir).settings
+    except (KeyError, TypeError, ValueError) as error:
+        raise WorkdirError(f"{path} is not that of a sweep of a config: give the --workdir of main.py sweep") from error
+    values = {key: value_of(settings, key) for key in given if key not in ("parameterization.name", "optimizer.name")}
+    for key, there in (
+        ("parameterization.name", swept.sweep.parameterizations),
+        ("optimizer.name", swept.sweep.optimizers),
+    ):
+        name = value_of(settings, key)
+        if name not in there and key not in given:
+            if len(there) > 1:
+                raise SettingsError(f"give --config.{key}, one of {', '.join(there)}: the sweep in {workdir} has them")
+            name = there[0]
+        values[key] = name
+    return put(swept, values)
 
 
 def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from clu.parameter_overview import get_parameter_overview as overview
 
-from depthmup.files import write_atomically
+from depthmup.files import first_difference, write_atomically
 from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import PyTree, specs_to_json
 from depthmup.train import flops
@@ -68,7 +68,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     with contextlib.ExitStack() as stack:
         messages: list[str] = []
         if workdir and first:
-            opened = Workdir(workdir, identity, FOLDER)
+            opened = Workdir(workdir, identity, FOLDER, differs=_difference)
             stack.callback(opened.close)
             messages = opened.messages
         log = _log(settings, loop, hyper, workdir if first else None)
@@ -105,6 +105,13 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
 
 def in_words(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
+
+
+def _difference(saved: Any, here: Any) -> str:
+    """`first_difference`, and why another length is one."""
+    difference = first_difference(saved, here)
+    ends = " the schedule of the learning rate is that of the whole training, so that a longer one starts anew"
+    return f"{difference};{ends}" if difference.startswith("epochs was") else difference
 
 
 def _finish(log: RunLog, workdir: Path | None, metrics: Mapping[str, Any], content: str) -> None:

@@ -1,0 +1,91 @@
+"""The public names of depthmup (docs/design.md), which `import depthmup` gives when one of them is first used."""
+
+from depthmup import fit, testing, theory
+from depthmup.audit import Init, InitAudit, audit_init
+from depthmup.convert import convert
+from depthmup.explain import Explanation, explain
+from depthmup.families import wrap
+from depthmup.forward import absorb
+from depthmup.gain import Gain, GainAudit, audit_gain
+from depthmup.graph import ForwardError
+from depthmup.infer import infer_specs
+from depthmup.measure import (
+    CoordinateReport,
+    MaximalUpdate,
+    Probe,
+    alignment,
+    coordinate_check,
+    distance,
+    empirical_ntk,
+    feature_kernels,
+    linen_dense,
+    maximal_update,
+    network_fields,
+    network_kernels,
+    probe,
+    sharpness,
+)
+from depthmup.optim import optimizer, scale_by_eps_factors, scale_by_parameterization
+from depthmup.own_model import Setup, SetupWarning, setup
+from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
+from depthmup.specs import (
+    ParamSpec,
+    SpecError,
+    factors,
+    forward_factors,
+    forward_params,
+    rescale,
+    specs_from_json,
+    specs_to_json,
+)
+
+__all__ = [
+    "CoordinateReport",
+    "Explanation",
+    "ForwardError",
+    "ForwardFactors",
+    "Gain",
+    "GainAudit",
+    "Init",
+    "InitAudit",
+    "LeafFactors",
+    "MaximalUpdate",
+    "ParamSpec",
+    "Parameterization",
+    "Probe",
+    "Setup",
+    "SetupWarning",
+    "SpecError",
+    "absorb",
+    "alignment",
+    "audit_gain",
+    "audit_init",
+    "convert",
+    "coordinate_check",
+    "distance",
+    "empirical_ntk",
+    "explain",
+    "factors",
+    "feature_kernels",
+    "fit",
+    "forward_factors",
+    "forward_params",
+    "infer_specs",
+    "linen_dense",
+    "maximal_update",
+    "network_fields",
+    "network_kernels",
+    "optimizer",
+    "parameterization",
+    "probe",
+    "rescale",
+    "scale_by_eps_factors",
+    "scale_by_parameterization",
+    "setup",
+    "sharpness",
+    "specs_from_json",
+    "specs_to_json",
+    "testing",
+    "theory",
+    "wrap",
+]

@@ -1,0 +1,183 @@
+"""What the command is asked: its verbs and their flags, and the help that says so, which needs neither JAX nor absl."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from depthmup import find_config
+
+WIDTH = 100  # columns of a help
+HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort", "--helpfull", "--helpxml"))
+
+
+class Verb(NamedTuple):
+    """does: its line in the help. more: what else a user must know. workdir: what --workdir is for it; "": nothing."""
+
+    does: str
+    more: str
+    workdir: str
+    example: str
+
+
+VERBS = {
+    "train": Verb(
+        "train one network; the verb of a call without one",
+        "The same command with the same --workdir goes on after Ctrl-C or a kill. The exit status is 1 if the loss "
+        "diverges.",
+        "metrics and checkpoints go there; without it nothing is kept",
+        "train --config=digits --config.optimizer.learning_rate=0.25 --workdir=runs/digits",
+    ),
+    "sweep": Verb(
+        "train at all learning rates, depths and widths; say whether the best rate transfers",
+        "It writes report.html. The same command goes on after Ctrl-C or a kill, and trains what is missing.",
+        "trials and the report go there",
+        "sweep --config=transfer --workdir=runs/digits_transfer",
+    ),
+    "check": Verb(
+        "check that features move alike at all widths and depths (coordinate check)",
+        "It checks the config's model with each optimizer of check.optimizers. The exit status is 0 for ok, 1 for not "
+        "ok, 3 for undecided.",
+        "a plot for each optimizer goes there",
+        "check --config=digits --workdir=runs/check",
+    ),
+    "calibrate": Verb(
+        "predict the learning rate of a depth that was not tuned, by several rules",
+        "It takes optimizer.learning_rate as the best one at parameterization.base_depth, and measures a gradient and "
+        "a jvp at both depths.",
+        "",
+        "calibrate --config=digits --depth=32",
+    ),
+    "explain": Verb(
+        "print role, init, learning rate and decay of every parameter of the model",
+        "",
+        "",
+        "explain --config=default:vit --diff=default:vit --diff.model.depth=12",
+    ),
+    "grow": Verb(
+        "print the command that trains a larger network with what was tuned",
+        "With --workdir it takes the settings and the best learning rate of that sweep, and prints the verdict that "
+        "they rest on. Without it it takes those of --config.",
+        "of a finished sweep",
+        "grow --workdir=runs/digits_transfer --config.optimizer.name=adam --width=512 --depth=32",
+    ),
+    "plan": Verb(
+        "say what train or sweep takes on a TPU slice or on this machine: memory, largest batch",
+        "The exit status is 1 if it does not fit.",
+        "the answer goes there as JSON too",
+        "plan --config=imagenet_vit --topology=v5e:4x4",
+    ),
+    "compare": Verb(
+        "write a page that compares the finished sweeps in several workdirs",
+        "It takes the settings from the workdirs. --config.data.data_dir is needed for sweeps of a folder of images.",
+        "the page goes there; without it into the first DIR",
+        "compare runs/a runs/b --workdir=runs/a_and_b",
+    ),
+}
+WRITE = ("train", "sweep", "check", "plan", "compare")  # verbs whose workdir is written
+
+
+class Flag(NamedTuple):
+    """A flag besides --config and --workdir. verbs: which it is for. value: what stands behind its equals sign in a
+    help; "" for a switch."""
+
+    verbs: tuple[str, ...]
+    kind: Literal["bool", "string", "integer", "float", "config_file"]
+    value: str
+    words: str
+    default: str | None = None
+
+
+FLAGS = {
+    "profile": Flag(("train",), "bool", "", "write a trace of some steps to WORKDIR/profile"),
+    "distributed": Flag(("train",), "bool", "", "this process is one of several, started by Slurm, a pod, GKE or MPI"),
+    "coordinator": Flag(("train",), "string", "HOST:PORT", "of the first process, for --distributed elsewhere"),
+    "processes": Flag(("train",), "integer", "N", "how many there are, for --distributed elsewhere"),
+    "process": Flag(("train",), "integer", "I", "the number of this one, from 0, for --distributed elsewhere"),
+    "dry_run": Flag(("sweep",), "bool", "", "say what it would cost, by steps measured here, and train nothing"),
+    "yes": Flag(("sweep",), "bool", "", "allow more trials than sweep.max_trials, also with --dry_run"),
+    "launcher": Flag(("sweep",), "string", "local|ray", "ray: on a cluster (RAY_ADDRESS)", "local"),
+    "shard": Flag(("sweep",), "string", "I/N", "only part I of N, from 0/N; without it, all parts' results", "0/1"),
+    "tables": Flag(("sweep",), "bool", "", "print optima, edges and rules at every size, as the report has them"),
+    "average": Flag(
+        ("calibrate",), "string", "NAME", "of the layers: arithmetic, geometric, harmonic or sum", "arithmetic"
+    ),
+    "diff": Flag(("explain",), "config_file", "CONFIG", "say what differs from this config; --diff.KEY=VALUE sets it"),
+    "json": Flag(("explain",), "bool", "", "print JSON"),
+    "step": Flag(("explain",), "integer", "N", "the learning rates at this step of the schedule"),
+    "width": Flag(("grow",), "integer", "N", "of the larger network; without it, as tuned"),
+    "depth": Flag(("grow", "calibrate"), "integer", "N", "of the larger network; without it, that of the config"),
+    "batch_size": Flag(("grow",), "integer", "N", "of the larger run; without it, as tuned"),
+    "epochs": Flag(("grow",), "float", "N", "of the larger run; without it, as tuned"),
+    "batch_rule": Flag(("grow",), "string", "NAME", "how hyperparameters follow both (docs/batch.md)"),
+    "topology": Flag(("plan",), "string", "SLICE", "a TPU slice, such as v5e:4x4; without it, this machine"),
+    "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
+}
+PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others
+
+
+def wanted(words: Sequence[str]) -> bool:
+    """Whether these arguments ask for help."""
+    return not words or not HELP.isdisjoint(words)
+
+
+def text(program: str, words: Sequence[str]) -> str:
+    """The help for these arguments: that of the verb among them, or the overview. program: what stands before them."""
+    verb = next((word for word in words if word in VERBS), None)
+    return "\n".join(_of_verb(program, verb) if verb else _overview(program))
+
+
+def _overview(program: str) -> list[str]:
+    verbs = {name: verb.does for name, verb in VERBS.items()}
+    return [
+        f"{program} VERB --config=CONFIG --workdir=DIR [--config.KEY=VALUE ...]",
+        "",
+        f"VERB; `{program} VERB --help` has its flags and an example:",
+        *_table(verbs),
+        "",
+        "CONFIG is the path of a config file or the name of a config that ships with depthmup:",
+        *_table({name: headline(name) for name in find_config.names()}),
+        "",
+        "KEY is a setting: docs/settings.md and configs/default.py have them all.",
+        f"First: {program} {VERBS['sweep'].example}",
+    ]
+
+
+def _of_verb(program: str, name: str) -> list[str]:
+    verb = VERBS[name]
+    flags = {"--config=CONFIG": "a path, or the name of a shipped config (digits if not given)"}
+    flags["--config.KEY=VALUE"] = "another value of a setting (docs/settings.md)"
+    if name == "compare":
+        flags = {}
+    if verb.workdir:
+        flags["--workdir=DIR"] = verb.workdir
+    for flag, f in FLAGS.items():
+        if name in f.verbs:
+            flags[f"--{flag}={f.value}" if f.value else f"--{flag}"] = f.words
+    folders = " DIR DIR ..." if name == "compare" else ""
+    return [
+        f"{program} {name}{folders} [FLAGS]: {verb.does}",
+        *textwrap.wrap(verb.more, WIDTH),
+        "",
+        *_table(flags),
+        "",
+        f"Example: {program} {verb.example}",
+    ]
+
+
+def headline(config: str) -> str:
+    """What a shipped config is, in a line: the first sentence of its docstring."""
+    words = ast.get_docstring(ast.parse((find_config.SHIPPED / f"{config}.py").read_text())) or ""
+    return " ".join(words.partition("\n\n")[0].split())
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    """Rows of a name and its meaning, which is wrapped beside it."""
+    left = max(map(len, rows)) + 4
+    lines: list[str] = []
+    for name, meaning in rows.items():
+        wrapped = textwrap.wrap(meaning, WIDTH - left) or [""]
+        lines += [f"  {name:{left - 2}}{wrapped[0]}", *(" " * left + line for line in wrapped[1:])]
+    return lines
