@@ -12,13 +12,13 @@ from experiments.language.sweeps import published
 from experiments.published import Sweep
 
 COLUMNS = ("your model", "optimizer", "what changes", "take", "evidence here")
-CIFAR, PATCHES, DIGITS, GPT = "CIFAR-10 (JPEG)", "patches", "digits", "small GPTs"
+CIFAR, PATCHES, DIGITS, GPT = "CIFAR-10", "patches", "digits", "small GPTs"
 
 
 class Evidence(NamedTuple):
     """Curves that speak for a row: of one sweep, axis, optimizer and variant.
 
-    take: the parameterizations of the row. others: those that are shown beside them.
+    take: the parameterization of the row, "" if it is none of the sweep. others: those that are shown beside it.
     """
 
     where: str
@@ -26,25 +26,25 @@ class Evidence(NamedTuple):
     axis: str = "depth"
     optimizer: str = "sgd"
     variant: str = ""
-    take: Sequence[str] = ("depth_mup",)
+    take: str = "depth_mup"
     others: Sequence[str] = ("sp", "mup")
 
 
 def _vit(norm: str) -> tuple[Evidence, ...]:
     """Of depthmup's own rule for Adam (lr_depth -0.5), and of the papers' with a cosine."""
     adam = Evidence(CIFAR, "vit", optimizer="adam", variant=f"norm {norm}, lr_depth -0.5", others=())
-    paper = adam._replace(where=f"{CIFAR}, lr_depth 0", variant=f"norm {norm}, lr_depth 0")
-    unscaled = adam._replace(where=f"{CIFAR}, `mup`", variant=f"norm {norm}, lr_depth None", take=("mup",))
+    paper = adam._replace(where=f"{CIFAR} with lr_depth 0", variant=f"norm {norm}, lr_depth 0")
+    unscaled = adam._replace(variant=f"norm {norm}, lr_depth None", take="", others=("mup",))
     return (adam, paper, unscaled, Evidence(PATCHES, "patches16_vit", optimizer="adam", variant=f"norm {norm}"))
 
 
-WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take=("mup", "depth_mup"), others=("sp",))
+WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take="mup", others=("sp",))
 ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = (
     (
         ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "depth", "`depth_mup`"),
         (
             Evidence(CIFAR, "simple_resnet"),
-            Evidence(f"{CIFAR}, width 128", "simple_resnet_128", others=()),
+            Evidence(f"{CIFAR} at width 128", "simple_resnet_128", others=()),
             Evidence(PATCHES, "patches16_simple_resnet"),
             Evidence(DIGITS, "digits_transfer"),
         ),
@@ -58,13 +58,13 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
         "`mup` does not train at all at depth 8 and 16",
     ),
     (
-        ("transformer (language)", "AdamW", "depth", "`completep` or `depth_mup`"),
-        (Evidence(GPT, "study", optimizer="adamw", take=("completep", "depth_mup"), others=("sp",)),),
-        "The loss of `completep` is the lowest of the four ([a language model](../language.md))",
+        ("transformer (language)", "AdamW", "depth", "`completep`"),
+        (Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),),
+        "The loss of `completep` is the lowest ([A language model](../language.md))",
     ),
     (
         ("transformer (language)", "Muon", "depth", "`depth_ode`"),
-        (Evidence(GPT, "study", optimizer="muon", take=("depth_ode",), others=("depth_mup",)),),
+        (Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),),
         "",
     ),
     (
@@ -76,7 +76,7 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
         ("any of these", "Adam, AdamW", "width only", "`mup` (or `depth_mup`)"),
         (
             WIDTH._replace(optimizer="adam"),
-            WIDTH._replace(where=GPT, sweep="study", optimizer="adamw", take=("mup",)),
+            WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
         ),
         "",
     ),
@@ -84,10 +84,9 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
         ("ResNet with batch norm", "SGD", "depth", "`depth_mup`"),
         (
             Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
-            Evidence(f"{CIFAR}, beta0 = 1/16", "resnet_beta0", others=("mup",)),
+            Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
         ),
-        "Along depth the coordinate check is ok at beta0 = 1/16 and not at 1 ([results](../results.md#figure-2-b4), "
-        "[checks](../checks.md))",
+        "The coordinate check over depth is ok at beta0 1/16 and not at 1 ([Coordinate checks](../checks.md))",
     ),
     (
         (
@@ -96,8 +95,8 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
             "depth",
             "none is known to be good: `mup`, and tune at two depths",
         ),
-        (Evidence(f"{CIFAR}, AM-muP's network", "plain", take=("am_mup",), others=()),),
-        "AM-muP's L^-3/2 is a claim about it ([results](../results.md#figure-2a))",
+        (Evidence(CIFAR, "plain", take="", others=("am_mup",)),),
+        "AM-muP's L^-3/2 is a claim about it ([Results](../results.md#figure-2a))",
     ),
     (("anything", "any", "nothing", "`sp`"), (), "all factors are 1"),
 )
@@ -109,19 +108,22 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
     of["study"] = published("study").curves
-    rows = [(*choice, ". ".join(filter(None, (*(_words(of, one) for one in evidence), more))))
-            for choice, evidence, more in ROWS]  # fmt: skip
+    rows = [
+        (*choice, ". ".join(filter(None, (_words(of, evidence), more)))) for choice, evidence, more in ROWS
+    ]  # fmt: skip
     return markdown(COLUMNS, rows)
 
 
-def _words(of: Mapping[str, Sequence[TransferCurve]], one: Evidence) -> str:
-    """The verdicts of the row's parameterizations, then those of others, each said once."""
-    results = {c.parameterization: c.result for c in of[one.sweep]
-               if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
-    with_text: dict[str, list[str]] = {}
-    for name in (name for name in (*one.take, *one.others) if name in results):
-        cost = f", costs at most {results[name].cost}" if name in one.take and results[name].cost else ""
-        with_text.setdefault(results[name].verdict + cost, []).append(name)
-    parts = [text if names == list(one.take) else f"`{'`, `'.join(names)}` {text}" for text, names in with_text.items()]
-    sizes = next(iter(results.values())).values
-    return f"{one.where[0].upper()}{one.where[1:]}, {one.axis} {sizes[0]:g} to {sizes[-1]:g}: {'; '.join(parts)}"
+def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence]) -> str:
+    """The verdicts of each parameterization; the costs of the row's own."""
+    said: dict[str, dict[str, list[str]]] = {}  # {parameterization: {verdict: sweeps}}
+    for one in evidence:
+        results = {c.parameterization: c.result for c in of[one.sweep]
+                   if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
+        for name in (name for name in (one.take, *one.others) if name in results):
+            cost = f" ({results[name].cost})" if name == one.take and results[name].cost else ""
+            said.setdefault(name, {}).setdefault(results[name].verdict, []).append(f"{one.where}{cost}")
+    return ". ".join(
+        f"`{name}` " + "; ".join(f"{verdict} on {', '.join(where)}" for verdict, where in verdicts.items())
+        for name, verdicts in said.items()
+    )
