@@ -1,4 +1,4 @@
-"""The public names of depthmup (docs/design.md), which `import depthmup` gives when one of them is first used."""
+"""The public names of depthmup (docs/api/), which `import depthmup` gives when one of them is first used."""
 
 from depthmup import fit, testing, theory
 from depthmup.audit import Init, InitAudit, audit_init
