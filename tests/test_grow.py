@@ -5,12 +5,21 @@ import math
 import pytest
 
 from depthmup import sweep
-from depthmup.settings import SettingsError, flat, put
+from depthmup.report.grow import swept_settings
+from depthmup.settings import SettingsError, defaults, flat, from_config, put
 from depthmup.sweep import grow
 from depthmup.train.build import steps_of
+from depthmup.train.workdir import WorkdirError
 from depthmup.trials.config_study import ConfigStudy
 from tests import tiny
+from tests.test_compare import store
+from tests.test_main import call  # noqa: F401 - a fixture
 from tests.test_report import GRID, planted
+
+# ml_collections reads config files by a way that Python calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
+
+ADAM = {"sweep__optimizers": ("adam",), "sweep__log2_learning_rates": {"adam": (-12.0, 2.0)}}
 
 
 def finished(tmp_path, optimum=None, **changes):
@@ -65,3 +74,65 @@ def test_a_larger_batch_and_a_longer_training():
         grow(tuned, 32, 4, batch_size=256)
     with pytest.raises(SettingsError, match="batch_rule 'sde' is for as many examples as at the base"):
         grow(tuned, 32, 4, epochs=8.0, batch_rule="sde")
+
+
+def test_the_settings_of_a_sweep(tmp_path):
+    """Its only optimizer, its shape and its training; what a call gives stays as it is given."""
+    workdir = store(tmp_path, tiny.study(**GRID | ADAM, model__width=24, epochs=1.5, loss="mse"))
+    mine = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
+    found = swept_settings(mine, workdir)
+    assert (found.model.width, found.epochs, found.loss, found.optimizer.weight_decay) == (24, 1.5, "mse", 0.0)
+    assert (found.optimizer.name, found.parameterization.name) == ("adam", "depth_mup")
+    found = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
+    assert (found.epochs, found.loss, found.parameterization.name) == (3.0, "mse", "mup")
+    assert swept_settings(mine, tmp_path / "nothing") == mine
+
+
+def test_a_sweep_of_several_optimizers(tmp_path):
+    """That of the call is taken if the sweep has it; else nothing tells which one."""
+    rates = {"sweep__log2_learning_rates": {"adam": (-12.0, 2.0), "adamw": (-12.0, 2.0)}}
+    workdir = store(tmp_path, tiny.study(**GRID | rates | {"sweep__optimizers": ("adam", "adamw")}))
+    assert swept_settings(put(defaults(), {"optimizer.name": "adamw"}), workdir).optimizer.name == "adamw"
+    with pytest.raises(SettingsError, match=r"give --config\.optimizer\.name, one of adam, adamw: the sweep in .* has"):
+        swept_settings(defaults(), workdir)
+    assert swept_settings(defaults(), workdir, given=["optimizer.name"]).optimizer.name == "sgd"  # and `grow` refuses
+
+
+def test_a_workdir_of_a_training(tmp_path):
+    (tmp_path / "settings.json").write_text('{"model.name": "mlp"}')
+    with pytest.raises(WorkdirError, match=r"settings\.json is not that of a sweep of a config: give the --workdir of"):
+        swept_settings(defaults(), tmp_path)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_command_of_a_sweep_with_one_optimizer(tmp_path, call, seeds):  # noqa: F811
+    """It needs no config: the command has all settings of the sweep, a rounded learning rate and the verdict."""
+    study = tiny.study(**GRID | ADAM | {"sweep__seeds": seeds}, epochs=1.5)
+    workdir = store(tmp_path, study, planted(study, lambda point: -1.03))
+    done = call("grow", "--depth=48", "--workdir", str(workdir))
+    note, line = done.stdout.splitlines()
+    verdict = "transfers: within a factor of 2" if seeds == 3 else "undecided: one seed does not decide"
+    assert "depth_mup, adam: best learning rate 0.4" in note
+    assert f"at depth 3; depth 3 to 24: {verdict}" in note
+    words = line.split()
+    (rate,) = (word for word in words if word.startswith("--config.optimizer.learning_rate="))
+    assert 3 <= len(rate.partition("=0.")[2]) <= 4
+    assert set(words) - {rate} == {
+        "python", "main.py", "train", "--config.model.width=16", "--config.model.depth=48", "--config.epochs=1.5",
+        "--config.parameterization.base_width=8", "--config.optimizer.name=adam",
+    }  # fmt: skip
+    assert rate in call("grow", "--config=digits", "--depth=48", f"--workdir={workdir}").stdout
+
+
+def test_the_command_of_a_sweep_of_another_family(tmp_path, call):  # noqa: F811
+    config = tiny.config(**GRID | {"sweep__parameterizations": ("depth_mup",)})
+    vit = put(defaults("vit"), {"model.patch": 4, "data.name": "patches"})
+    sweep_settings = from_config(config).sweep
+    study = ConfigStudy(put(vit, {"sweep": sweep_settings}))
+    workdir = store(tmp_path, study)
+    line = call("grow", "--width=128", f"--workdir={workdir}", "--config.parallel.devices=1").stdout.splitlines()[-1]
+    assert line.startswith(
+        "python main.py train --config.parallel.devices=1 --config=default:vit --config.model.width=128"
+    )
+    assert "--config.model.patch=4" in line
+    assert "--config.data.name=patches" in line

@@ -155,6 +155,16 @@ def test_train_is_the_default(tmp_path):
     assert done.stderr == ""
 
 
+def test_a_longer_training_starts_anew(call, tmp_path):
+    short = ["train", *SMALL, "--config.epochs=0.05", f"--workdir={tmp_path}"]
+    assert call(*short).returncode == 0
+    assert_one_line(
+        call(*short, "--config.epochs=0.1"),
+        "epochs was 0.05, now it is 0.1; the schedule of the learning rate is that of the whole training, so that a "
+        "longer one starts anew. Give another --workdir, or delete this one",
+    )
+
+
 def test_plan(call, tmp_path):
     done = call("plan", *SMALL, f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr

@@ -52,11 +52,10 @@ def grow(
     tuned = settings
     if workdir is not None:
         curves = _curves(settings, workdir)
-        first = curves[0].result.optima[0]
-        changes[LEARNING_RATE] = float(f"{first.learning_rate:.4g}")
+        changes[LEARNING_RATE] = float(f"{_best(curves[0]):.4g}")
         tuned = put(settings, {f"model.{curves[0].axis}": int(curves[0].result.values[0])})
         for c in curves:
-            best, found = c.result.optima[0].learning_rate, c.result
+            best, found = _best(c), c.result
             at = "no best learning rate" if best is None else f"best learning rate {best:.4g}"
             notes.append(f"{c.name}, {c.optimizer}: {at} at {c.axis} {found.values[0]:g}; {found.line}")
     if settings.parameterization.name == "sp":
@@ -137,11 +136,16 @@ def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
     own = [c for c in shapes if (c.parameterization, c.optimizer) == wanted]
     if variants := {c.variant for c in own} - {""}:
         raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")
-    own.sort(key=lambda c: c.result.optima[0].learning_rate is None)
-    if not own or own[0].result.optima[0].learning_rate is None:
+    own.sort(key=lambda c: _best(c) is None)
+    if not own or _best(own[0]) is None:
         there = ", ".join(sorted({f"{c.parameterization} with {c.optimizer}" for c in found})) or "none"
         raise SettingsError(
             f"{workdir} has no best learning rate of {wanted[0]} with {wanted[1]} at its smallest size (curves: "
             f"{there})"
         )
     return own
+
+
+def _best(curve: TransferCurve) -> float | None:
+    """The best learning rate of the smallest size: the one that the verdict is about, if it has one."""
+    return curve.result.tuned or curve.result.optima[0].learning_rate
