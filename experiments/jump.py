@@ -38,7 +38,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RuleName
 from depthmup.files import write_atomically
-from depthmup.fit.picture import SizeCurve, draw_losses, size_colors
+from depthmup.fit.picture import loss_marks, paint, plain_log, size_colors
 from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
@@ -114,21 +114,25 @@ def table() -> str:
 def draw() -> None:
     """README's picture: for each case the loss against the learning rate, small and large."""
     committed = curves()
-    figure = Figure(figsize=(3.1 * len(committed), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(committed), sharey=True)
-    for panel, c in zip(panels, committed, strict=True):
-        lines = zip(("small", "large"), c.result.learning_rates, c.result.optima, strict=True)
-        sizes = [SizeCurve(name, rates, c.result.log_losses(i), best) for i, (name, rates, best) in enumerate(lines)]
-        draw_losses(panel, sizes, size_colors(2))
+    figure = Figure(figsize=(figures.WIDTH, 6.2), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for panel, c in zip(panels.flat, committed, strict=True):
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        lines = zip(("small", "1,024 times the compute"), c.result.learning_rates, c.result.optima, strict=True)
+        for i, ((name, rates, best), color) in enumerate(zip(lines, size_colors(2), strict=True)):
+            paint(panel, loss_marks(rates, c.result.log_losses(i), best), color, name)
         tuned = c.result.optimal_lr[0]
         if tuned:
-            panel.axvline(tuned, color="gray", ls="--", lw=1)
+            panel.axvline(tuned, color="gray", ls="--", lw=1, label="tuned rate")
         mean, _, _ = regret(c.result, 0.0, 1, -1)
         cost = "diverges" if math.isnan(mean) else f"costs {mean:+.1f}%"
         panel.set_title(f"{c.parameterization}\nthe tuned rate {cost}", fontsize=10)
-        panel.set_xlabel("learning rate")
-    panels[0].legend()
-    panels[0].set_ylabel("training loss")
+    plain_log(panels[0, 0].xaxis)
+    plain_log(panels[0, 0].yaxis)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.supxlabel("learning rate")
+    figure.supylabel("training loss")
     write_atomically(IMAGES / "jump.png", figures.png(figure))
 
 

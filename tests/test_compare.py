@@ -80,24 +80,23 @@ def test_a_page_of_two(sweeps, tmp_path):
     assert "base_width" not in text  # the same in both
     sizes = (3, 4, 6, 8, 12, 24)
     for letter, c in (("A", curves["A"][0]), ("B", curves["B"][0]), ("A", curves["A"][1])):
-        of_size = dict(zip(c.result.values, np.log2(c.result.optimal_lr), strict=True))
+        of_size = dict(zip(c.result.values, c.result.optimal_lr, strict=True))
         drift = c.result.drift
         words = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
-        cells = [f"{of_size[size]:.2f}" if size in of_size else "\N{EN DASH}" for size in sizes]
+        cells = [f"{of_size[size]:.3g}" if size in of_size else "\N{EN DASH}" for size in sizes]
         assert " | ".join([letter, c.result.verdict, str(c.result.cost or "\N{EN DASH}"), words, *cells]) in text
     panels = data_of(path)["plots"]["loss_over_depth"]["panels"]
     assert [panel["names"]["parameterization"] for panel in panels] == ["mup", "depth_mup"]
-    assert [says[0] for says in panels[0]["says"]] == ["A", "B"]
-    for trace in panels[0]["traces"]:
-        if trace["meta"]["kind"] == "mean":
-            c = curves[trace["meta"]["sweep"]][0]
-            i = c.result.values.index(float(trace["meta"]["size"]))
-            assert trace["x"] == pytest.approx(np.log2(c.result.learning_rates[i]))
-            means = np.exp(np.log(c.result.losses[i]).mean(axis=1))
-            assert min(trace["y"]) == pytest.approx(np.nanmin(means), rel=1e-4)
-            assert trace["line"]["dash"] == {"A": "solid", "B": "dash"}[trace["meta"]["sweep"]]
-    colors = {(t["meta"]["sweep"], t["meta"]["size"]): t["marker"]["color"] for t in panels[0]["traces"]}
-    assert colors["A", "6"] == colors["B", "6"] != colors["A", "4"]
+    assert [letter for letter, _, _ in panels[0]["notes"]] == ["A", "B"]
+    for line in panels[0]["lines"]:
+        c = curves[line["sweep"]][0]
+        i = c.result.values.index(float(line["name"]))
+        (drawn,) = [mark for mark in line["marks"] if mark["kind"] == "line"]
+        assert drawn["x"] == pytest.approx(c.result.learning_rates[i], rel=1e-4)
+        means = np.exp(np.log(c.result.losses[i]).mean(axis=1))
+        assert min(drawn["y"]) == pytest.approx(np.nanmin(means), rel=1e-4)
+    places = {(line["sweep"], line["name"]): line["place"] for line in panels[0]["lines"]}
+    assert places["A", "6"] == places["B", "6"] != places["A", "4"]
 
 
 def test_the_same_settings(sweeps, tmp_path):
@@ -112,7 +111,7 @@ def test_an_unfinished_sweep_counts_with_its_finished_sizes(sweeps, tmp_path):
     rows = planted(one)
     workdir = store(tmp_path / "part", one, rows[rows["depth"].isin((3, 8)) | (rows["seed"] == 0)])
     panels = data_of(sweep.compare([workdir, first]))["plots"]["loss_over_depth"]["panels"]
-    assert {t["meta"]["size"] for t in panels[0]["traces"] if t["meta"]["sweep"] == "A"} == {"3", "8"}
+    assert {line["name"] for line in panels[0]["lines"] if line["sweep"] == "A"} == {"3", "8"}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,13 @@ def test_in_a_browser(sweeps, tmp_path, open_page, width):  # noqa: F811
     open_page.wait(f"{canvas}._fullLayout")
     labels = "[...document.querySelectorAll('.plot label')]"
     open_page.run(f"{labels}.find(label => label.textContent === 'B').querySelector('input').click()")
-    shown = open_page.run(f"{canvas}.data.map(({{meta, visible}}) => [meta.sweep, meta.kind, visible])")
-    assert {(letter, visible) for letter, kind, visible in shown if kind == "mean"} == {("A", True), ("B", False)}
+    shown = open_page.run(
+        f"{canvas}.data.map(({{meta, visible, line}}) => [meta.sweep, meta.kind, visible, line?.dash])"
+    )
+    assert {(letter, visible, dash) for letter, kind, visible, dash in shown if kind == "line"} == {
+        ("A", True, "solid"),
+        ("B", False, "dash"),
+    }
     assert open_page.run("window.hacked === undefined")
     assert open_page.run("document.documentElement.scrollWidth") == width
     assert open_page.errors == []

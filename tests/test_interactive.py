@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from absl import flags
 
 from depthmup import command
 from depthmup.files import digest
-from depthmup.report import interactive, page
+from depthmup.fit import picture
+from depthmup.report import figures, interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import flat, from_config
@@ -52,7 +54,7 @@ def found(sweep):
     study, _, curves, workdir = sweep
     trials = interactive.trials(curves, study, LearningCurves(workdir), "python main.py")
     keys = trials.pop("keys")
-    return keys, trials, interactive.plots(curves, keys)
+    return keys, trials, interactive.plots(panels.pictures(curves, trials=keys))
 
 
 def settings_from(words):
@@ -73,46 +75,80 @@ def command_of(trials, i):
     return shlex.split(" ".join(filter(None, words)))
 
 
+def marks_of(plot, panel, name):
+    """{kind: mark} of the line with this name."""
+    (line,) = [line for line in plot["panels"][panel]["lines"] if line["name"] == name]
+    return {mark["kind"]: mark for mark in line["marks"]}
+
+
 def test_points_are_means_over_their_trials(sweep, found):
     _, rows, curves, _ = sweep
     keys, _, plots = found
     rows = rows.set_index("key")
-    panels = plots["loss_over_depth"]["panels"]
-    assert [panel["names"]["parameterization"] for panel in panels] == ["mup", "depth_mup"]
-    seen = 0
-    for panel, c in zip(panels, curves, strict=True):
-        assert panel["says"] == [["", f"{c.result.verdict}: {c.result.reason}",
-                                  interactive.VERDICT_COLORS[c.result.verdict]]]  # fmt: skip
-        for trace in panel["traces"]:
-            kind = trace["meta"]["kind"]
-            for j, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True)):
-                if kind == "optimum":
-                    i = c.result.values.index(float(trace["meta"]["size"]))
-                    assert x == pytest.approx(np.log2(c.result.optimal_lr[i]), rel=1e-4)
-                    continue
-                own = rows.loc[[keys[trial] for trial in trace["trials"][j]]]
-                assert (own["depth"] == int(trace["meta"]["size"])).all()
-                assert (own["parameterization"] == c.parameterization).all()
-                assert np.log2(own["learning_rate"]).tolist() == pytest.approx([x] * len(own))
-                values = np.where(own["diverged"], c.chance, own["loss"].fillna(np.inf)).clip(max=c.chance)
-                assert y == pytest.approx(np.exp(np.log(values).mean()), rel=1e-4)
-                if kind == "mean":
-                    assert trace["customdata"][j] == (pytest.approx(2.0**x, rel=1e-4), 3, own["diverged"].sum())
-                seen += len(own)
+    plot, seen = plots["loss_over_depth"], 0
+    assert [panel["names"]["parameterization"] for panel in plot["panels"]] == ["mup", "depth_mup"]
+    for i, c in enumerate(curves):
+        assert plot["panels"][i]["notes"] == [["", c.result.verdict, words.price(c.result)]]
+        for size in c.result.values:
+            marks = marks_of(plot, i, f"{size:g}")
+            for kind in ("line", "seeds"):
+                mark = marks[kind]
+                for x, y, about, behind in zip(*(mark[name] for name in ("x", "y", "about", "trials")), strict=True):
+                    own = rows.loc[[keys[trial] for trial in behind]]
+                    assert (own["depth"] == size).all()
+                    assert (own["parameterization"] == c.parameterization).all()
+                    assert own["learning_rate"].tolist() == pytest.approx([x] * len(own), rel=1e-4)
+                    values = np.where(own["diverged"], c.chance, own["loss"].fillna(np.inf)).clip(max=c.chance)
+                    assert y == pytest.approx(np.exp(np.log(values).mean()), rel=1e-4)
+                    if kind == "line":
+                        assert about.endswith(f"<br>seeds: 3, diverged: {own['diverged'].sum()}")
+                    seen += len(own)
     assert seen == 2 * len(rows)
+
+
+def test_the_band_the_star_and_the_edge(sweep, found):
+    """Both pictures have them: they are drawn of the same marks."""
+    _, _, curves, _ = sweep
+    plot = found[2]["loss_over_depth"]
+    drawn = figures.loss_curves(curves).axes
+    for i, c in enumerate(curves):
+        edges = 0
+        for j, size in enumerate(c.result.values):
+            marks, log, o = marks_of(plot, i, f"{size:g}"), c.result.log_losses(j), c.result.optima[j]
+            spread = np.exp(log.mean(axis=1) + np.array([[-1], [1]]) * log.std(axis=1))
+            assert np.array([marks["band"]["low"], marks["band"]["high"]]) == pytest.approx(spread, rel=1e-4)
+            assert marks["best"]["x"] == [pytest.approx(o.learning_rate, rel=1e-4)]
+            assert ("edge" in marks) == bool(o.edge.learning_rate)
+            if o.edge.learning_rate:
+                assert marks["edge"]["x"] == [pytest.approx(o.edge.learning_rate, rel=1e-4)]
+                edges += 1
+        assert edges
+        assert len(drawn[i].collections) == len(c.result.values)  # bands
+        kinds = [line.get_marker() for line in drawn[i].lines]
+        assert (kinds.count("*"), kinds.count("|")) == (len(c.result.values), edges)
 
 
 def test_optima_have_their_intervals(sweep, found):
     _, _, curves, _ = sweep
-    (panel,) = found[2]["optimum_over_depth"]["panels"]
-    for c, trace in zip(curves, panel["traces"], strict=True):
-        assert trace["meta"]["parameterization"] == c.parameterization
-        assert trace["customdata"] == c.result.values
-        for o, y, above, below in zip(c.result.optima, trace["y"], trace["error_y"]["array"],
-                                      trace["error_y"]["arrayminus"], strict=True):  # fmt: skip
-            assert 2.0 ** np.array([y, y + above, y - below]) == pytest.approx(
-                [o.learning_rate, o.high, o.low], rel=1e-3
-            )
+    plot = found[2]["optimum_over_depth"]
+    assert plot["ticks"] == curves[0].result.values
+    for c in curves:
+        marks = marks_of(plot, 0, c.parameterization)
+        mark, law = marks["optima"], c.laws.power_law
+        assert mark["x"] == c.result.values
+        assert mark["y"] == pytest.approx(c.result.optimal_lr, rel=1e-4)
+        for name in ("low", "high"):
+            assert mark[name] == pytest.approx([getattr(o, name) for o in c.result.optima], rel=1e-4)
+        assert marks["fit"]["y"] == pytest.approx(law(np.array(marks["fit"]["x"])), rel=1e-3)
+        assert {"band", "edges"} <= marks.keys()
+
+
+def test_marks_of_both_painters():
+    """Each kind has a style in Matplotlib's and in Plotly's."""
+    script = (Path(interactive.__file__).parent / "report.js").read_text()
+    styles = script.partition("const STYLES = {")[2].partition("\n  };")[0]
+    assert set(re.findall(r"^    (\w+): \(", styles, re.M)) == set(get_args(picture.Kind))
+    assert set(picture.STYLES) | {"band", "seeds", "optima"} == set(get_args(picture.Kind))
 
 
 def test_learning_curves_are_thinned(sweep, found):
@@ -151,9 +187,38 @@ def test_the_command_of_a_trial_is_that_of_the_trial():
 
 
 def test_commands_begin_as_the_sweep_did():
-    assert page._program("python main.py sweep --config=a") == "python main.py"
-    assert page._program("depthmup --config=a sweep") == "depthmup"
-    assert page._program("") == "python -m depthmup"
+    assert words.program("python main.py sweep --config=a") == "python main.py"
+    assert words.program("depthmup --config=a sweep") == "depthmup"
+    assert words.program("") == "python -m depthmup"
+
+
+@pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
+def test_what_decides_and_what_is_next(sweep):
+    """The commands are read as main.py reads them; the flags that were given before are replaced."""
+    transfers = dataclasses.replace(sweep[2][1], parameterization="depth_ode")
+    study = tiny.study(**{**GRID, "sweep__seeds": 2})
+    noisy = judge(planted(study, noise=0.5), study)
+    undecided = [c for c in noisy if c.result.verdict == "undecided"]
+    most = max(need.seeds for c in undecided for need in c.result.needs if need.kind == "seeds")
+    command = "python main.py sweep --config=digits --config.sweep.until planned --yes --launcher=local --workdir=a"
+    said = words.next_steps([*undecided, transfers], study, command)
+    head, decide, then, grow = said.splitlines()
+    assert (head, then) == ("Next: decide what is undecided", "Next: train the large network with what was tuned")
+    assert decide.startswith("  python main.py sweep --config=digits --workdir=a --config.sweep.until=decided")
+    read = settings_from(shlex.split(decide)[2:])
+    assert read.sweep.until == "decided"
+    assert most <= read.sweep.max_seeds < 2 * max(most, 24)
+    assert grow == (
+        "  python main.py grow --config=digits --config.sweep.until planned --workdir=a "
+        "--config.parameterization.name=depth_ode --width=16 --depth=24"
+    )
+    spent = tiny.study(**{**GRID, "sweep__seeds": 2}, sweep__until="decided")
+    edge = undecided[0].result.needs[0]._replace(kind="lower")
+    short = dataclasses.replace(undecided[0], result=undecided[0].result._replace(needs=[edge]))
+    low, high = spent.sweep.log2_learning_rates["sgd"]
+    assert words.decides([short], spent, command) == f"'--config.sweep.log2_learning_rates.sgd=({low - 4}, {high})'"
+    assert words.decides([short], spent, "") == f"config.sweep.log2_learning_rates.sgd = ({low - 4}, {high})"
+    assert words.decides([transfers], study, command) == ""
 
 
 def written(sweep, folder, variant=""):
@@ -169,7 +234,7 @@ def test_names_that_contain_html_are_data(sweep, tmp_path):
     panels = json.loads(data)["plots"]["loss_over_depth"]["panels"]
     assert {panel["names"]["variant"] for panel in panels} == {HOSTILE}
     assert not re.search("[<>&]", data)
-    drawn = json.dumps([[panel["traces"], panel["shapes"]] for panel in panels])
+    drawn = json.dumps([line["marks"] for panel in panels for line in panel["lines"]])
     assert "bold" not in drawn  # Plotly would read HTML there
 
 
@@ -179,12 +244,14 @@ def open_page(tmp_path_factory):
         yield found
 
 
-# Where a point of a panel is in the window.
+CANVAS = "document.querySelectorAll('#loss_over_depth .canvas')[%d]"
+# Where a point of a line is in the window.
 PLACE = """(() => {
-  const canvas = document.querySelectorAll('#loss_over_depth .canvas')[%d], {xaxis, yaxis} = canvas._fullLayout;
-  const {x, y} = canvas.getBoundingClientRect(), trace = canvas.data[%d];
-  return [x + xaxis._offset + xaxis.d2p(trace.x[%d]), y + yaxis._offset + yaxis.d2p(trace.y[%d])];
-})()"""
+  const canvas = CANVAS, {xaxis, yaxis} = canvas._fullLayout;
+  const {x, y} = canvas.getBoundingClientRect();
+  const trace = canvas.data.find(({meta}) => meta.kind === 'line' && meta.name === '%s');
+  return [x + xaxis._offset + xaxis.d2p(trace.x.at(%d)), y + yaxis._offset + yaxis.d2p(trace.y.at(%d))];
+})()""".replace("CANVAS", CANVAS % 0)
 
 
 @needs_chromium
@@ -192,54 +259,48 @@ def test_in_a_browser(sweep, found, open_page, tmp_path):
     """Offline and without an error: hover and click show what is in the rows, and names do nothing."""
     _, rows, _, _ = sweep
     keys, trials, plots = found
-    path = written(sweep, tmp_path, HOSTILE)
-    open_page.open(path)
+    path, plot = written(sweep, tmp_path, HOSTILE), plots["loss_over_depth"]
+    open_page.open(path, height=1000)
     open_page.wait("document.querySelectorAll('#loss_over_depth .main-svg').length >= 4")
     assert not open_page.run("[...document.querySelectorAll('.still')].some(still => still.offsetHeight)")
-    labels = open_page.run("[...document.querySelectorAll('#loss_over_depth .ytick text')].map(t => t.textContent)")
-    low, high = 10 ** np.array(plots["loss_over_depth"]["y"]["range"])
-    assert labels
-    assert all(low <= float(label) <= high for label in labels), labels
-    traces = plots["loss_over_depth"]["panels"][0]["traces"]
-    highest = max(i for i, trace in enumerate(traces) if trace["meta"]["kind"] == "mean")  # drawn over the others
+    for axis in "xy":
+        low, high = plot["panels"][0][axis]
+        ticks = f"[...document.querySelectorAll('#loss_over_depth .{axis}tick text')].map(t => t.textContent)"
+        labels = open_page.run(ticks)
+        assert labels
+        assert all(low <= float(label) <= high for label in labels), labels
     shown = "document.querySelector('.hoverlayer').textContent"
-    for i, j, depth in (0, 9, 3), (highest, -1, 24):
-        trace = traces[i]
-        own = rows.set_index("key").loc[[keys[trial] for trial in trace["trials"][j]]]
-        rate, bad, place = own["learning_rate"].iloc[0], own["diverged"].sum(), j % len(trace["x"])
-        open_page.mouse(*open_page.run(PLACE % (0, i, place, place)))
+    for j, depth in (9, "3"), (-1, "24"):
+        line = marks_of(plot, 0, depth)["line"]
+        own = rows.set_index("key").loc[[keys[trial] for trial in line["trials"][j]]]
+        rate, bad = own["learning_rate"].iloc[0], own["diverged"].sum()
+        open_page.mouse(*open_page.run(PLACE % (depth, j, j)))
         open_page.wait(f"{shown}.includes('seeds: 3, diverged: {bad}')")
-        assert open_page.run(shown) == (
-            f"depth {depth}learning rate {rate:#.4g} = 2^{np.log2(rate):.2f}"
-            f"mean loss {trace['y'][j]:#.4g}seeds: 3, diverged: {bad}"
-        )
-    trace = traces[0]
-    place = open_page.run(PLACE % (0, 0, 9, 9))
+        said = f"learning rate {rate:.4g}mean loss {line['y'][j]:.4g}seeds: 3, diverged: {bad}"
+        assert open_page.run(shown) == f"depth {depth}{said}"
+    line = marks_of(plot, 0, "3")["line"]
+    place = open_page.run(PLACE % ("3", 9, 9))
     open_page.mouse(*place)
     open_page.wait(f"{shown}.includes('depth 3')")
     open_page.mouse(*place, click=True)
     open_page.wait("document.querySelector('#trial .main-svg')")
-    trial = trace["trials"][9][0]
+    trial = line["trials"][9][0]
     shown = open_page.run("document.getElementById('trial').innerText")
     assert f"seed 0: loss {trials['loss'][trial]}" in shown
     assert shlex.join(command_of(trials, trial)) == open_page.run("document.querySelector('#trial pre').textContent")
     drawn = open_page.run("document.querySelector('#trial .canvas').data.map(({x, y}) => [x.at(-1), y.at(-1)])")
     assert drawn == [[STEPS, pytest.approx(losses_of(rows.set_index("key").loc[keys[i]])[-2:].mean(), rel=1e-3)]
-                     for i in (*trace["trials"][9][1:], trial)]  # fmt: skip
+                     for i in (*line["trials"][9][1:], trial)]  # fmt: skip
     open_page.run("document.querySelector('#trial button').click()")
-    visible = "document.querySelector('#loss_over_depth .canvas').data.map(({visible}) => visible)"
-    before = open_page.run(visible)
-    assert before == [trace["meta"]["kind"] != "seeds" for trace in traces]
+    kinds = f"{CANVAS % 0}.data.map(({{meta, visible}}) => [meta.kind, visible])"
+    assert {(kind, visible) for kind, visible in open_page.run(kinds) if not visible} == {("seeds", False)}
     labels = "[...document.querySelectorAll('#loss_over_depth label')]"
     for label in ("mup", "24", "each"):
         open_page.run(f"{labels}.find(label => label.textContent === '{label}').querySelector('input').click()")
-    assert open_page.run("[...document.querySelectorAll('#loss_over_depth .panel')].map(({hidden}) => hidden)") == [
-        True,
-        False,
-    ]
-    second = "document.querySelectorAll('#loss_over_depth .canvas')[1].data.map(({visible}) => visible)"
-    kinds = [trace["meta"] for trace in plots["loss_over_depth"]["panels"][1]["traces"]]
-    assert open_page.run(second) == [meta["size"] != "24" for meta in kinds]
+    hidden = open_page.run("[...document.querySelectorAll('#loss_over_depth .panel')].map(({hidden}) => hidden)")
+    assert hidden == [True, False]
+    shown = open_page.run(f"{CANVAS % 1}.data.map(({{meta, visible}}) => [meta.name, visible])")
+    assert all(visible == (name != "24") for name, visible in shown)
     assert open_page.run("window.hacked === undefined && !document.querySelector('b')?.textContent.includes('bold')")
     assert {re.match("file:|data:image/png", request)[0] for request in open_page.requests} == {
         "file:",
@@ -250,15 +311,40 @@ def test_in_a_browser(sweep, found, open_page, tmp_path):
 
 
 @needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_answer_and_the_picture_are_seen_at_once(sweep, open_page, tmp_path, scheme):
+    """In a window of 1280 x 800, in both color schemes: letters and lines stand out from what is behind them."""
+    open_page("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    try:
+        open_page.open(written(sweep, tmp_path), width=1280, height=800)
+        open_page.wait("document.querySelectorAll('#loss_over_depth .main-svg').length >= 4")
+        assert open_page.run("document.querySelector('.panels').getBoundingClientRect().bottom") < 800
+        answer = open_page.run("document.querySelector('.answer').innerText")
+        assert "transfers" in answer
+        style = "getComputedStyle(document.querySelector('%s'))"
+        colors = [f"{style % 'body'}.{name}" for name in ("color", "backgroundColor")]
+        parts = (".ytick text", "fill"), (".xgrid", "stroke"), (".lines .js-line", "stroke")
+        colors += [f"{style % f'#loss_over_depth {part}'}.{name}" for part, name in parts]
+        text, page, *drawn = (
+            np.mean([int(part) for part in re.findall(r"\d+", open_page.run(color))[:3]]) for color in colors
+        )
+        assert (page > 200) == (scheme == "light")
+        assert all(abs(color - page) > far for color, far in zip((text, *drawn), (150, 150, 20, 60), strict=True))
+    finally:
+        open_page("Emulation.setEmulatedMedia", features=[])
+
+
+@needs_chromium
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_is_wider_than_the_window(sweep, open_page, tmp_path, width):
+    """Also what is folded at first: no cell is cut, and nothing must be scrolled to the side."""
     open_page.open(written(sweep, tmp_path, HOSTILE), width=width)
-    open_page.wait("document.querySelector('.main-svg')")
+    open_page.wait("document.documentElement.classList.contains('live')")
+    open_page.run("document.querySelectorAll('details').forEach(folded => folded.open = true)")
     assert open_page.run("document.documentElement.scrollWidth") == width
-    for canvas in open_page.run(
-        "[...document.querySelectorAll('.panel')].map(panel => panel.getBoundingClientRect().right)"
-    ):
-        assert canvas <= width
+    boxes = "[...document.querySelectorAll('.panel, td, code, pre')]"
+    assert open_page.run(f"{boxes}.every(box => box.getBoundingClientRect().right <= innerWidth)")
+    assert open_page.run(f"{boxes}.every(box => box.scrollWidth <= Math.max(box.clientWidth, box.offsetWidth))")
 
 
 @needs_chromium

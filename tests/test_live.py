@@ -78,7 +78,7 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     now[0] += 2
     report(part(rows, 3, 4, 8, but=1), progress)
     assert "So far: depth 3, 4." in path.read_text()
-    assert path.read_text().count("transfers</b>") == 4  # both, over less than an octave of depth, in two tables
+    assert path.read_text().count(">transfers</a>") == 4  # both, over less than an octave, in a sentence and the table
     assert [found.name for found in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()
@@ -159,7 +159,8 @@ def test_an_open_page_loads_itself_anew(rows, progress, tmp_path, open_page):  #
     canvas = "document.querySelector('#loss_over_depth .canvas')"
     open_page.wait(f"{canvas}._fullLayout && document.getElementById('written').textContent.includes('follows')")
     open_page.run(f"Plotly.relayout({canvas}, {{'xaxis.range': [-3, 1]}}).then(() => 0)")
-    open_page.run("document.querySelectorAll('#loss_over_depth label input')[1].click()")
+    label = "[...document.querySelectorAll('#loss_over_depth label')].find(label => label.textContent === 'depth_mup')"
+    open_page.run(f"{label}.querySelector('input').click()")
     open_page.run("scrollTo(0, 300)")
     write(DEPTHS, 1_000_000)
     open_page.run("window.old = true; location.reload()")

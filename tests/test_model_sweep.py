@@ -201,7 +201,9 @@ def test_what_a_sweep_says(whole, tmp_path):
         ("sp", "depth", 4 * len(RATES)),
     ]
     text = str(result)
-    assert text.count("adamw, depth_mup, depth 1 to 4: ") == 1
+    assert text.startswith("depth 1 to 4 ")
+    assert text.count("\nadamw depth_mup  ") == 1
+    assert "\nNext: " in text
     assert "learning rate to use" in text
     first = result.curves[0].result
     assert result.learning_rate == first.tuned

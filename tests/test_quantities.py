@@ -16,7 +16,7 @@ from depthmup.files import digest
 from depthmup.fit import chain_path_sum
 from depthmup.measure import sharpness
 from depthmup.models import MODELS
-from depthmup.report import figures, page
+from depthmup.report import page, panels
 from depthmup.report.calibration import FILE, calibrations, key
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
@@ -51,7 +51,7 @@ def measured(tmp_path_factory):
 
 
 def test_every_quantity_has_a_function_and_a_picture():
-    assert set(QUANTITIES) == set(get_args(Quantity)) == set(figures.QUANTITIES)
+    assert set(QUANTITIES) == set(get_args(Quantity)) == set(panels.QUANTITIES)
 
 
 def test_what_is_measured(measured):

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from depthmup.measure import MaximalUpdate
-from depthmup.report import calibration, figures, page
+from depthmup.report import calibration, figures, page, words
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
@@ -104,14 +104,38 @@ def test_laws_and_rules(judged):
         assert max(map(abs, curve.laws.segments[0].relative_error)) < 0.35
 
 
+def test_sentences(judged):
+    """Each verdict once, the best one first, with the numbers of the result."""
+    study, _, curves = judged
+    mup, depth_mup = (c.result for c in curves)
+    (parts,) = words.sentences(curves, study, "").values()
+    assert [kind for _, kind in parts if kind] == ["transfers", "does not transfer"]
+    factor = 2 ** -np.log2(mup.optimal_lr[-1] / mup.tuned)
+    assert "".join(text for text, _ in parts) == (
+        f"Under depth_mup the learning rate {depth_mup.tuned:.3g} tuned at depth 3 costs at most {depth_mup.cost} "
+        f"up to depth 24: it transfers. Under mup the best learning rate falls {factor:.2g}x, and the tuned "
+        f"{mup.tuned:.3g} {words.price(mup)}: it does not transfer. "
+    )
+    assert re.fullmatch(r"diverges at depth 24; costs \S+% \[.*\] at depth 8", words.price(mup))
+    head, *rows = words.answers(curves).splitlines()
+    assert head.split("  ")[0] == "depth 3 to 24"
+    assert rows[1].split()[:4] == ["sgd", "depth_mup", f"{depth_mup.tuned:.3g}", f"{depth_mup.optimal_lr[-1]:.3g}"]
+    assert rows[1].endswith("transfers")
+    assert f"larger sizes: {depth_mup.tuned:.3g} for sgd under depth_mup (the best of depth 3)" in rows[-1]
+
+
 def test_an_edge_outside_the_grid():
     """Above it, or below it where nothing trains."""
     study = tiny.study(**GRID)
     best = {3: -1, 4: -2, 6: -3, 8: 4, 24: -20}
     curves = judge(planted(study, lambda point: best[point.depth]), study)
-    for row in page.edges(curves):
-        assert [row[size] for size in ("3", "8", "24")] == ["1.50", "above", "none"]
-    assert "at depth (above: beyond the grid; none: no value trains every seed)" in page.verdict_table(curves)
+    _, edges = page.verdict_table(curves).split(
+        "edge, the learning rate above which training is not possible, at depth "
+    )
+    title, head, *rows = edges.splitlines()
+    assert title == "(above: beyond the grid; none: no value trains every seed)"
+    assert head.split()[:5] == ["3", "4", "6", "8", "24"]
+    assert [[row.split()[i] for i in (2, 5, 6)] for row in rows] == [["2.83", "above", "none"]] * 2
 
 
 def test_rule_table(judged):
@@ -120,7 +144,7 @@ def test_rule_table(judged):
     assert "octaves" in first
     assert head.split() == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted", "calibrated", "relative"]
     rule = next(rule for rule in curves[0].laws.rules if rule.name == "L^-1")
-    assert lines[0].startswith("sgd       mup")
+    assert lines[0].startswith("sgd mup  ")
     assert f"{rule.mean:.2f}, {rule.worst:.2f}" in lines[0]
 
 
@@ -174,7 +198,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert {c.result.verdict for c in of_momentum} == {"transfers"}
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
     assert not any(c.laws.rules for c in of_gamma)
-    assert "log2 of the best gamma0 at depth" in page.verdict_table(found)
+    assert "best gamma0 at depth" in page.verdict_table(found)
 
 
 def test_the_line_of_chance():

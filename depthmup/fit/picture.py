@@ -1,61 +1,117 @@
-"""The picture of a verdict: the loss against the hyperparameter, a line for each size."""
+"""The picture of a verdict: the loss against the hyperparameter, a line for each size. Its marks, and their paint."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from depthmup.fit.optimum import Optimum
 from depthmup.names import plain
 
+Kind = Literal["line", "band", "best", "edge", "seeds", "optima", "fit", "edges", "none"]
+FOOT = ("edge", "none")  # kinds whose y is a share of the height of the panel
+# How Matplotlib draws the kinds; report.js has the same for Plotly.
+STYLES: dict[Kind, dict[str, Any]] = {
+    "line": {"lw": 1.6},
+    "best": {"ls": "none", "marker": "*", "ms": 13, "mec": "black", "mew": 0.8, "zorder": 5},
+    "edge": {"ls": "none", "marker": "|", "ms": 11, "mew": 2},
+    "fit": {"ls": "--", "lw": 1},
+    "edges": {"ls": ":", "lw": 0.8, "marker": "_", "ms": 9, "alpha": 0.7},
+    "none": {"ls": "none", "marker": "x", "ms": 7, "mew": 2},
+}
+MARKERS = "osD^vP*"  # of optima, a marker for each color
 
-class SizeCurve(NamedTuple):
-    """name: of the size. values: (points,) of the hyperparameter. log_losses: (points, seeds), NaN: not trained."""
 
-    name: str
-    values: np.ndarray
-    log_losses: np.ndarray
-    optimum: Optimum
+class Mark(NamedTuple):
+    """Points that are drawn in one way.
+
+    kind: "line", "best" (a star) and "edge" (a tick at the foot, where divergence starts) of the loss over a
+      hyperparameter, "band" from low to high, "seeds" (a dot for each training); of the optimum over sizes "optima"
+      (bars from low to high), their "fit", "edges", and "none" (a cross at the foot: no optimum).
+    x, y: (points,); of a kind in FOOT, y is a share of the height. low, high: (points,), or empty.
+    about: what is said of each point, or nothing. trials: the numbers of the trials behind each point, or nothing.
+    """
+
+    kind: Kind
+    x: Any
+    y: Any = ()
+    low: Any = ()
+    high: Any = ()
+    about: Sequence[str] = ()
+    trials: Sequence[Sequence[int]] = ()
 
 
-def size_colors(count: int) -> np.ndarray:
-    """A color for each size, from dark to light."""
-    return matplotlib.colormaps["viridis"](np.linspace(0, 0.9, count))
+def loss_marks(values: np.ndarray, log_losses: np.ndarray, optimum: Optimum) -> list[Mark]:
+    """The marks of one size, the line first. values: (points,). log_losses: (points, seeds), NaN: not trained."""
+    mean, spread = np.nanmean(log_losses, axis=1), np.nanstd(log_losses, axis=1)
+    marks = [
+        Mark("line", values, np.exp(mean)),
+        Mark("band", values, low=np.exp(mean - spread), high=np.exp(mean + spread)),
+    ]
+    if optimum.learning_rate is not None:
+        at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(values), mean))
+        marks.append(Mark("best", [optimum.learning_rate], [float(at)]))
+    if optimum.edge and optimum.edge.learning_rate:
+        marks.append(Mark("edge", [optimum.edge.learning_rate], [0.04]))
+    return marks
 
 
-def draw_losses(panel: Axes, curves: Sequence[SizeCurve], colors: np.ndarray) -> float:
-    """Draw the mean over seeds with their spread, a star at each optimum, a tick at each edge; the highest loss."""
-    highest = 0.0
-    for (name, values, log, optimum), color in zip(curves, colors, strict=True):
-        mean, spread = np.nanmean(log, axis=1), np.nanstd(log, axis=1)
-        panel.plot(values, np.exp(mean), color=color, label=plain(name))
-        panel.fill_between(values, np.exp(mean - spread), np.exp(mean + spread), color=color, alpha=0.2, lw=0)
-        highest = max(highest, float(np.exp(mean).max()))
-        if optimum.learning_rate is not None:
-            at = np.exp(np.interp(np.log(optimum.learning_rate), np.log(values), mean))
-            panel.plot(optimum.learning_rate, at, "*", color=color, ms=13, mec="black", mew=0.8, zorder=5)
-        if optimum.edge and optimum.edge.learning_rate:
-            foot = panel.get_xaxis_transform()
-            panel.plot(optimum.edge.learning_rate, 0.04, "|", color=color, ms=10, mew=2, transform=foot)
-    panel.set_xscale("log", base=2)
-    return highest
+def paint(panel: Axes, marks: Sequence[Mark], color: Any, label: str, place: int = 0) -> None:
+    """Draw marks. label: of the legend. place: of the color, which decides the marker of optima."""
+    for mark in marks:
+        if mark.kind == "band":
+            panel.fill_between(mark.x, mark.low, mark.high, color=color, alpha=0.15, lw=0)
+        elif mark.kind == "optima":
+            style: dict[str, Any] = {
+                "marker": MARKERS[place % len(MARKERS)],
+                "ls": "none",
+                "capsize": 3,
+                "elinewidth": 0.8,
+            }
+            bars = np.nan_to_num([np.subtract(mark.y, mark.low), np.subtract(mark.high, mark.y)])
+            panel.errorbar(mark.x, mark.y, bars, color=color, label=plain(label), **style)
+        elif mark.kind in STYLES:
+            where = panel.get_xaxis_transform() if mark.kind in FOOT else panel.transData
+            named: dict[str, Any] = {"label": plain(label)} if mark.kind == "line" else {}
+            panel.plot(mark.x, mark.y, color=color, transform=where, **STYLES[mark.kind], **named)
+
+
+def size_colors(count: int, low: float = 0.0, high: float = 0.9) -> np.ndarray:
+    """A color for each size, from dark to light. low, high: ends in the map viridis."""
+    return matplotlib.colormaps["viridis"](np.linspace(low, high, count))
+
+
+def plain_log(axis: Axis) -> None:
+    """Make the ticks of a logarithmic axis plain numbers, such as 0.01, 0.02, 0.05; call it once the limits are set."""
+    low, high = axis.get_view_interval()
+    decades, has_room = math.log10(high / low), low > 0.002  # 0.0003 is wide
+    subs = (1, 2, 5) if decades < 1.7 else (1, 3) if decades < 2 + has_room else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def picture(title: str, axis: str, hyperparameter: str, curves: Sequence[tuple[Any, ...]]) -> Figure:
-    """One panel with its legend. curves: as `SizeCurve`, with the size in the place of its name."""
+    """One panel with its legend. curves: (size, values, log losses, optimum) of each size, as `loss_marks` has them."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     panel = figure.subplots()
-    named = [SizeCurve(f"{axis} {size:g}", *curve) for size, *curve in curves]
-    draw_losses(panel, named, size_colors(len(named)))
+    panel.set_xscale("log")
     panel.set_yscale("log")
+    for (size, *curve), color in zip(curves, size_colors(len(curves)), strict=True):
+        paint(panel, loss_marks(*curve), color, f"{axis} {size:g}")
+    plain_log(panel.xaxis)
+    plain_log(panel.yaxis)
     panel.set_xlabel(plain(hyperparameter.replace("_", " ")))
     panel.set_ylabel("loss")
-    panel.legend(fontsize=8)
+    panel.legend()
     panel.set_title(plain(textwrap.fill(title, 70)), fontsize=9)
     return figure

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup.files import flattened, write_atomically
-from depthmup.report import interactive, page
+from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import TransferCurve, finished, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
@@ -17,7 +17,7 @@ from depthmup.trials.config_study import from_identity
 from depthmup.trials.store import load
 
 FILE = "compare.html"
-LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # interactive.DASHES in words
+LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # DASHES of report.js in words
 
 
 class _Sweep(NamedTuple):
@@ -45,25 +45,37 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     curves = [(sweep.letter, c) for sweep in sweeps for c in sweep.curves]
     kinds = [(c.axis, c.hyperparameter, c.optimizer, c.name) for _, c in curves]
     curves = [pair for _, pair in sorted(zip(map(kinds.index, kinds), curves, strict=True), key=lambda found: found[0])]
-    plots = interactive.plots([c for _, c in curves], sweeps=[letter for letter, _ in curves])
-    cells = page.verdicts([c for _, c in curves])
+    pictures = list(panels.pictures([c for _, c in curves], sweeps=[letter for letter, _ in curves]))
     html = page.render(
         "compare.html.jinja",
-        {"plots": plots},
+        {"plots": interactive.plots(pictures)},
         sweeps=[
             {"sweep": sweep.letter, "lines": LINES[i % len(LINES)], "workdir": str(sweep.workdir)}
             for i, sweep in enumerate(sweeps)
         ],
-        verdicts=[{"sweep": letter, **row} for (letter, _), row in zip(curves, cells, strict=True)],
+        verdicts=[_verdict(letter, c) for letter, c in curves],
         sizes=[f"{size:g}" for size in sorted({size for _, c in curves for size in c.result.values})],
-        plots=list(plots),
+        pictures=pictures,
         differences=_differences(sweeps),
-        others=any(c.hyperparameter != "learning_rate" for _, c in curves),
     )
     path = Path(to or folders[0]) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, html)
     return path
+
+
+def _verdict(letter: str, c: TransferCurve) -> words.Cells:
+    """A row with the best value at each size, * if it is at the edge."""
+    pairs = zip(c.result.values, c.result.optima, strict=True)
+    return {
+        "": f"{c.optimizer} {c.name}",
+        "over": words.span([c]),
+        "sweep": letter,
+        "verdict": c.result.verdict,
+        "costs at most": str(c.result.cost or words.NONE),
+        "drift": words.drift(c.result.drift),
+        **{f"{size:g}": words.rate(o.learning_rate) + "*" * o.at_edge for size, o in pairs},
+    }
 
 
 def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
@@ -86,7 +98,7 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
     return _Sweep(letter, workdir, {**flattened(saved), "environment": page.environments(table)}, curves)
 
 
-def _differences(sweeps: Sequence[_Sweep]) -> list[page.Cells]:
+def _differences(sweeps: Sequence[_Sweep]) -> list[words.Cells]:
     """A row for each setting whose value is not the same in all sweeps."""
     every = dict.fromkeys(key for sweep in sweeps for key in sweep.settings)
     rows = [{"setting": key, **{sweep.letter: _words(sweep.settings, key) for sweep in sweeps}} for key in every]

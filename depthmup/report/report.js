@@ -1,4 +1,4 @@
-// Draws the plots of a page with Plotly, from the JSON in #data (depthmup/report/interactive.py says what it holds).
+// Draws the plots of a page with Plotly, from the JSON in #data (depthmup/report/panels.py and interactive.py say what it holds).
 // Names of the user are written as text, never as HTML, and never into a plot.
 "use strict";
 (() => {
@@ -29,16 +29,100 @@
     sessionStorage.setItem(remembered, JSON.stringify({ changed: [...changed], zoomed, down: scrollY }));
   });
 
-  const layoutOf = (plot, panel) => ({
-    margin: { l: 52, r: 8, t: 28, b: 38 },
-    font: { family: "system-ui, sans-serif", size: 11 },
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  const ofVerdict = (verdict) => verdict.replaceAll(" ", "-"); // its class
+
+  // Ticks of a logarithmic axis: 0.1, 0.2, 0.5, 1 (D2); of a long one, powers of ten; of a short one, Plotly's.
+  const axisOf = (title, range, scale, ticks = []) => ({
+    title: { text: title },
+    zeroline: false,
+    gridcolor: color("line"),
+    exponentformat: "none", // 0.01, not 10m
+    range,
+    ...(scale === "log" ? { type: "log", minorloglabels: "complete" } : {}), // 0.2, not 2
+    ...(scale === "log" && range && range[1] - range[0] > 0.7 ? { dtick: range[1] - range[0] < 2.2 ? "D2" : 1 } : {}),
+    ...(ticks.length ? { tickvals: ticks, ticktext: ticks.map(String) } : {}),
+  });
+  const rangeOf = ([low, high], scale) => (scale === "linear" ? [low, high] : [Math.log10(low), Math.log10(high)]);
+  const layoutOf = (x, y) => ({
+    margin: { l: 56, r: 8, t: 28, b: 40 }, // the buttons are above the points
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("dim"), activecolor: color("text") },
+    font: { family: "system-ui, sans-serif", size: 12, color: color("text") },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
     hovermode: "closest",
     dragmode: touch ? false : "zoom", // a finger scrolls the page; the buttons zoom
     showlegend: false,
-    shapes: panel.shapes,
-    xaxis: { ...plot.x, ...panel.x, title: { text: plot.x.title }, zeroline: false },
-    yaxis: { ...plot.y, title: { text: plot.y.title }, zeroline: false, minorloglabels: "complete" }, // 0.2, not 2
+    xaxis: x,
+    yaxis: y,
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, // of marks at the foot
   });
+  const layoutOfPanel = (plot, panel) => {
+    const x = axisOf(plot.x, rangeOf(panel.x, plot.scale), plot.scale, plot.ticks);
+    const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level };
+    return {
+      ...layoutOf(x, axisOf(plot.y, rangeOf(panel.y, "log"), "log")),
+      shapes: panel.level ? [{ ...level, line: { color: "gray", width: 1, dash: "dot" } }] : [],
+    };
+  };
+
+  // How Plotly draws the kinds of marks; depthmup/fit/picture.py has the same for Matplotlib.
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "star"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"]; // of sweeps
+  const STYLES = {
+    line: (ink, dash) => ({ mode: "lines+markers", line: { color: ink, width: 1.8, dash }, marker: { size: 4 } }),
+    seeds: (ink) => ({ mode: "markers", marker: { color: ink, size: 4, opacity: 0.5 } }),
+    best: (ink) => ({
+      mode: "markers",
+      marker: { color: ink, size: 14, symbol: "star", line: { color: color("text"), width: 1 } },
+    }),
+    edge: (ink) => ({ mode: "markers", marker: { symbol: "line-ns", size: 12, line: { color: ink, width: 2 } } }),
+    optima: (ink, dash, place) => ({
+      mode: "markers",
+      marker: { color: ink, size: 8, symbol: SYMBOLS[place % SYMBOLS.length] },
+    }),
+    fit: (ink, dash) => ({ mode: "lines", line: { color: ink, width: 1, dash: dash === "solid" ? "dash" : dash } }),
+    edges: (ink) => ({
+      mode: "lines+markers",
+      line: { color: ink, width: 1, dash: "dot" },
+      marker: { symbol: "line-ew", size: 9, line: { color: ink, width: 1 } },
+    }),
+    none: (ink) => ({ mode: "markers", marker: { color: ink, size: 8, symbol: "x" } }),
+    band: (ink) => ({ mode: "lines", fill: "toself", fillcolor: `${ink}2b`, line: { width: 0 }, hoverinfo: "skip" }),
+  };
+
+  function traceOf(plot, line, mark) {
+    const letters = plot.switches.sweep.map(([letter]) => letter);
+    const ink = plot.colors[dark.matches ? 1 : 0][line.place];
+    const dash = DASHES[letters.indexOf(line.sweep) % DASHES.length];
+    const head = plot.lines === "parameterization" ? "" : `${plot.lines.replace("_", " ")} ${line.name}`;
+    const about = [line.sweep && `${line.sweep}:`, head, mark.about.length ? "%{text}" : "%{x:.4g}: %{y:.4g}"];
+    const trace = {
+      x: mark.x,
+      y: mark.y,
+      text: mark.about,
+      hovertemplate: `${about.filter(Boolean).join("<br>")}<extra></extra>`,
+      trials: mark.trials,
+      meta: { kind: mark.kind, name: line.name, sweep: line.sweep },
+      ...STYLES[mark.kind](ink, dash, line.place),
+    };
+    if (["edge", "none"].includes(mark.kind)) trace.yaxis = "y2";
+    if (mark.kind === "band") {
+      trace.x = [...mark.x, ...mark.x.toReversed()];
+      trace.y = [...mark.high, ...mark.low.toReversed()];
+    }
+    if (mark.kind === "optima") {
+      const [array, arrayminus] = [mark.high.map((end, i) => end - mark.y[i]), mark.low.map((end, i) => mark.y[i] - end)];
+      trace.error_y = { type: "data", symmetric: false, array, arrayminus, thickness: 1, width: 3 };
+    }
+    return trace;
+  }
+  const tracesOf = (plot, panel) => {
+    const traces = panel.lines.flatMap((line) => line.marks.map((mark) => traceOf(plot, line, mark)));
+    const isBand = ({ meta }) => meta.kind === "band"; // behind the others
+    return [...traces.filter(isBand), ...traces.filter((trace) => !isBand(trace))];
+  };
 
   function draw(name, place) {
     const plot = plots[name];
@@ -47,24 +131,34 @@
     const isOff = (kind, value) => changed.has(`${name} ${kind} ${value}`);
     const seedsOn = () => changed.has(`${name} seeds`); // at first they are off
     const shows = ({ meta }) =>
-      ["size", "sweep", "parameterization"].every((kind) => !isOff(kind, meta[kind])) &&
-      (meta.kind !== "seeds" || seedsOn());
+      !isOff(plot.lines, meta.name) && !isOff("sweep", meta.sweep) && (meta.kind !== "seeds" || seedsOn());
 
     const panels = plot.panels.map((panel) => {
       const box = make("div", grid, "", "panel");
       make("h3", box, Object.values(panel.names).filter(Boolean).join(", "));
-      for (const [sweep, words, color] of panel.says) {
-        make("p", box, sweep ? `${sweep}: ${words}` : words).style.color = color;
+      for (const [sweep, verdict, price] of panel.notes) {
+        const note = make("p", box, sweep && `${sweep}: `);
+        make("b", note, verdict, ofVerdict(verdict));
+        note.append(price && `: ${price}`);
       }
-      return { panel, box, canvas: make("div", box, "", "canvas"), drawn: false };
+      if (plot.lines === "parameterization") {
+        for (const line of panel.lines) make("p", box, line.label);
+      }
+      return { panel, box, canvas: make("div", box, "", "canvas"), traces: null };
     });
     const update = () => {
-      for (const { panel, box, canvas, drawn } of panels) {
+      for (const { panel, box, canvas, traces } of panels) {
         box.hidden = Object.entries(panel.names).some(([kind, value]) => isOff(kind, value));
-        if (drawn && !box.hidden) Plotly.restyle(canvas, { visible: panel.traces.map(shows) });
+        if (traces && !box.hidden) Plotly.restyle(canvas, { visible: traces.map(shows) });
       }
     };
-    const checkbox = (parent, words, mark, color, on) => {
+    const paint = (one) => {
+      one.traces = tracesOf(plot, one.panel);
+      const shown = one.traces.map((trace) => ({ ...trace, visible: shows(trace) }));
+      return Plotly.react(one.canvas, shown, layoutOfPanel(plot, one.panel), config);
+    };
+    dark.addEventListener("change", () => panels.filter(({ traces }) => traces).forEach(paint));
+    const checkbox = (parent, words, mark, place, on) => {
       const label = make("label", parent);
       const box = make("input", label);
       box.type = "checkbox";
@@ -73,36 +167,33 @@
         if (!changed.delete(mark)) changed.add(mark);
         update();
       };
-      if (color) make("i", label).style.background = color;
+      if (place !== null) make("i", label).style.background = `light-dark(${plot.colors.map((inks) => inks[place])})`;
       label.append(words);
     };
     const group = (kind, title, values) => {
       if (values.length < 2) return;
       const set = make("fieldset", switches);
       make("legend", set, title);
-      for (const [value, color] of values) {
-        checkbox(set, value || "none", `${name} ${kind} ${value}`, color, !isOff(kind, value));
+      for (const [value, place] of values) {
+        checkbox(set, value || "none", `${name} ${kind} ${value}`, place, !isOff(kind, value));
       }
     };
+    for (const [kind, values] of Object.entries(plot.switches)) group(kind, kind.replace("_", " "), values);
     for (const kind of Object.keys(plot.panels[0].names)) {
-      group(kind, kind, [...new Set(plot.panels.map((panel) => panel.names[kind]))].map((value) => [value]));
+      group(kind, kind, [...new Set(plot.panels.map((panel) => panel.names[kind]))].map((value) => [value, null]));
     }
-    for (const [kind, values] of Object.entries(plot.switches)) group(kind, kind === "size" ? plot.title : kind, values);
-    if (plot.seeds) {
+    if (plot.main) {
       const set = make("fieldset", switches);
       make("legend", set, "seeds");
-      checkbox(set, "each", `${name} seeds`, "", seedsOn());
+      checkbox(set, "each", `${name} seeds`, null, seedsOn());
     }
 
     const observer = new IntersectionObserver(
       (seen) => {
         for (const one of panels) {
-          if (one.drawn || !seen.some((entry) => entry.isIntersecting && entry.target === one.box)) continue;
-          one.drawn = true;
-          const traces = one.panel.traces.map((trace) => ({ ...trace, visible: shows(trace) }));
-          const layout = layoutOf(plot, one.panel);
+          if (one.traces || !seen.some((entry) => entry.isIntersecting && entry.target === one.box)) continue;
           const id = [name, ...Object.values(one.panel.names)].join(" ");
-          Plotly.newPlot(one.canvas, traces, layout, config).then(() => {
+          paint(one).then(() => {
             if (zoomed[id]) Plotly.relayout(one.canvas, zoomed[id]);
             one.canvas.on("plotly_click", ({ points }) => clicked(points[0]));
             one.canvas.on("plotly_relayout", () => {
@@ -179,10 +270,10 @@
         x,
         y,
         mode: "lines",
-        line: { color: i === chosen ? "#1f2328" : "#b6bcc4", width: i === chosen ? 2 : 1 },
+        line: { color: color(i === chosen ? "text" : "faint"), width: i === chosen ? 2 : 1 },
         hovertemplate: "step %{x}<br>training loss %{y:.4g}<extra></extra>",
       })),
-      layoutOf({ x: { title: "step" }, y: { title: "training loss", type: "log" } }, {}),
+      layoutOf(axisOf("step"), axisOf("training loss", undefined, "log")),
       config,
     );
   }

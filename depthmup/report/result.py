@@ -12,7 +12,7 @@ from markupsafe import escape
 from matplotlib.figure import Figure
 
 from depthmup.names import unknown
-from depthmup.report import figures, page
+from depthmup.report import figures, page, words
 from depthmup.report.curves import TransferCurve, judge
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
@@ -46,8 +46,8 @@ class SweepResult:
         return None if means.empty else float(means.idxmin())
 
     def __str__(self) -> str:
-        words = page.answers(self.curves) or page.best_table(self.rows, self.study)
-        return "\n".join(filter(None, (words, self.note)))
+        said = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
+        return "\n".join(filter(None, (said, self.note)))
 
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
         """The loss against the learning rate, a line for each size; written to a PNG if a path is given.

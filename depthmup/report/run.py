@@ -11,7 +11,7 @@ import pandas
 from rich.console import Console
 
 from depthmup.measure import MaximalUpdate
-from depthmup.report import page
+from depthmup.report import page, words
 from depthmup.report.calibration import calibrations
 from depthmup.report.curves import TransferCurve, curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves, noise_scales
@@ -24,7 +24,7 @@ from depthmup.trials.study import Row, Study
 
 
 class Result(NamedTuple):
-    """rows: of all trials. verdicts: a line for each curve, and the learning rates to use. page: the path of
+    """rows: of all trials. verdicts: a short table, the learning rates to use, and what to do next. page: the path of
     report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text. curves: what the
     verdicts are of. noise: the lines of the verdicts about the gradient noise scale."""
 
@@ -55,16 +55,16 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
         live.stop()
         raise
     if parts > 1:
-        words = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
-        return Result(rows, words, None)
+        said = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
+        return Result(rows, said, None)
     table = pandas.DataFrame(rows)
     curves = judge(table, study, _calibrated(study, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
     path = page.write(curves, table, study, Path(workdir), command)
-    words = page.answers(curves) or page.best_table(table, study)
+    said = words.conclusion(curves, study, command) or page.best_table(table, study)
     measured = "noise_scale" in study.sweep.measure
     noise = noise_scales(curves, LearningCurves(Path(workdir))) if measured else ""
-    return Result(rows, "\n".join(filter(None, (words, noise))), path, "\n\n".join(tables), curves, noise)
+    return Result(rows, "\n".join(filter(None, (said, noise))), path, "\n\n".join(tables), curves, noise)
 
 
 def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:
