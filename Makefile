@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: transfer checks configs docs parity pods torture mutants test test-slow test-foreign lint dist lock clean
+.PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-slow test-foreign lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -17,10 +17,13 @@ configs: .venv/ready
 	$(BIN)/python -m depthmup.config_file > configs/default.py
 	$(BIN)/python -m depthmup.config_file docs > docs/settings.md
 
-# The site that people read, into site/: open site/index.html; needs no network to be read. Executes the notebooks, in about
-# five minutes on 2 cores; NOTEBOOKS=false leaves them out.
+# The site that people read, into site/: open site/index.html; needs no network to be read.
 docs: .venv-docs/ready
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --clean
+
+# The outputs of docs/notebooks/*.ipynb, written into the files. About five minutes on 2 cores.
+notebooks: .venv-docs/ready
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" .venv-docs/bin/python docs/extra/notebooks.py
 
 # What builds the site and what the notebooks need, with the pins of requirements.txt.
 .venv-docs/ready: pyproject.toml requirements.txt

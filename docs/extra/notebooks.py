@@ -1,12 +1,16 @@
-"""A hook of mkdocs: every docs/notebooks/NAME.ipynb is executed and becomes a page, notebooks/NAME.md.
+"""A hook of mkdocs: every docs/notebooks/NAME.ipynb becomes a page, notebooks/NAME.md, with the outputs in the file.
 
-The notebooks are committed without outputs. NOTEBOOKS=false leaves them unexecuted: seconds instead of minutes.
+    python docs/extra/notebooks.py [NAME ...]
+
+executes notebooks and writes their outputs into the files (`make notebooks`: all).
 """
 
-import os
 import re
+import sys
 import tempfile
 from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
 
 
 def page(notebook, name):
@@ -15,14 +19,6 @@ def page(notebook, name):
 
     text, resources = MarkdownExporter().from_notebook_node(notebook, {"unique_key": name})
     return text, resources["outputs"]
-
-
-def executed(notebook):
-    """The notebook with its outputs. Raises CellExecutionError, which names the cell, if one fails."""
-    from nbclient import NotebookClient
-
-    with tempfile.TemporaryDirectory() as folder:
-        return NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": folder}}).execute()
 
 
 def on_page_markdown(markdown, **_):
@@ -35,13 +31,32 @@ def on_files(files, config):
     from mkdocs.structure.files import File
 
     for path in sorted(Path(config.docs_dir, "notebooks").glob("*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)
-        if os.environ.get("NOTEBOOKS", "true") != "false":
-            print(f"executing {path.name}", flush=True)
-            notebook = executed(notebook)
-        text, pictures = page(notebook, path.stem)
+        text, pictures = page(nbformat.read(path, as_version=4), path.stem)
         text = f"[This page as a notebook]({path.name}){{.md-button download }}\n\n{text}"
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
+
+
+def execute(path):
+    """Write a notebook's outputs into its file, without progress. Raises CellExecutionError, which names the cell."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    about = dict(notebook.metadata)
+    with tempfile.TemporaryDirectory() as folder:
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=1800, record_timing=False, resources=resources).execute()
+    notebook.metadata = about  # not this machine's
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.ipynb")):
+        print(f"executing {name}", flush=True)
+        execute(FOLDER / f"{name}.ipynb")
