@@ -118,7 +118,7 @@ def losses(own: Labelled, number: Mapping[str, int] | None = None) -> Picture:
     score = f"1 - {measure}" if "accuracy" in measure else LOSSES.get(first.measure, measure)
     picture = Picture(
         name=file("loss", first),
-        title=f"Loss against {name} at each {_axis(first)}",
+        title=f"Loss against {name} at each {_size(first)}",
         caption=f"star: best {name}; tick below: training diverges above it; band: scatter of seeds; dotted: chance",
         x=f"{name} at the base shape" if name == "learning rate" else name,
         y=score,
@@ -166,7 +166,7 @@ def optima(own: Labelled) -> Picture:
 
 def _over_steps(own: Sequence[TransferCurve], learning: LearningCurves) -> Iterator[Picture]:
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
-    axis, at = own[0].axis, f"at each {_axis(own[0])}, with the smallest one's best learning rate"
+    axis, at = own[0].axis, f"at each {_size(own[0])}, with the smallest one's best learning rate"
 
     def loss(c: TransferCurve, size: float) -> tuple[Any, Any] | None:
         found = learning.loss(c.carried(size))
@@ -344,6 +344,10 @@ def _label(c: TransferCurve, size: float, sweep: str = "") -> str:
 
 def _axis(c: TransferCurve) -> str:
     return c.axis.replace("_", " ")
+
+
+def _size(c: TransferCurve) -> str:
+    return f"number of {c.axis}" if c.axis in ("steps", "epochs") else _axis(c)
 
 
 def file(kind: str, c: TransferCurve) -> str:
