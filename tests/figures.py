@@ -1,8 +1,19 @@
-"""The page and the pictures of a paper whose sweeps are all there."""
+"""What the tests of both papers' figures share."""
 
+import importlib
 import re
+from pathlib import Path
 
 from experiments.figures import command, figure, page
+
+
+def header(paper, name):
+    """The head of the one module that has the command of this figure."""
+    package = importlib.import_module(f"experiments.{paper.name}")
+    modules = (f"{package.__name__}.{path.stem}" for path in Path(package.__file__).parent.glob("[a-z]*.py"))
+    heads = (importlib.import_module(module).__doc__ for module in modules)
+    (found,) = (head for head in heads if re.search(rf"{package.__name__} (\S+ )*{name}( \S+)* --data=DIR", head))
+    return found
 
 
 def drawn(paper, sweeps, folder, monkeypatch):
@@ -16,6 +27,7 @@ def drawn(paper, sweeps, folder, monkeypatch):
     assert "not finished" not in text
     for one in paper.figures.values():
         assert f"### {page.title(one)}\n" in text
-    for picture in re.findall(r"\]\((images/.*?)\)", text):
+        one.printed({name: sweeps[name] for name in one.sweeps})
+    for picture in re.findall(rf"\]\((images/{paper.name}/.*?)\)", text.split("\n## ", 1)[1]):
         assert (folder / picture).exists(), picture
     return text

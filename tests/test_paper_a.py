@@ -1,7 +1,6 @@
 """The figures of paper A: what is committed is what the page says, and whoever has the images can go on."""
 
 import dataclasses
-import importlib
 import json
 import re
 import shutil
@@ -18,8 +17,8 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import trials
 from experiments import published
 from experiments.figures import command, figure, page
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, combined, judged
-from experiments.paper_a import FIGURES, PAPER, elsewhere, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Outcome, combined
+from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
 from experiments.paper_a import small as small_experiments
 from tests import figures, tiny
 from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
@@ -35,24 +34,30 @@ def test_the_page_is_that_of_the_rows():
         assert (page.PAGE.parent / picture).exists(), picture
 
 
+def test_a_row_has_one_number_and_a_figure_its_remarks():
+    for line in page.PAGE.read_text().splitlines():
+        if line.startswith("| "):
+            assert all(len(cell.split()) <= 25 for cell in line.strip("| ").split(" | ")), line
+    for paper in page.PAPERS:
+        remarks = {path.stem for path in paper.rows.glob("*.md")} - {"reading", "elsewhere"}
+        assert remarks <= paper.figures.keys()
+
+
 def test_every_figure_has_one_row():
     """All figures, tables and appendices of the paper: what has a module, and what has none."""
-    named = [one.figure for one in FIGURES.values()] + [row[0] for row in elsewhere.ELSEWHERE]
+    named = [one.figure for one in FIGURES.values()] + [row[0] for row in page.elsewhere(PAPER)]
     words = [word.strip() for name in named for word in name.split(",")]
     assert len(words) == len(set(words))
     wanted = "1 2 3a-c 3d 3e-f 4 5 6 7 B.1 B.2 B.3 B.4 B.6 B.7 B.8 M.1"
     assert set(wanted.split()) <= set(words)
-    for row in elsewhere.ELSEWHERE:
+    for row in page.elsewhere(PAPER):
         assert len(row) == len(page.COLUMNS)
 
 
 def test_headers():
     """Claim, command, measure, sizes that count, cost and what to expect at the head of every module."""
-    for name, one in FIGURES.items():
-        if one is figb1.FOOTNOTE:
-            continue  # in the module of B.1
-        text = importlib.import_module(one.outcome.__module__).__doc__
-        assert f"python -m experiments.paper_a {'3' if one is fig3.RULE else name} --data=DIR" in text
+    for name in FIGURES:
+        text = figures.header(PAPER, {"3rule": "3", "footnote2": "B.1"}.get(name, name))
         for word in ("Claim", "udged", "count", "\nCost: ", "\nExpect: "):
             assert word in text, (name, word)
 
@@ -101,10 +106,17 @@ def verdict(says):
     ],
 )
 def test_verdicts_on_a_claim(says, claimed, agrees):
-    outcome = judged([curve("mup", "depth", verdict(says))], {("mup", "depth"): claimed})
-    assert outcome.verdict == agrees
-    drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40], "
-    assert outcome.ours == [f"mup over depth: {drift}{says}, costs at most 1.8% [0.4, 3.2]"]
+    c = curve("mup", "depth", verdict(says))
+    assert figure.says(c, claimed) == ("mup over depth: costs at most 1.8% [0.4, 3.2]", agrees)
+    drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40]"
+    assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", says)
+    assert figure.words(c).startswith(f"mup over depth: {drift}, {says}" if drift else f"mup over depth: {says}")
+
+
+def test_the_number_of_a_row_is_that_of_a_part_that_decides():
+    parts = [("one", AGREES), ("two", UNDECIDED), ("three", UNDECIDED)]
+    assert Outcome.of(parts) == (UNDECIDED, "two", "")
+    assert Outcome.of([*parts, ("four", DISAGREES)]).number == "four"
 
 
 def test_paired_seeds():
@@ -123,9 +135,7 @@ def test_other_measures():
     other = figure.by(c, "validation_accuracy")
     assert other.result.verdict == "does not transfer"
     assert (other.chance, figure.by(c, "loss").chance) == pytest.approx((0.9, np.log(10)))
-    text = figure.by_measures([c], {"loss": "last step", "validation_accuracy": "accuracy"}).splitlines()
-    assert text[2].startswith("| depth_mup over depth | last step | ")
-    assert "does not transfer" in text[3]
+    assert "| depth_mup over depth, by validation_accuracy | " in fig1.by_other_measures({"simple_resnet": sweep})
 
 
 def test_one_disagreement_disagrees():
@@ -152,19 +162,19 @@ def test_what_the_adaptive_search_saved(small):
     kept = sweep.rows[(sweep.rows["depth"] != 4) | (sweep.rows["learning_rate"] == one)]
     saved = 1 - len(kept) / len(sweep.rows)
     assert 0.2 < saved < 0.8
-    text = page._cost({"simple_resnet": sweep._replace(rows=kept, settings=settings)})
-    assert f"| {len(kept)} |" in text
-    assert f"| {100 * saved:.0f}% |" in text
-    assert page._cost({"simple_resnet": sweep}).endswith("| - |")
+    text = page._totals([sweep._replace(rows=kept, settings=settings)])
+    assert f"In all {len(kept)} trainings of 1 sweeps" in text
+    assert f"saved {100 * saved:.0f}% of" in text
+    assert "saved" not in page._totals([sweep])
 
 
 def test_figures_from_rows(small):
     """Every number and picture comes from the published rows alone."""
     settings, rows = small
     sweeps = {"simple_resnet": published.read(rows / "simple_resnet", settings)}
-    assert fig1.outcome(sweeps).verdict in (AGREES, DISAGREES, UNDECIDED)
-    assert set(fig1.pictures(sweeps)) == {"fig1_width", "fig1_depth"}
-    assert len(figb3.outcome(sweeps).ours) == 2
+    assert fig1.EXPERIMENT.outcome(sweeps).verdict in (AGREES, DISAGREES, UNDECIDED)
+    assert set(fig1.EXPERIMENT.pictures(sweeps)) == {"fig1_width", "fig1_depth"}
+    assert len(figb3.networks(sweeps)) == 2
     figb3.pictures(sweeps)
     curves = sweeps["simple_resnet"].curves
     c = next(c for c in curves if (c.axis, c.parameterization) == ("depth", "depth_mup"))
@@ -187,10 +197,10 @@ def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
     about = json.loads((tmp_path / "rows" / "simple_resnet.json").read_text())
     (tmp_path / "rows" / "simple_resnet.json").write_text(json.dumps(about | {"complete": False}))
     unfinished = published.read(tmp_path / "rows" / "simple_resnet", settings, extended=True)
-    monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": FIGURES["1"]}, elsewhere=()),))
-    assert "| not run yet | not finished |" in page.text({"paper_a": {}})
+    monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": FIGURES["1"]}),))
+    assert "| not finished | not run yet |" in page.text({"paper_a": {}})
     text = page.text({"paper_a": {"simple_resnet": unfinished}})
-    assert f"| unfinished: {len(unfinished.rows):,} trials so far | not finished |" in text
+    assert f"| not finished | unfinished: {len(unfinished.rows):,} trials so far |" in text
     assert "### Figure 1" not in text
 
 
@@ -199,14 +209,10 @@ def test_a_figure_has_an_outcome_of_what_it_needs(small, tmp_path, monkeypatch):
     done = published.read(rows / "simple_resnet", settings, extended=True)
     figure_1 = FIGURES["1"]._replace(sweeps={"simple_resnet": None, "more": None})
     for needs, shown in (("simple_resnet",), True), (("more",), False), ((), False):
-        monkeypatch.setattr(
-            page, "PAPERS", (PAPER._replace(figures={"1": figure_1._replace(needs=needs)}, elsewhere=()),)
-        )
+        monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": figure_1._replace(needs=needs)}),))
         text = page.text({"paper_a": {"simple_resnet": done}})
-        assert (
-            ("### Figure 1" in text) == ("<br>so far 1 of 2 sweeps | **" in text) == ("**, so far |" in text) == shown
-        )
-        assert ("| not run yet | not finished |" in text) != shown
+        assert ("### Figure 1" in text) == ("; so far 1 of 2 sweeps |" in text) == ("**, so far |" in text) == shown
+        assert ("| not finished | not run yet |" in text) != shown
 
 
 def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, capsys):
@@ -224,6 +230,9 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     monkeypatch.setattr("sys.argv", ["paper_a"])
     command.main(paper)
     assert "### Figure 1" in (tmp_path / "results.md").read_text()
+    said = capsys.readouterr().out
+    assert "best learning rate at depth" in said
+    assert fig1.EXPERIMENT.outcome(page.read(paper)).number in said
     assert {path.name for path in (tmp_path / "images" / "paper_a").iterdir()} == {"fig1_width.png", "fig1_depth.png"}
     more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4),
                                data=dataclasses.replace(settings.data, name="folder"))  # fmt: skip
@@ -249,7 +258,7 @@ def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys)
     paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(classes=100)})
     monkeypatch.setattr(command, "finished", lambda *_: False)
     monkeypatch.setattr(command, "trained", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr(command, "draw", lambda paper: None)
+    monkeypatch.setattr(command, "draw", lambda paper: {paper.name: {}})
     monkeypatch.setattr("sys.argv", ["paper_a", f"--data={tmp_path / 'data'}"])
     command.main(paper)
     assert f"it needs a folder of 100 classes, and {tmp_path / 'data' / 'train'} has 3" in capsys.readouterr().out
@@ -293,10 +302,12 @@ def falling(*names):
 
 
 def test_figure_1_on_planted_optima():
-    assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("sp", "mup"))}).verdict == AGREES
-    assert fig1.outcome({"simple_resnet": planted("simple_resnet", falling("depth_mup"))}).verdict == DISAGREES
+    assert fig1.EXPERIMENT.outcome({"simple_resnet": planted("simple_resnet", falling("sp", "mup"))}).verdict == AGREES
+    assert (
+        fig1.EXPERIMENT.outcome({"simple_resnet": planted("simple_resnet", falling("depth_mup"))}).verdict == DISAGREES
+    )
     wide = planted("simple_resnet", lambda row: falling("mup")(row) + 5 - np.log2(row["width"]))
-    assert fig1.outcome({"simple_resnet": wide}).verdict == DISAGREES
+    assert fig1.EXPERIMENT.outcome({"simple_resnet": wide}).verdict == DISAGREES
 
 
 @pytest.mark.parametrize(
@@ -319,8 +330,7 @@ def test_figure_3_on_planted_optima():
     stays = {name: planted(name, lambda row: -8, **deeper) for name in ("vit", "vit_cosine")}
     outcome = fig3.outcome(stays)
     assert outcome.verdict == AGREES
-    assert all("falls with every doubling" in words for words in outcome.ours)
-    assert len(outcome.ours) == 3 + 3
+    assert len(fig3.claimed(stays)) == 3 + 3
 
     def drifts(*names):
         return {"vit": planted("vit", lambda row: -8 - np.log2(row["depth"]) * (setting(row) in names), **deeper)}
@@ -333,10 +343,10 @@ def test_figure_3_on_planted_optima():
     assert fig3.outcome(stays | drifts(("none", "mup", None))).verdict == AGREES
     ours = drifts(("none", "depth_mup", -0.5))
     assert fig3.outcome(stays | ours).verdict == AGREES
-    assert (fig3.of_our_rule(stays).verdict, fig3.of_our_rule(ours).verdict) == (AGREES, DISAGREES)
+    assert (fig3.RULE.outcome(stays).verdict, fig3.RULE.outcome(ours).verdict) == (AGREES, DISAGREES)
     flat = stays | {"vit": planted("vit", lambda row: -8, floor=lambda row: 1 + 0.1 * np.log2(row["depth"]))}
     assert fig3.outcome(flat).verdict == UNDECIDED
-    assert "does not fall with every doubling" in fig3.outcome(flat).ours[0]
+    assert fig3.outcome(flat).number.startswith("scaled, layer norm: best loss ")
 
 
 def test_figure_4_on_planted_optima():
@@ -345,7 +355,7 @@ def test_figure_4_on_planted_optima():
     alike = planted("simple_resnet", falling("sp", "mup"))
     outcome = fig4.outcome({**optima, "simple_resnet": alike})
     assert outcome.verdict == AGREES
-    assert "losses differ by at most" in outcome.ours[-1]
+    assert "losses differ by at most" in outcome.table
     apart = planted("simple_resnet", falling("sp", "mup"), early=lambda row: 2 + 0.1 * np.log2(row["depth"]))
     assert fig4.outcome({**optima, "simple_resnet": apart}).verdict == DISAGREES
     smallest = {**optima, "weight_decay": planted("weight_decay", lambda row: -15), "simple_resnet": alike}
@@ -359,7 +369,7 @@ def test_figure_b3_on_planted_optima():
     """What is best early must be as good at the end."""
     outcome = figb3.outcome({"simple_resnet": planted("simple_resnet", lambda row: -3)})
     assert outcome.verdict == AGREES
-    assert len(outcome.ours) == 2
+    assert outcome.number.startswith("SimpleResNet, depth_mup: costs at most ")
     sweep = planted("simple_resnet", lambda row: -3)
     for c in sweep.curves:  # early in the training rates four octaves below the best are the best
         for curve, rate in zip(c.trials["curve"], c.trials["learning_rate"], strict=True):
@@ -393,11 +403,11 @@ def test_parameters_of_figure_b1():
 def test_figure_b2_on_planted_optima():
     both = lambda *names: lambda row: falling(*names)(row) + 5 - np.log2(row["width"])  # noqa: E731
     sweeps = {"simple_resnet": planted("simple_resnet", both("sp")), "depth_sp": planted("depth_sp", both("depth_sp"))}
-    assert figb2.outcome(sweeps).verdict == AGREES
+    assert figb2.EXPERIMENT.outcome(sweeps).verdict == AGREES
     sweeps["depth_sp"] = planted("depth_sp", both())  # flat over depth, as theory has it
-    assert figb2.outcome(sweeps).verdict == AGREES
+    assert figb2.EXPERIMENT.outcome(sweeps).verdict == AGREES
     sweeps["depth_sp"] = planted("depth_sp", falling("depth_sp"))  # flat over width
-    assert figb2.outcome(sweeps).verdict == DISAGREES
+    assert figb2.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
 
 
 @pytest.mark.parametrize(
@@ -416,7 +426,7 @@ def test_figure_m1_on_planted_losses(early, late, says):
     }
     outcome = figm1.outcome(sweeps)
     assert outcome.verdict == says
-    assert "at 2^-1.5" in outcome.ours[-1]
+    assert "at 2^-1.5" in figm1.between(sweeps)
     assert set(figm1.pictures(sweeps)) == {"figm1", "figm1_dynamics"}
 
 
@@ -442,6 +452,6 @@ def test_every_page_section_is_drawn(tmp_path, monkeypatch):
 
 def test_the_readmes_numbers_are_those_of_figure_1():
     curves = page.read(PAPER)["simple_resnet"].curves
-    readme = (page.ROOT / "README.md").read_text().replace("\n", " ")
+    readme = " ".join((page.ROOT / "README.md").read_text().split())
     for axis, wording in {"depth": "at most {} of the best loss", "width": "at most {} up to"}.items():
         assert wording.format(figure.curve_of(curves, axis, "depth_mup").result.cost) in readme

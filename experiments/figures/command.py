@@ -3,10 +3,10 @@
     python -m experiments.paper_a --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
     python -m experiments.paper_b --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
 
-trains what is missing, draws the pictures and writes docs/results.md. DIR is CIFAR-10 as a folder of images, which
-`python -m experiments.cifar10_folder DIR` makes; figures of other data say so. The command may be interrupted at any
-time and started again: it goes on from the workdir, and from the committed rows in docs/results/ where a workdir was
-lost. Without --data it draws what is finished.
+trains what is missing, draws the pictures, writes docs/results.md and prints the numbers of the figures. DIR is
+CIFAR-10 as a folder of images, which `python -m experiments.cifar10_folder DIR` makes; figures of other data say so.
+The command may be interrupted at any time and started again: it goes on from the workdir, and from the committed rows
+in docs/results/ where a workdir was lost. Without --data it draws what is finished.
 
 --scale=demo takes hours on two cores, --scale=paper weeks on a GPU: --dry_run prints what is missing and its cost. The
 rows of --scale=paper and a report for each sweep stay in the workdir.
@@ -35,6 +35,7 @@ from depthmup.trials.plan import grouped
 from experiments import published
 from experiments.figures import page
 from experiments.figures.figure import Paper
+from experiments.published import Sweep
 
 
 def settings_of(config: config_dict.ConfigDict, data: str | None) -> Settings:
@@ -80,8 +81,8 @@ def cost(settings: Settings) -> str:
     return f"{Estimator().total(grouped(study, plan, lambda program: len(plan)))}{half}"
 
 
-def draw(*papers: Paper) -> None:
-    """Draw the pictures of papers' figures whose sweeps are finished, and write docs/results.md."""
+def draw(*papers: Paper) -> dict[str, dict[str, Sweep]]:
+    """Draw the pictures of papers' figures whose sweeps are finished, and write docs/results.md. {paper: its sweeps}"""
     sweeps = {paper.name: page.read(paper) for paper in page.PAPERS}
     for paper in papers:
         paper.images.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,7 @@ def draw(*papers: Paper) -> None:
                 write_atomically(paper.images / f"{name}.png", figures.png(picture))
     write_atomically(page.PAGE, page.text(sweeps))
     print(page.PAGE)
+    return sweeps
 
 
 def missing_data(settings: Settings, classes: int) -> str:
@@ -145,4 +147,5 @@ def main(paper: Paper) -> None:
         sys.exit(f"error: {error}")
     finally:
         if options.scale == "demo" and not options.dry_run:
-            draw(paper)
+            drawn = draw(paper)[paper.name]
+            print("\n\n".join(page.details(figure, drawn) for figure in chosen.values()))

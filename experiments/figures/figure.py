@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,59 +16,88 @@ from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.fit.curve import half_width
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from depthmup.report.page import verdict_table
 from experiments.published import RESULTS, ROOT, Sweep
 
-AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided at this scale"
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
+Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAGREES or UNDECIDED)
 
 
 class Outcome(NamedTuple):
-    """ours: our numbers with their intervals, a line each. verdict: AGREES, DISAGREES or UNDECIDED."""
+    """What the sweeps of a figure say of its claim.
 
-    ours: Sequence[str]
+    verdict: AGREES, DISAGREES or UNDECIDED. number: the one that decides, with its 95% interval, in at most 25 words.
+    table: the numbers of the figure's section, as Markdown.
+    """
+
     verdict: str
+    number: str
+    table: str = ""
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], table: str = "") -> Outcome:
+        """The verdict on a claim of these parts, with the number of the first part that has this verdict."""
+        verdict = combined([answer for _, answer in parts])
+        return cls(verdict, next(number for number, answer in parts if answer == verdict), table)
+
+
+class CurveName(NamedTuple):
+    """A learning-rate curve of a sweep."""
+
+    sweep: str
+    name: str  # parameterization and variant
+    axis: str = "depth"
+
+    def __str__(self) -> str:
+        return f"{self.name} over {self.axis}"
 
 
 class Experiment(NamedTuple):
-    """One figure of the paper. The docstring of its module has the paper's settings, ours, and why they differ.
+    """One figure of a paper. The docstring of its module has the paper's settings, those used, and why they differ.
 
-    paper: what the paper found.
-    sweeps: {name of a sweep: scale ("demo" or "paper") -> its config}. Figures that share a sweep share its trials.
-    remarks: what a reader should know beside the numbers: disagreements, and what was tried to explain them; or what
-        makes this from the sweeps.
-    classes: of the folder of images that its sweeps are trained on.
-    table: the numbers of its section, as Markdown; None: the verdicts of its curves.
-    needs: the sweeps without which there is no outcome; the others enter it when they are finished. None named: all.
+    figure: such as "1". claim: the paper's. sweeps: {name: scale ("demo" or "paper") -> its config}; figures that share
+    a sweep share its trials. question: of the first table of docs/results.md; "": the figure is not in it. classes: of
+    the folder of images that its sweeps are trained on. needs: the sweeps without which there is no outcome; the others
+    enter it when they are finished; none named: all. printed: more numbers, which the command prints.
     """
 
-    figure: str  # such as "1"
+    figure: str
     claim: str
-    paper: str
     sweeps: Mapping[str, Callable[[str], Any]]
     outcome: Callable[[Sweeps], Outcome]
-    pictures: Callable[[Sweeps], Mapping[str, Figure]]
-    remarks: str | Callable[[Sweeps], str] = ""
+    pictures: Callable[[Sweeps], Mapping[str, Figure]] = lambda sweeps: {}
+    question: str = ""
     classes: int = 10
-    table: Callable[[Sweeps], str] | None = None
     needs: Sequence[str] = ()
+    printed: Callable[[Sweeps], str] = lambda sweeps: ""
+
+    @classmethod
+    def transfers(cls, figure: str, claim: str, expected: Mapping[CurveName, bool | None], **more: Any) -> Experiment:
+        """A figure that claims of curves that the best value transfers, or that it does not.
+
+        expected: {curve: whether the paper says that it transfers; None: it says nothing, and the curve stands beside}.
+        """
+
+        def outcome(sweeps: Sweeps) -> Outcome:
+            curves = {name: named(sweeps, name) for name in expected}
+            parts = [says(curves[name], said) for name, said in expected.items() if said is not None]
+            return Outcome.of(parts, curve_table({str(name): c for name, c in curves.items()}))
+
+        return cls(figure, claim, outcome=outcome, **more)
 
 
 class Paper(NamedTuple):
     """A paper whose figures are trained anew.
 
-    name: of its package, and of the folders of its rows and pictures. reading: how to read its column "ours".
-    figures: {name on the command line: its experiment}. elsewhere: rows of figures that have no module; a row has the
-    columns of `page.COLUMNS`.
+    name: of its package, and of the folders of its rows, remarks and pictures. figures: {name on the command line: its
+    experiment}.
     """
 
     name: str
     title: str
-    reading: str
     figures: Mapping[str, Experiment]
-    elsewhere: Sequence[tuple[str, ...]]
 
     @property
     def sweeps(self) -> dict[str, Callable[[str], Any]]:
@@ -83,22 +113,46 @@ class Paper(NamedTuple):
         return IMAGES / self.name
 
 
-def curve_of(curves: Sequence[TransferCurve], axis: str, parameterization: str, variant: str = "") -> TransferCurve:
-    """The learning-rate curve of these names. Raises StopIteration if there is none."""
-    wanted = (axis, parameterization, variant, "learning_rate")
-    return next(c for c in curves if (c.axis, c.parameterization, c.variant, c.hyperparameter) == wanted)
+def curve_of(curves: Iterable[TransferCurve], axis: str, name: str) -> TransferCurve:
+    """The learning-rate curve of this name. Raises StopIteration if there is none."""
+    return next(c for c in curves if (c.axis, c.name, c.hyperparameter) == (axis, name, "learning_rate"))
+
+
+def named(sweeps: Sweeps, name: CurveName) -> TransferCurve:
+    """The curve of this name. Raises StopIteration if there is none."""
+    return curve_of(sweeps[name.sweep].curves, name.axis, name.name)
+
+
+def cells(c: TransferCurve) -> tuple[str, str, str]:
+    """The drift of a curve in octaves a doubling, its cost and its verdict; of one that learned nothing no drift."""
+    result, drift = c.result, ""
+    if result.drift and result.verdict != NOTHING:
+        drift = f"{result.drift.octaves_per_doubling:+.2f} [{result.drift.low:+.2f}, {result.drift.high:+.2f}]"
+    return drift, str(result.cost or ""), result.verdict
 
 
 def words(c: TransferCurve) -> str:
-    """A curve's drift, verdict and cost, as `Paper.reading` explains them; of a curve that learned nothing no drift."""
-    result, parts = c.result, list[str]()
-    if result.drift and result.verdict != NOTHING:
-        drift = result.drift
-        parts.append(f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]")
-    parts.append(result.verdict)
-    if result.cost:
-        parts.append(f"costs at most {result.cost}")
-    return f"{c.name} over {c.axis}: {', '.join(parts)}"
+    """A curve's drift, verdict and cost."""
+    drift, cost, verdict = cells(c)
+    return f"{c.name} over {c.axis}: {', '.join(filter(None, (drift, verdict, cost and f'costs at most {cost}')))}"
+
+
+def curve_table(
+    curves: Mapping[str, TransferCurve], more: Mapping[str, Callable[[TransferCurve], str]] = MappingProxyType({})
+) -> str:
+    """Drift, cost and verdict of curves with these labels, as a Markdown table. more: {column: its cell of a curve}."""
+    rows = [
+        [label, *(cell(c) for cell in more.values()), *(text or "-" for text in cells(c))]
+        for label, c in curves.items()
+    ]
+    return markdown(("curve", *more, "drift", "costs at most", "verdict"), rows)
+
+
+def says(c: TransferCurve, transfers: bool = True, label: str = "") -> Part:
+    """A curve against the claim that its optimum transfers, or that it does not. label: "": its name."""
+    drift, cost, verdict = cells(c)
+    number = f"costs at most {cost}" if cost else f"drift {drift}" if drift else verdict
+    return f"{label or f'{c.name} over {c.axis}'}: {number}", agreement(c.result, transfers)
 
 
 def agreement(result: Transfer, transfers: bool = True) -> str:
@@ -134,28 +188,10 @@ def paired(differences: np.ndarray) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def judged(curves: Sequence[TransferCurve], expected: Mapping[tuple[str, str], bool], variant: str = "") -> Outcome:
-    """Our curves against a claim. expected: {(parameterization, axis): whether the claim says that it transfers}."""
-    chosen = {curve_of(curves, axis, name, variant): transfers for (name, axis), transfers in expected.items()}
-    answers = [agreement(c.result, transfers) for c, transfers in chosen.items()]
-    return Outcome([words(c) for c in chosen], combined(answers))
-
-
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
     """The loss against the hyperparameter, a line for each size: {name of a picture: its curves} -> {name: picture}."""
     drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
-
-
-def verdicts(sweep: Sweep) -> str:
-    """The drifts and verdicts of a sweep's curves, as a block of Markdown."""
-    return "\n".join(f"    {line}".rstrip() for line in verdict_table(sweep.curves).splitlines())
-
-
-def by_measures(curves: Iterable[TransferCurve], measures: Mapping[str, str]) -> str:
-    """What each curve says by other measures, as a Markdown table. measures: {column of the rows: its words}."""
-    rows = [(*words(by(c, name)).split(": ", 1), label) for c in curves for name, label in measures.items()]
-    return markdown(("curve", "by", "drift, verdict, cost"), [(name, label, text) for name, text, label in rows])
 
 
 def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:
@@ -165,7 +201,8 @@ def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[Transf
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
+    lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
 
 
 def combined(answers: Sequence[str]) -> str:

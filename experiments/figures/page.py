@@ -1,35 +1,27 @@
-"""docs/results.md: a row for every figure, table and theorem of the papers, and a section for each of ours."""
+"""docs/results.md: a row for every figure, table and theorem of the papers, and a section for each that has a module.
+
+Its prose is in docs/results/: introduction.md, reading.md and configs.md, and in the folder of each paper reading.md,
+the remarks on a figure, NAME.md, and the rows of figures that have no module, elsewhere.md.
+"""
 
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from depthmup.models.stack import natural
+from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
-from experiments.figures.figure import Experiment, Paper, Sweeps, markdown, verdicts
-from experiments.published import ROOT, Sweep
+from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps, markdown
+from experiments.published import RESULTS, ROOT, Sweep
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"
-HEADER = """# Results: the papers' figures, trained anew
-
-    python -m experiments.cifar10_folder DIR           # once: CIFAR-10 of TFDS as a folder of JPEGs, a class each
-    python -m experiments.paper_a --data=DIR           # trains what is missing; draws all; writes this page
-    python -m experiments.paper_b --data=DIR
-    python -m experiments.paper_a --data=DIR 1 --dry_run
-    python -m experiments.documents                    # this page, its pictures and others, from the committed rows
-
-A row for every figure and table of the papers. The settings of each experiment beside the paper's, and why they differ,
-are at the head of its module in experiments/paper_a/ and experiments/paper_b/. **CIFAR-10 (JPEG)** is CIFAR-10 with its
-images as JPEGs of quality 75, here reduced to 16x16 pixels or less: accuracies are lower than on the published pixels.
-A verdict holds at this scale, small networks and one epoch or less: it does not judge the papers' own trainings.
-The rows of all trials are in docs/results/paper_a/ and docs/results/paper_b/; a fresh clone goes on from them.
-"""
+FIRST = ("question", "the papers say", "here", "number")
+COLUMNS = ("figure", "the paper says", "here", "number", "command")
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
-COLUMNS = ("figure", "claim", "paper", "ours", "verdict", "command")
 
 
 def read(paper: Paper) -> dict[str, Sweep]:
@@ -42,42 +34,82 @@ def read(paper: Paper) -> dict[str, Sweep]:
 
 def text(sweeps: Mapping[str, Sweeps]) -> str:
     """The page. sweeps: {name of a paper: its sweeps}."""
-    return "\n".join([HEADER, *(_of_paper(paper, sweeps[paper.name]) for paper in PAPERS)])
+    outcomes = {paper.name: judged(paper, sweeps[paper.name]) for paper in PAPERS}
+    every = [sweep for paper in PAPERS for sweep in sweeps[paper.name].values()]
+    parts = [included(RESULTS / "introduction.md"), _first(outcomes), included(RESULTS / "reading.md"), _totals(every)]
+    parts += [_of_paper(paper, sweeps[paper.name], outcomes[paper.name]) for paper in PAPERS]
+    return "\n\n".join(filter(None, [*parts, included(RESULTS / "configs.md")])) + "\n"
 
 
-def _of_paper(paper: Paper, sweeps: Sweeps) -> str:
+def judged(paper: Paper, sweeps: Sweeps) -> dict[str, Outcome]:
+    """The outcomes of the figures that have the sweeps that they need."""
+    complete = {name: finished(figure, sweeps) for name, figure in paper.figures.items()}
+    return {name: paper.figures[name].outcome(of_figure) for name, of_figure in complete.items() if of_figure}
+
+
+def included(path: Path) -> str:
+    """The text of a file in docs/results/, with its links as from docs/; "" if there is none."""
+    text = path.read_text().strip() if path.exists() else ""
+    return re.sub(r"\]\((?:\.\./)+(?:results\.md(?=#))?", "](", text)
+
+
+def _first(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """The questions that the page answers first."""
+    rows = []
+    for paper in PAPERS:
+        found = {paper.figures[name].figure: (paper.figures[name], of) for name, of in outcomes[paper.name].items()}
+        for figure, (verdict, number, _) in (found[name] for name in ordered(found)):
+            if figure.question:
+                rows.append((f"[{figure.question}](#{anchor(figure)})", figure.claim, _bold(verdict), number))
+    return markdown(FIRST, rows)
+
+
+def ordered(figures: Iterable[str]) -> list[str]:
+    """In the order of the paper."""
+    return sorted(figures, key=lambda name: (not name.startswith("Table"), natural(name)))
+
+
+def _of_paper(paper: Paper, sweeps: Sweeps, outcomes: Mapping[str, Outcome]) -> str:
     """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
-    rows, sections, shown = list(paper.elsewhere), [], dict[str, str]()  # shown: {sweep: the section of its numbers}
+    rows = {row[0]: row for row in elsewhere(paper)}
     for name, figure in paper.figures.items():
-        complete, left = finished(figure, sweeps), missing(figure, sweeps)
-        numbers, verdict = left, "not finished"
-        if complete:
-            outcome = figure.outcome(complete)
-            numbers = "<br>".join([*outcome.ours, left] if left else outcome.ours)
-            verdict = f"**{outcome.verdict}**{', so far' if left else ''}"
-            sections.append(_section(paper, figure, complete, shown))
-            shown |= {} if figure.table else dict.fromkeys(complete.keys() - shown.keys(), title(figure))
-        folder = "DIR" if figure.classes == 10 else f"DIR{figure.classes}"
-        command = f"`python -m experiments.{paper.name} {name} --data={folder}`"
-        rows.append((figure.figure, figure.claim, figure.paper, numbers, verdict, command))
-    rows = sorted(rows, key=lambda row: (not row[0].startswith("Table"), natural(row[0])))  # the paper's order
-    head = [f"## Paper {paper.title}", "", paper.reading.strip(), ""]
-    return "\n".join([*head, markdown(COLUMNS, rows), "", *_totals(sweeps), *sections])
+        left, verdict, number = missing(figure, sweeps), "not finished", ""
+        if name in outcomes:
+            verdict, number, _ = outcomes[name]
+            verdict = f"{_bold(verdict)}{', so far' if left else ''}"
+        data = "" if figure.classes == 10 else f" --data=DIR{figure.classes}"
+        label = f"[{figure.figure}](#{anchor(figure)})" if name in outcomes else figure.figure
+        number = "; ".join(filter(None, (number, left)))
+        rows[figure.figure] = (label, figure.claim, verdict, number, f"`{paper.name} {name}{data}`")
+    order = ordered(rows)
+    sections = {paper.figures[name].figure: _section(paper, name, finished(paper.figures[name], sweeps), outcome)
+                for name, outcome in outcomes.items()}  # fmt: skip
+    parts = [
+        f"## Paper {paper.title}",
+        included(paper.rows / "reading.md"),
+        markdown(COLUMNS, (rows[n] for n in order)),
+    ]
+    return "\n\n".join(filter(None, [*parts, *(sections.get(name, "") for name in order)]))
 
 
-def _totals(sweeps: Sweeps) -> list[str]:
-    """How many trainings the rows of a paper are, how long they took, and what the adaptive search saved."""
-    if not sweeps:
-        return []
-    trials, hours = (
-        sum(of) for of in zip(*((len(s.rows), s.about["minutes"] / 60) for s in sweeps.values()), strict=True)
-    )
+def elsewhere(paper: Paper) -> list[tuple[str, ...]]:
+    """The rows of figures that have no module, with the cells of COLUMNS: other experiments show them, or nothing."""
+    lines = included(paper.rows / "elsewhere.md").splitlines()[2:]
+    return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
+
+
+def _bold(verdict: str) -> str:
+    return f"**{verdict}**"
+
+
+def _totals(sweeps: Sequence[Sweep]) -> str:
+    """How many trainings the rows are, how long they took, and what the adaptive search saved."""
+    trials, hours = sum(len(sweep.rows) for sweep in sweeps), sum(sweep.about["minutes"] for sweep in sweeps) / 60
     line = f"In all {trials:,} trainings of {len(sweeps)} sweeps, {hours:.0f} hours on one or two cores."
-    searched = [sweep for sweep in sweeps.values() if sweep.settings.sweep.adaptive]
-    if searched:
+    if searched := [sweep for sweep in sweeps if sweep.settings.sweep.adaptive]:
         share = 1 - sum(len(sweep.rows) for sweep in searched) / sum(map(_whole_grid, searched))
         line += f" The adaptive search saved {100 * share:.0f}% of the trainings of whole grids."
-    return [line, ""]
+    return line
 
 
 def finished(figure: Experiment, sweeps: Sweeps) -> Sweeps:
@@ -97,15 +129,6 @@ def missing(figure: Experiment, sweeps: Sweeps) -> str:
     return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
 
-def _cost(sweeps: Sweeps) -> str:
-    """A table of trials and minutes, and of what the adaptive search saved."""
-    rows = []
-    for name, sweep in sweeps.items():
-        saved = f"{100 * (1 - len(sweep.rows) / _whole_grid(sweep)):.0f}%" if sweep.settings.sweep.adaptive else "-"
-        rows.append([f"`{name}`", f"{len(sweep.rows):,}", f"{sweep.about['minutes']:.0f}", saved])
-    return markdown(["sweep", "trials", "minutes", "saved by the adaptive search"], rows)
-
-
 def _whole_grid(sweep: Sweep) -> int:
     """The trials of every size at every learning rate that was trained at one of them."""
     columns = list(sweep.rows)  # hyperparameters, then results, of which the loss is the first
@@ -121,27 +144,25 @@ def title(figure: Experiment) -> str:
     return name[0].upper() + name[1:] if name.startswith(OTHERS) else f"Figure {name}"
 
 
-def _filled(text: str) -> str:
-    """The paragraphs of a text in lines of one length; tables stay."""
-    paragraphs = (" ".join(part.split()) if part[0] != "|" else part for part in text.split("\n\n"))
-    wrapper = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
-    return "\n\n".join(part if part[0] == "|" else wrapper.fill(part) for part in paragraphs)
+def anchor(figure: Experiment) -> str:
+    return re.sub(r"[^\w -]", "", title(figure).lower()).replace(" ", "-")
 
 
-def _section(paper: Paper, figure: Experiment, sweeps: Sweeps, shown: Mapping[str, str]) -> str:
-    """Pictures, cost, remarks and numbers of a figure, without those that another section has shown."""
-    lines = [f"### {title(figure)}", "", f"{figure.claim[0].upper()}{figure.claim[1:]}.", ""]
-    lines += [line for name in figure.pictures(sweeps) for line in (f"![{name}](images/{paper.name}/{name}.png)", "")]
-    lines += [_cost(sweeps), ""]
-    remarks = figure.remarks if isinstance(figure.remarks, str) else figure.remarks(sweeps)
-    lines += [_filled(remarks.strip()), ""] if remarks else []
-    if figure.table:
-        return "\n".join([*lines, figure.table(sweeps), ""])
-    for name, sweep in sweeps.items():
-        if name in shown:
-            anchor = re.sub(r"[^\w -]", "", shown[name].lower()).replace(" ", "-")
-            lines += [f"`{name}`: its numbers are at [{shown[name]}](#{anchor}).", ""]
-            continue
-        lines += [f"`{name}`:", ""] if len(sweeps) > 1 else []
-        lines += [verdicts(sweep), ""]
-    return "\n".join(lines)
+def _section(paper: Paper, name: str, sweeps: Sweeps, outcome: Outcome) -> str:
+    """Remarks, pictures and numbers of a figure."""
+    figure = paper.figures[name]
+    pictures = (f"![{picture}](images/{paper.name}/{picture}.png)" for picture in figure.pictures(sweeps))
+    parts = [f"### {title(figure)}", included(paper.rows / f"{name}.md"), *pictures, outcome.table]
+    return "\n\n".join(filter(None, parts))
+
+
+def details(figure: Experiment, sweeps: Sweeps) -> str:
+    """A figure's numbers: those of docs/results.md, then more, then optima and edges of its sweeps at every size."""
+    complete = finished(figure, sweeps)
+    if not complete:
+        return f"{title(figure)}: {missing(figure, sweeps)}"
+    verdict, number, table = figure.outcome(complete)
+    optima = (f"{name}:\n\n{verdict_table(sweep.curves)}" for name, sweep in complete.items())
+    return "\n\n".join(
+        filter(None, [f"{title(figure)}: {verdict}: {number}", table, figure.printed(complete), *optima])
+    )

@@ -25,23 +25,13 @@ Expect: the best learning rates of sp and mup fall with depth; depth_mup's costs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from configs import cifar10_simple_resnet
-from experiments.figures.figure import (
-    Experiment,
-    Outcome,
-    Sweeps,
-    along,
-    by_measures,
-    curve_of,
-    judged,
-    loss_pictures,
-)
+from experiments.figures.figure import CurveName, Experiment, Sweeps, along, by, curve_table, loss_pictures, named
 from experiments.paper_a.small import small
+
+MEASURES = ("loss", "validation_loss", "validation_accuracy")  # besides the sweep's own
 
 
 def simple_resnet(scale: str) -> Any:
@@ -57,41 +47,23 @@ def simple_resnet(scale: str) -> Any:
     return config
 
 
-EXPECTED = {("mup", "width"): True, ("mup", "depth"): False, ("depth_mup", "width"): True, ("depth_mup", "depth"): True}
-OTHERS = {"loss": "loss of the last step", "validation_loss": "validation loss", "validation_accuracy": "accuracy"}
+def by_other_measures(sweeps: Sweeps) -> str:
+    names = [CurveName("simple_resnet", name, axis) for name in ("mup", "depth_mup") for axis in ("width", "depth")]
+    curves = {f"{name}, by {measure}": by(named(sweeps, name), measure) for name in names for measure in MEASURES}
+    return curve_table(curves)
 
 
-def outcome(sweeps: Sweeps) -> Outcome:
-    result = judged(sweeps["simple_resnet"].curves, EXPECTED)
-    return Outcome(["by the mean loss of the last tenth of the steps:", *result.ours], result.verdict)
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    """The paper's axes: the training loss against the learning rate, a line for each width or depth."""
-    return loss_pictures(along(sweeps["simple_resnet"].curves, "fig1"))
-
-
-def remarks(sweeps: Sweeps) -> str:
-    curves = sweeps["simple_resnet"].curves
-    return REMARKS + by_measures([curve_of(curves, axis, name) for name, axis in EXPECTED], OTHERS)
-
-
-REMARKS = """
-Over depth the edge of sp and mup falls by 5 octaves or more from depth 3 to 24, and the optimum with it; since it falls
-faster and faster, no line fits, and the interval of the drift is wide. Under depth_mup the edge is the same at all four
-depths. Its drifts are above 0 over depth and over width, and cost little. Over width sp is undecided: at width 256 the
-best learning rate of width 32 lies between one that trains and one that does not. The search trained 795 of the 1,197
-trainings of the full grid, some of them below it. What other measures say of the same trainings, of which the loss of
-a single step scatters by 2% at a constant learning rate:
-
-"""
-
-EXPERIMENT = Experiment(
+EXPERIMENT = Experiment.transfers(
     figure="1",
-    claim="SimpleResNet, SGD: muP transfers over width and not over depth; 1/sqrt(depth) transfers over both",
-    paper="so it is (1a, 1b)",
+    claim="muP transfers over width and not over depth, 1/sqrt(depth) over both",
+    question="Does one learning rate serve all widths and depths?",
     sweeps={"simple_resnet": simple_resnet},
-    outcome=outcome,
-    pictures=pictures,
-    remarks=remarks,
+    expected={
+        CurveName("simple_resnet", "depth_mup"): True,
+        CurveName("simple_resnet", "depth_mup", "width"): True,
+        CurveName("simple_resnet", "mup"): False,
+        CurveName("simple_resnet", "mup", "width"): True,
+    },
+    pictures=lambda sweeps: loss_pictures(along(sweeps["simple_resnet"].curves, "fig1")),  # the paper's axes
+    printed=by_other_measures,
 )

@@ -25,10 +25,8 @@ Expect: muP without layer norm stops training at some depth; with layer norm its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from configs import tiny_imagenet_vit
 from depthmup.fit import Drift, transfer
@@ -36,15 +34,15 @@ from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import (
     AGREES,
     UNDECIDED,
+    CurveName,
     Experiment,
     Outcome,
     Sweeps,
-    agreement,
-    combined,
+    curve_table,
     loss_pictures,
     markdown,
-    verdicts,
-    words,
+    named,
+    says,
 )
 from experiments.paper_a.small import TIMES, in_tenth, small
 
@@ -75,8 +73,8 @@ def cosine(scale: str) -> Any:
 
 # The paper's settings: scaled or not with layer norm, scaled without; Adam's learning rates have no power of depth.
 CLAIMED = {
-    "vit": ("mup norm layer, lr_depth None", "depth_mup norm layer, lr_depth 0", "depth_mup norm none, lr_depth 0"),
-    "vit_cosine": ("mup norm layer", "depth_mup norm layer", "depth_mup norm none"),
+    "vit": ("depth_mup norm layer, lr_depth 0", "depth_mup norm none, lr_depth 0", "mup norm layer, lr_depth None"),
+    "vit_cosine": ("depth_mup norm layer", "depth_mup norm none", "mup norm layer"),
 }
 OURS = ("depth_mup norm layer, lr_depth -0.5", "depth_mup norm none, lr_depth -0.5")
 
@@ -92,90 +90,67 @@ def drift_in(c: TransferCurve, tenth: int) -> Drift | None:
     return transfer(rows, c.axis, c.chance_loss).drift
 
 
-def named(sweeps: Sweeps, names: Mapping[str, Sequence[str]]) -> list[TransferCurve]:
-    """The curves of these names. names: {sweep: its curves}."""
-    return [c for sweep, chosen in names.items() if sweep in sweeps for c in sweeps[sweep].curves if c.name in chosen]
+def own_rule(sweeps: Sweeps) -> list[TransferCurve]:
+    return [named(sweeps, CurveName("vit", name)) for name in OURS]
+
+
+def claimed(sweeps: Sweeps) -> list[TransferCurve]:
+    """The curves of the paper's settings."""
+    return [named(sweeps, CurveName(sweep, name)) for sweep in sweeps if sweep in CLAIMED for name in CLAIMED[sweep]]
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """All of the paper's settings must transfer, and the best loss of the scaled ones fall with every doubling."""
-    lines, answers = [], []
-    for c in named(sweeps, CLAIMED):
-        best, falls = [o.loss for o in c.result.optima], improves(c)
-        lines.append(f"{words(c)}; best loss {best[0]:.2f} to {best[-1]:.2f}, {'falls' if falls else 'does not fall'} "
-                    "with every doubling")  # fmt: skip
-        answers += [
-            agreement(c.result),
-            *([AGREES if falls else UNDECIDED] if c.parameterization == "depth_mup" else []),
-        ]
-    return Outcome(lines, combined(answers))
+    curves = claimed(sweeps)
+    scaled = [c for c in curves if c.parameterization == "depth_mup"]
+    falls = [(f"{label(c)}: best loss {best_loss(c)}", AGREES if improves(c) else UNDECIDED) for c in scaled]
+    shown = {label(c): c for sweep in sweeps.values() for c in sweep.curves}
+    parts = [says(c, label=label(c)) for c in curves]
+    return Outcome.of([*parts, *falls], curve_table(shown, {"best loss": best_loss}))
 
 
-def of_our_rule(sweeps: Sweeps) -> Outcome:
-    curves = named(sweeps, {"vit": OURS})
-    return Outcome([words(c) for c in curves], combined([agreement(c.result) for c in curves]))
+def label(c: TransferCurve) -> str:
+    scaled = "scaled" if c.parameterization == "depth_mup" else "unscaled"
+    norm = "layer norm" if "norm layer" in c.variant else "no norm"
+    return f"{scaled}, {norm}{', own rule' if 'lr_depth -0.5' in c.variant else ''}"
 
 
-def table(sweeps: Sweeps) -> str:
-    """The verdicts, and the drift of the learning rate that is best by the loss early and late in the training."""
-    parts = []
-    for sweep in sweeps.values():
-        rows = []
-        for c in sweep.curves:
-            drifts = [drift_in(c, tenth) for tenth in (2, TIMES)]
-            rows.append((c.name, *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in drifts)))
-        columns = (
-            "drift of the best learning rate, by the loss of",
-            "the second tenth of the training",
-            "the last tenth",
-        )
-        parts += [verdicts(sweep), "", markdown(columns, rows), ""]
-    return "\n".join(parts)
+def best_loss(c: TransferCurve) -> str:
+    """At the smallest and the largest depth."""
+    return " to ".join(
+        "none" if math.isnan(o.loss) else f"{o.loss:.2f}" for o in c.result.optima[:: len(c.result.optima) - 1]
+    )
 
 
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    return loss_pictures({f"fig3_{name}": sweep.curves for name, sweep in sweeps.items()})
+def drifts(sweeps: Sweeps) -> str:
+    """By the losses of the second and of the last tenth of the training."""
+    rows = []
+    for c in (c for sweep in sweeps.values() for c in sweep.curves):
+        found = [drift_in(c, tenth) for tenth in (2, TIMES)]
+        rows.append([label(c), *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in found)])
+    return markdown(("drift of what is best in", "the second tenth of the training", "the last tenth"), rows)
 
 
 EXPERIMENT = Experiment(
     figure="3a-c",
-    claim="ViT, Adam, warm-up: transfers with layer norm, scaled or not, and scaled without; scaled improve with depth",
-    paper="so it is",
+    claim="with layer norm it transfers, scaled or not, without if scaled; scaled ViTs improve with depth",
+    question="Of Vision Transformers, with Adam?",
     sweeps={"vit": vit},
     outcome=outcome,
-    pictures=pictures,
-    table=table,
-    remarks="""The scaled networks train at every depth without layer norm, where muP stops training at depth 8, and
-their best loss falls with every doubling of the depth. What is undecided is how well the learning rate transfers to the
-scaled networks without layer norm: what it costs is small, and so is what an octave costs there. With layer norm both
-networks transfer. muP without layer norm, for which the paper claims nothing, is in the table below.""",
+    pictures=lambda sweeps: loss_pictures({"fig3_vit": sweeps["vit"].curves}),
+    printed=drifts,
 )
 RULE = Experiment(
     figure="3a-c (our rule)",
-    claim="depthmup's own rule for Adam, L^-1/2 in the learning rate of branches of L^-1/2, transfers, norm or none",
-    paper="has no power of depth in any learning rate",
+    claim="not in the paper: L^-1/2 in the learning rate of branches transfers",
     sweeps={"vit": vit},
-    outcome=of_our_rule,
-    pictures=lambda sweeps: {},
-    table=lambda sweeps: "Its numbers are at [Figure 3a-c](#figure-3a-c) (lr_depth -0.5).",
-    remarks="""With lr_depth -0.5 one step changes the features alike at every depth ([theory.md](theory.md),
-[checks.md](checks.md)). After an epoch the best rate of the deeper networks is higher than this rule says, with layer
-norm as without: the best rate of a whole epoch is not the one that keeps a single step's change. The drift falls during
-the epoch ([Figure 3a-c](#figure-3a-c)): with layer norm, a longer training may bring that of our rule nearer to 0 and
-that of the paper's rule further below it. The paper's 20 epochs were not tried.""",
+    outcome=lambda sweeps: Outcome.of([says(c, label=label(c)) for c in own_rule(sweeps)]),
 )
 COSINE = Experiment(
     figure="3d",
-    claim="ViT, Adam, warm-up and cosine: transfers with layer norm, scaled or not, and scaled without",
-    paper="so it is",
+    claim="the same with a cosine schedule",
     sweeps={"vit_cosine": cosine},
     outcome=outcome,
-    pictures=pictures,
-    table=table,
-    remarks="""All networks of this figure follow the paper's rule for Adam. The scaled networks transfer, with layer
-norm and without, and their best loss falls with every doubling of the depth; muP without layer norm stops training at
-depth 8. With layer norm the optimum falls by a quarter of an octave a doubling, whether the branches are scaled or not;
-from the second tenth of the training to the last this drift falls by .2, so that a longer training may show more of it.
-Without layer norm the optimum of the scaled network of depth 2 is the last learning rate that trains: on this grid of
-octaves that is all that its curve says of it. For muP with layer norm depth 16 is open.""",
+    pictures=lambda sweeps: loss_pictures({"fig3_vit_cosine": sweeps["vit_cosine"].curves}),
+    printed=drifts,
 )

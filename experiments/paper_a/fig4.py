@@ -35,11 +35,10 @@ from experiments.figures.figure import (
     Experiment,
     Outcome,
     Sweeps,
-    agreement,
-    combined,
     curve_of,
+    curve_table,
     loss_pictures,
-    words,
+    says,
 )
 from experiments.paper_a import fig1
 from experiments.published import SCALE, STRETCHES
@@ -91,22 +90,18 @@ def spread(c: TransferCurve, part: slice) -> float:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    lines, answers = [], []
-    for name in SWEPT:
-        (c,) = sweeps[name].curves
-        lines.append(f"{c.hyperparameter.replace('_', ' ')}: {words(c)}")
-        answers += [agreement(c.result)] if name != "beta0" else []
+    """All hyperparameters but beta0, and the learning curves of the scaled networks."""
+    curves = {name: sweeps[name].curves[0] for name in SWEPT}
+    parts = [says(c, label=name.replace("_", " ")) for name, c in curves.items() if name != "beta0"]
+    lines = []
     for name in ("mup", "depth_mup"):
         c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
         first, last = spread(c, slice(0, STRETCHES // 4)), spread(c, slice(STRETCHES // 4, None))
-        parts = f"losses differ by at most {_percent(first)} in the first quarter, {_percent(last)} later"
-        lines.append(f"{name}, all depths with one learning rate: {parts if last < np.inf else 'some diverge'}")
-    answers.append(AGREES if first < ALIKE else DISAGREES)
-    return Outcome(lines, combined(answers))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
+        apart = f"losses differ by at most {100 * first:.0f}% in the first quarter, {100 * last:.0f}% later"
+        lines.append(f"{name}, all depths with one learning rate: {apart if last < np.inf else 'some diverge'}.")
+    parts.append((lines[-1], AGREES if first < ALIKE else DISAGREES))
+    labels = {c.hyperparameter.replace("_", " "): c for c in curves.values()}
+    return Outcome.of(parts, "\n".join([curve_table(labels), "", *lines]))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -130,14 +125,9 @@ def _dynamics(sweeps: Sweeps) -> Figure:
 
 EXPERIMENT = Experiment(
     figure="4, B.8",
-    claim="momentum, weight decay and gamma0 transfer over depth; the dynamics at all depths lie on top of each other",
-    paper="so it is",
+    claim="momentum, weight decay, gamma0 transfer over depth; the learning curves of all depths coincide",
+    question="Do other hyperparameters transfer?",
     sweeps=SWEEPS,
     outcome=outcome,
     pictures=pictures,
-    remarks="""The learning curves of the scaled networks lie on each other, where those of muP with one learning rate
-for all depths do not exist. Of the hyperparameters the figure decides gamma0 and beta0 alone: their best value is the
-default at every depth, on a grid of factors of 2 at whose next value some depths do not train. Momentum is open at the
-two largest depths. After a single epoch the smallest weight decay is the best at depth 3, 6 and 12, so that there is no
-optimum to follow; a longer training may have one.""",
 )

@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
 from depthmup.parameterization import Name, parameterization
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined, paired
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown, paired
 from experiments.paper_a import fig1
 from experiments.results import ticks
 
@@ -93,36 +93,36 @@ def change(before: Best, after: Best) -> tuple[float, float, float]:
 
 def larger_is_better(sweeps: Sweeps) -> Outcome:
     """Every doubling of the width and of the depth: all must fall; one that surely rises disagrees."""
-    by_size, lines, answers = bests(sweeps), [], []
+    by_size, parts, rows = bests(sweeps), [], []
     for along, steps in (
         ("width", [((w, d), (2 * w, d)) for d in DEPTHS for w in WIDTHS[:-1]]),
         ("depth", [((w, d), (w, 2 * d)) for w in WIDTHS for d in DEPTHS[:-1]]),
     ):
         changes = [change(by_size[a], by_size[b]) for a, b in steps]
         falls, rises = sum(high < 0 for _, _, high in changes), sum(low > 0 for _, low, _ in changes)
-        worst = max(changes)
-        answers.append(DISAGREES if rises else AGREES if falls == len(changes) else UNDECIDED)
-        lines.append(
-            f"of {len(changes)} doublings of the {along} {falls} surely lower the loss and {rises} surely raise it; "
-            f"the worst changes it by {100 * worst[0]:+.1f}% [{100 * worst[1]:+.1f}, {100 * worst[2]:+.1f}]: "
-            f"{answers[-1]}"
+        share, low, high = (100 * end for end in max(changes))
+        answer = DISAGREES if rises else AGREES if falls == len(changes) else UNDECIDED
+        parts.append((f"{falls} of {len(changes)} doublings of the {along} surely lower the loss", answer))
+        rows.append(
+            [along, *map(str, (len(changes), falls, rises)), f"{share:+.1f}% [{low:+.1f}, {high:+.1f}]", answer]
         )
-    return Outcome(lines, combined(answers))
+    columns = ("doublings of", "all", "lower the loss", "raise it", "the worst", "here")
+    return Outcome.of(parts, markdown(columns, rows))
 
 
 def best_depth(sweeps: Sweeps) -> Outcome:
-    """At each width the depth of the lowest loss; the paper's prediction for large widths is nearest to our deepest."""
-    by_size, lines = bests(sweeps), []
-    for width in WIDTHS:
-        of_width = [by_size[width, depth] for depth in DEPTHS]
-        text = ", ".join(f"{best.depth}: {best.losses.mean():.3f}" for best in of_width)
-        lines.append(f"width {width}, loss at depth {text}")
+    """At each width the depth of the lowest loss; the paper's prediction for large widths is nearest to the deepest."""
+    by_size = bests(sweeps)
+    losses = [[str(width), *(f"{by_size[width, depth].losses.mean():.3f}" for depth in DEPTHS)] for width in WIDTHS]
     best = [min(DEPTHS, key=lambda depth: by_size[width, depth].losses.mean()) for width in WIDTHS]
     widest = [by_size[WIDTHS[-1], depth] for depth in DEPTHS]
     beaten = [change(other, widest[-1])[1] > 0 for other in widest[:-1]]
     ahead = [change(other, widest[-1])[2] < 0 for other in widest[:-1]]
-    lines.append(f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}")
-    return Outcome(lines, DISAGREES if any(beaten) else AGREES if all(ahead) else UNDECIDED)
+    return Outcome(
+        DISAGREES if any(beaten) else AGREES if all(ahead) else UNDECIDED,
+        f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}",
+        markdown(["loss at width", *(f"depth {depth}" for depth in DEPTHS)], losses),
+    )
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -151,19 +151,15 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
 
 EXPERIMENT = Experiment(
     figure="B.1",
-    claim="loss against parameters at a fixed number of epochs: depth 30 is best at very large widths",
-    paper="so power laws predict",
+    claim="by power laws depth 30 is the best at very large widths",
     sweeps=SWEEPS,
     outcome=best_depth,
     pictures=pictures,
 )
 FOOTNOTE = Experiment(
     figure="footnote 2",
-    claim="with 1/sqrt(depth), larger width and depth are monotonically better",
-    paper='"empirically seems to hold"',
+    claim="with 1/sqrt(depth) larger is monotonically better, empirically",
+    question="Is larger always better?",
     sweeps=SWEEPS,
     outcome=larger_is_better,
-    pictures=lambda sweeps: {},
-    remarks="""On digits it does not hold in depth: under depth_mup the best training loss is .0453 at depth 2 and .0481
-at 32 with SGD, .0339 and .0389 with Adam (`make transfer`).""",
 )

@@ -13,22 +13,9 @@ Expect: the best learning rate of sp falls with width and depth, that of depth_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.figures.figure import (
-    Experiment,
-    Outcome,
-    Sweeps,
-    along,
-    combined,
-    curve_of,
-    judged,
-    loss_pictures,
-    words,
-)
+from experiments.figures.figure import CurveName, Experiment, Sweeps, along, loss_pictures
 from experiments.paper_a import fig1
 
 
@@ -38,28 +25,20 @@ def scaled(scale: str) -> Any:
     return config
 
 
-def outcome(sweeps: Sweeps) -> Outcome:
-    """Over depth the scaled networks are shown and not judged."""
-    plain = judged(sweeps["simple_resnet"].curves, {("sp", "width"): False, ("sp", "depth"): False})
-    over_width = judged(sweeps["depth_sp"].curves, {("depth_sp", "width"): False})
-    over_depth = f"not claimed: {words(curve_of(sweeps['depth_sp'].curves, 'depth', 'depth_sp'))}"
-    return Outcome([*plain.ours, *over_width.ours, over_depth], combined([plain.verdict, over_width.verdict]))
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+def pictures(sweeps: Sweeps) -> dict[str, Any]:
     curves = [c for c in sweeps["simple_resnet"].curves if c.parameterization == "sp"] + sweeps["depth_sp"].curves
     return loss_pictures(along(curves, "figb2"))
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = Experiment.transfers(
     figure="B.2",
-    claim="SP transfers over neither width nor depth; with 1/sqrt(depth) it does not transfer over width",
-    paper="so it is",
+    claim="SP transfers over neither width nor depth, with 1/sqrt(depth) not over width",
     sweeps={**fig1.EXPERIMENT.sweeps, "depth_sp": scaled},
-    outcome=outcome,
+    expected={
+        CurveName("simple_resnet", "sp", "width"): False,
+        CurveName("simple_resnet", "sp"): False,
+        CurveName("depth_sp", "depth_sp", "width"): False,
+        CurveName("depth_sp", "depth_sp"): None,
+    },
     pictures=pictures,
-    remarks="""Without the factor the optimum of SP falls with the depth: at 12 and 24 blocks the edge has come down to
-it and takes it along. At width 256 the best learning rate of width 32 lies between one that trains and one that does
-not. With the factor the optima do not drift over width from 32 to 256; the edge does fall, by an octave in all, and at
-width 256 the best learning rate is the last one that trains. Wider networks would decide.""",
 )

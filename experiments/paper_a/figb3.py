@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer, optimum, settled, transfer
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, curve_of
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, curve_of, markdown
 from experiments.paper_a import fig1, fig3
-from experiments.paper_a.fig3 import CLAIMED, named
+from experiments.paper_a.fig3 import claimed, label
 from experiments.paper_a.small import TIMES, in_tenth, over_time
 
 EARLY = 3  # the tenth by whose loss the learning rate is chosen
@@ -44,20 +44,29 @@ def choice(c: TransferCurve, size: float) -> Transfer:
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """The choice must be as good at every depth of every network of the paper's figure."""
-    lines, answers = [], []
-    curves = [curve_of(sweeps["simple_resnet"].curves, "depth", name) for name in ("mup", "depth_mup")]
-    for c in [*curves, *named(sweeps, CLAIMED)]:
-        chosen = {size: choice(c, size) for size in c.result.values}
-        agreed = [agreement(result) for result in chosen.values()]
-        costs = ", ".join(f"{size:g}: {result.cost or result.verdict}" for size, result in chosen.items())
-        late = ", ".join(f"{size:g}: {'none' if at is None else f'{100 * at:.0f}%'}" for size, at in shares(c).items())
-        name = c.name if "norm" in c.name else f"SimpleResNet {c.name}"
-        lines.append(
-            f"{name}, what is best after {10 * EARLY}% of the epoch costs at its end, at depth {costs}: "
-            f"{combined(agreed)}; the optimum stays within a quarter octave from this share on, at depth {late}"
-        )
-        answers += agreed
-    return Outcome(lines, combined(answers))
+    parts = []
+    for name, c in networks(sweeps).items():
+        chosen = [choice(c, size) for size in c.result.values]
+        costs = [result.cost for result in chosen]
+        most = "not known" if None in costs else str(max(cost for cost in costs if cost))
+        parts.append((f"{name}: costs at most {most}", combined([agreement(result) for result in chosen])))
+    return Outcome.of(parts)
+
+
+def networks(sweeps: Sweeps) -> dict[str, TransferCurve]:
+    simple = (curve_of(sweeps["simple_resnet"].curves, "depth", name) for name in ("depth_mup", "mup"))
+    vit = {f"ViT{'' if 'lr_depth' in c.variant else ' with cosine'}, {label(c)}": c for c in claimed(sweeps)}
+    return {f"SimpleResNet, {c.name}": c for c in simple} | vit
+
+
+def by_depth(sweeps: Sweeps) -> str:
+    """What the choice costs at each depth, and from which share of the training on the optimum stays."""
+    rows = []
+    for name, c in networks(sweeps).items():
+        costs = (choice(c, size) for size in c.result.values)
+        late = ("never" if at is None else f"{100 * at:.0f}%" for at in shares(c).values())
+        rows.append([name, "; ".join(str(result.cost or result.verdict) for result in costs), ", ".join(late)])
+    return markdown(("network, by depth", "the choice costs", "the optimum stays from"), rows)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -81,10 +90,10 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
 
 EXPERIMENT = Experiment(
     figure="B.3",
-    claim="the best learning rate is known early in the training",
-    paper="after the first few of 20 epochs",
+    claim="the first few of 20 epochs show the best learning rate",
     sweeps={**fig1.EXPERIMENT.sweeps, **fig3.EXPERIMENT.sweeps, **fig3.COSINE.sweeps},
     outcome=outcome,
     pictures=pictures,
     needs=("simple_resnet",),
+    printed=by_depth,
 )

@@ -24,11 +24,10 @@ Expect: all means have about the same exponent, since S_l is a power of l.
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
 from depthmup.measure import MaximalUpdate
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
 from experiments.paper_b import at_start, fig2a, ingredients
 from experiments.paper_b.exponents import along_depth, best_rates, of_optima, same
 
@@ -56,40 +55,40 @@ def at_optimum(start: at_start.Found, result: Transfer, mean: str) -> dict[float
 def outcome(sweeps: Sweeps) -> Outcome:
     """The claim compares means: it agrees where the trained exponent excludes another mean and not the arithmetic one,
     and disagrees where it excludes the arithmetic one and not all others."""
-    lines, answers = [], []
-    for sweep, rows in sweeps.items():
-        name, result = ingredients.name_of(sweep), along_depth(rows)
+    parts, rows = [], []
+    for sweep, trials in sweeps.items():
+        name, result = ingredients.name_of(sweep), along_depth(trials)
         start, trained = at_start.read(name), of_optima(result)
         if not start or trained is None:
-            lines.append(f"{name}: {'not measured at initialization' if trained else 'no exponent'}")
-            answers.append(UNDECIDED)
+            parts.append((f"{name}: {'not measured at initialization' if trained else 'no exponent'}", UNDECIDED))
             continue
         predicted = {mean: at_start.of_update(start, trained.used, mean) for mean in MEANS}
-        lines.append(f"{name}, exponents: trained {trained}, "
-                    + ", ".join(f"{mean} {exponent or 'none'}" for mean, exponent in predicted.items()))  # fmt: skip
-        logs = at_optimum(start, result, "arithmetic")
-        if logs:
-            shallow, deep = min(logs), max(logs)
-            lines.append(f"{name}, Sbar at the best learning rate: 2^{logs[shallow]:+.1f} at depth {shallow:g}, "
-                        f"2^{logs[deep]:+.1f} at depth {deep:g}")  # fmt: skip
-        moved = ", ".join(f"{shift(at_start.update(start, max(start)), mean):+.2f} ({mean})" for mean in MEANS)
-        lines.append(f"{name}, octaves by which the split moves the prediction: {moved}")
-        differences = {mean: same(exponent, trained) for mean, exponent in predicted.items()}
-        excluded = {mean for mean, (_, verdict) in differences.items() if verdict == DISAGREES}
-        if excluded in (set(), set(MEANS)):
-            answers.append(UNDECIDED)
-        else:
-            answers.append(DISAGREES if "arithmetic" in excluded else AGREES)
-        lines.append(f"{name}, trained minus arithmetic: {differences['arithmetic'][0]}; excluded are "
-                    f"{', '.join(sorted(excluded)) or 'none'}")  # fmt: skip
-    return Outcome(lines, combined(answers))
+        excluded = {mean for mean, exponent in predicted.items() if same(exponent, trained)[1] == DISAGREES}
+        decided = excluded not in (set(), set(MEANS))
+        answer = (DISAGREES if "arithmetic" in excluded else AGREES) if decided else UNDECIDED
+        apart = same(predicted["arithmetic"], trained)[0]
+        said = f"{name}, trained minus arithmetic: {apart}; excluded: {', '.join(sorted(excluded)) or 'none'}"
+        parts.append((said, answer))
+        rows.append([name, str(trained), *(str(exponent or "none") for exponent in predicted.values())])
+    return Outcome.of(parts, markdown(("exponent", "trained", *MEANS), rows))
+
+
+def splits(sweeps: Sweeps) -> str:
+    """By how many octaves the split moves the prediction of each mean, and Sbar at the best learning rates."""
+    rows = []
+    for sweep, trials in sweeps.items():
+        if start := at_start.read(ingredients.name_of(sweep)):
+            logs = at_optimum(start, along_depth(trials), "arithmetic")
+            ends = (f"2^{logs[depth]:+.1f} (depth {depth:g})" for depth in ((min(logs), max(logs)) if logs else ()))
+            moved = (f"{shift(at_start.update(start, max(start)), mean):+.2f}" for mean in MEANS)
+            rows.append([ingredients.name_of(sweep), *moved, ", ".join(ends)])
+    return markdown(("a split moves, in octaves", *MEANS, "Sbar at the best learning rate"), rows)
 
 
 EXPERIMENT = Experiment(
     figure="Appendix A",
-    claim="of the means of S_l over layers the arithmetic one gives the law of the best learning rate",
-    paper="argued",
+    claim="of the means over layers the arithmetic one gives the law",
     sweeps=SWEEPS,
     outcome=outcome,
-    pictures=lambda sweeps: dict[str, Figure](),
+    printed=splits,
 )

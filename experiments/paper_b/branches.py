@@ -21,34 +21,18 @@ branches, and the exponent is 0; Sbar of finite networks has small positive ones
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from experiments.paper_b import ingredients
+from experiments.paper_b.exponents import Law, experiment
 
-from matplotlib.figure import Figure
+LAWS = {name.replace("_", " "): Law(f"screen_{name}") for name in ("three_layers", "bottleneck", "dense", "conv_dense")}
 
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import exponents, ingredients
-from experiments.paper_b.exponents import against, along_depth, by_both
-
-BRANCHES = ("three_layers", "bottleneck", "dense", "conv_dense")
-SWEEPS = {f"screen_{name}": ingredients.SCREEN[f"screen_{name}"] for name in BRANCHES}
-
-
-def outcome(sweeps: Sweeps) -> Outcome:
-    results = {name: along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
-    lines = [f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}" for name in results]
-    return Outcome(lines, combined([against(result) for result in results.values()]))
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    results = {name.replace("_", " "): along_depth(sweeps[f"screen_{name}"]) for name in BRANCHES}
-    return {"branches": exponents.pictures(results, "Residual networks, 100 steps, by accuracy")}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment(
     figure="Appendix C.1",
-    claim="ResNet with deeper, bottleneck, dense or mixed branches: the exponent is -3/2",
-    paper="proved",
-    sweeps=SWEEPS,
-    outcome=outcome,
-    pictures=pictures,
+    claim="ResNets with deeper, bottleneck, dense, mixed branches: exponent -3/2",
+    sweeps={law.sweep: ingredients.SCREEN[law.sweep] for law in LAWS.values()},
+    laws=LAWS,
+    claimed=list(LAWS),
+    shown=False,
+    picture="branches",
+    title="Residual networks, 100 steps, by accuracy",
 )

@@ -30,36 +30,47 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import exponents, fig2a
-from experiments.paper_b.answer import table
-from experiments.paper_b.exponents import MEASURES, against, along_depth, by_both, equal, of_optima, words
-from experiments.paper_b.ingredients import FULL, SCREEN, STRONGEST, name_of, settings_of
+from experiments.paper_b import answer, exponents, fig2a
+from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, of_optima, words
+from experiments.paper_b.ingredients import FULL, SCREEN, name_of
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
     """Theorem 3 says that no ingredient of the branch moves the exponent from -3/2: one that does refutes it."""
-    results = {name_of(sweep): along_depth(rows) for sweep, rows in sweeps.items()}
-    baseline, answers = results["baseline"], [against(result) for result in results.values()]
-    known = {name: exponent.value for name, result in results.items() if (exponent := of_optima(result))}
-    base = known.pop("baseline", None)
-    moves = {} if base is None else {name: abs(value - base) for name, value in known.items()}
-    lines = [f"baseline, {by_both(sweeps['screen_baseline'])}"]
-    for name in sorted(moves, key=lambda name: -moves[name])[: len(STRONGEST)]:
-        lines.append(f"{name.replace('_', ' ')}: {equal(baseline, results[name])[0]}")
+    answers = [against(along_depth(sweep)) for sweep in sweeps.values()]
     counts = ", ".join(f"{answers.count(word)} {word}" for word in (AGREES, DISAGREES, UNDECIDED))
-    return Outcome([*lines, f"of {len(answers)} networks, on -3/2: {counts}"], combined(answers))
+    return Outcome(
+        combined(answers),
+        f"{len(answers)} networks: {counts}",
+        "\n\n".join(
+            [answer.table(sweeps, ("accuracy", "Sbar", "theory"), bare), *_assumed(sweeps), answer.predictions(sweeps)]
+        ),
+    )
+
+
+# What theorem 3 assumes: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
+CONVOLUTIONS = ("baseline", "one_layer", "three_layers", "zero_padding", "mean_field_head", "mse")
+ASSUMED = (*CONVOLUTIONS, "dense", "conv_dense", "bottleneck")
+
+
+def _assumed(sweeps: Sweeps) -> list[str]:
+    """In how many of the networks of the theorem's own assumptions that have an exponent -3/2 is excluded."""
+    counts = []
+    for measure in BOTH:
+        judged = [along_depth(sweep, measure) for name, sweep in sweeps.items() if name_of(name) in ASSUMED]
+        answers = [against(result) for result in judged if of_optima(result)]
+        counts.append(f"{answers.count(DISAGREES)} of {len(answers)} by {MEASURES[measure]}")
+    assumed = "all layers of a branch carry the 1/K, and there is neither norm nor dropout"
+    return [f"Where the theorem's assumptions hold ({assumed}), -3/2 is excluded in {' and '.join(counts)}."]
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """Figure 2b is about the baseline, by accuracy."""
-    lines = []
-    for name in (name for name in FULL if name in sweeps):
-        for measure in MEASURES if name == "full_baseline" else ("validation_accuracy", "loss"):
-            lines.append(f"{name_of(name).replace('_', ' ')}, {words(along_depth(sweeps[name], measure), measure)}")
-    depths = along_depth(sweeps["full_baseline"]).values
-    lines.append(f"PathSum's law: {exponents.by_path_sum(settings_of('full_baseline'), depths):+.2f}")
-    lines.append("not tested: the paper's 64 channels on 32x32 pixels")
-    return Outcome(lines, against(along_depth(sweeps["full_baseline"])))
+    baseline = along_depth(sweeps["full_baseline"])
+    residual = {name: sweep for name, sweep in sweeps.items() if name in FULL}
+    return Outcome.of(
+        [(words(baseline), against(baseline))], answer.table(residual, ("accuracy", "loss", "Sbar", "theory"), bare)
+    )
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -94,88 +105,23 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     return {"ingredients": figure}
 
 
-# What theorem 3 assumes: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
-CONVOLUTIONS = ("baseline", "one_layer", "three_layers", "zero_padding", "mean_field_head", "mse")
-ASSUMED = (*CONVOLUTIONS, "dense", "conv_dense", "bottleneck")
-
-
-def excluded(sweeps: Sweeps, measure: str) -> str:
-    """In how many of the networks that have an exponent by a measure -3/2 is excluded."""
-    answers = [against(result) for sweep in sweeps.values() if of_optima(result := along_depth(sweep, measure))]
-    return f"{answers.count(DISAGREES)} of {len(answers)}"
-
-
-def screened(sweeps: Sweeps) -> str:
-    theorem = {name: sweep for name, sweep in sweeps.items() if name_of(name) in ASSUMED}
-    both = (f"{excluded(of, 'validation_accuracy')} by accuracy and {excluded(of, 'loss')} by loss"
-            for of in (sweeps, theorem))  # fmt: skip
-    return """
-The answer after an epoch is at [figure 2b](#figure-2b). The table has {} networks after 100 steps, which differ from
-the paper's in one ingredient or two. Of those that have an exponent -3/2 is excluded in {}. Nine networks satisfy the
-theorem's own assumptions: all layers of a branch carry the 1/K, and there is neither norm nor dropout (*{}*). Of these
-it is excluded in {}. In 100 steps not all depths of all networks learn, and those that do not have no say.
-
-**What predicts the exponents.** Our theory of Sbar says -1 where one layer of a branch carries the 1/K, or where a
-batch norm undoes that of the other layers, and 0 where two or three carry it ([theory.md](theory.md), section 6b). The
-second table says in how many networks it is excluded, beside Sbar = 1 computed at the initialization of each network
-and 2 / sharpness at initialization, which knows nothing of mean updates. These screens do not tell which of them is the
-reason. After an epoch none predicts plain networks ([appendix A](#appendix-a)).
-
-**What moves the exponent.** By accuracy *one layer* and *last over depth* fall surely faster than the paper's network,
-and *dense* surely rises against it. All four networks with batch norm have exponents below 0 by accuracy, but none of
-their differences from the baseline is resolved. Weights with 1/K instead of 1/sqrt(K) leave the exponent where it was.
-
-**Is it the method?** The same estimator, on plain networks of five depths after the same 100 steps, holds -3/2 by the
-loss of these steps, where all depths count ([theorem 2](#theorem-2) has their sweep, `plain_base`); and so it does on
-the plain networks of [figure 2a](#figure-2a) after an epoch. So it does see laws as steep as -3/2. Intervals are from
-the scatter of the depths about the line, which is why those of five depths are wide; of made-up sweeps with two seeds
-and five depths 93 to 96% hold the truth ([laws.md](laws.md)).
-
-**What is open.** The paper's slopes for residual networks, -1.3 to -1.9, are of 64 channels on 32x32 pixels, which
-nobody here has trained. Whether width or resolution turns 0 into -3/2, only that can tell (`python -m
-experiments.paper_b 2b --scale=paper`: 1,680 trainings for each network, 4.4e17 operations, half a day at 1e13 a
-second).""".format(len(sweeps), next(both), ", ".join(ASSUMED).replace("_", " "), next(both))
-
-
-def remarks(sweeps: Sweeps) -> str:
-    results = {name_of(name): along_depth(sweep) for name, sweep in sweeps.items()}
-    exponents_of = {name: of_optima(result) for name, result in results.items()}
-    more = """ Where the last layer of every
-branch alone carries the 1/K (*last*), it falls: {}, an interval that holds our -1 as well as theorem 3's -3/2 and the
-paper's -1.435; {}. So the exponent depends on which layers are scaled; by the paper (4.3) that changes the prefactor
-alone. *one layer* is not resolved: {}.""".format(
-        exponents_of["last"], equal(results["baseline"], results["last"])[0], exponents_of["one_layer"]
-    ) if {"last", "one_layer"} <= results.keys() else ""  # fmt: skip
-    return f"""
-In the paper's own residual network, all of whose branch weights start with variance c / (K fan_in), where K is the
-number of blocks, the best learning rate after an epoch does not fall with depth: {exponents_of["baseline"]} by
-accuracy, from 2 to 24 blocks with three seeds, at 8 channels and 16x16 pixels; by each of four measures the interval
-holds 0 and excludes -1/2. Its edge of divergence has no trend either, and scatters by 1.5 octaves (factors of 2).{more}
-
-The best accuracy, 29 to 30%, is the same at every depth: how much the blocks do at all was not measured, and a network
-in which they do more may answer otherwise. [Theorem 3](#theorem-3) has which ingredients move the exponent after 100
-steps."""
-
-
 EXPERIMENT = Experiment(
     figure="2b",
-    claim="ResNet with branches of variance c/(K fan_in): the best learning rate falls as depth^-3/2",
-    paper="-1.435",
+    claim="ResNets, branches of variance c/(K fan_in): exponent -1.435, by theorem 3 -3/2",
+    question="And in residual networks?",
     sweeps={**FULL, **fig2a.SWEEPS},
     outcome=outcome,
     pictures=pictures,
-    table=table,
     needs=("full_baseline",),
-    remarks=remarks,
+    printed=answer.table,
 )
 SCREENED = Experiment(
     figure="Theorem 3",
-    claim="whatever a branch is made of, the exponent is -3/2 (100 steps, one ingredient changed at a time)",
-    paper="-3/2, proved",
+    claim="ResNets of any branches: exponent -3/2",
+    question="For every kind of branch?",
     sweeps=SCREEN,
     outcome=ingredients,
     pictures=ingredient_pictures,
-    table=table,
     needs=("screen_baseline",),
-    remarks=screened,
+    printed=answer.table,
 )

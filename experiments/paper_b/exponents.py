@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -14,7 +15,18 @@ from depthmup.fit import PowerLaw, Transfer, chain_path_sum, power_law, transfer
 from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
 from depthmup.settings import Settings
-from experiments.figures.figure import AGREES, DISAGREES, NOTHING, UNDECIDED, chance
+from experiments.figures.figure import (
+    AGREES,
+    DISAGREES,
+    NOTHING,
+    UNDECIDED,
+    Experiment,
+    Outcome,
+    Part,
+    Sweeps,
+    chance,
+    markdown,
+)
 from experiments.published import SCALE, Sweep
 from experiments.results import ticks
 
@@ -30,7 +42,14 @@ MEASURES = {
     "first_steps": f"loss of the first {EARLY} steps",
 }
 BOTH = ("validation_accuracy", "loss")
-UNKNOWN = "the difference of exponents is not known"
+UNKNOWN = "not known"
+
+
+class Law(NamedTuple):
+    """A network whose exponent a figure shows: its sweep, and the depths that are looked at; none: all."""
+
+    sweep: str
+    depths: Sequence[int] = ()
 
 
 class Exponent(NamedTuple):
@@ -49,6 +68,60 @@ class Exponent(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def experiment(
+    figure: str,
+    claim: str,
+    laws: Mapping[str, Law],
+    *,
+    claimed: Sequence[str] = (),
+    compared: Mapping[str, str] = MappingProxyType({}),
+    compare: Callable[[Transfer, Transfer], Part] | None = None,
+    picture: str = "",
+    title: str = "",
+    shown: bool = True,
+    **more: Any,
+) -> Experiment:
+    """A figure of exponents over depth.
+
+    laws: {network: its law}. claimed: the networks whose exponent is `CLAIMED` by the paper. compared: {network: the
+    one that its exponent is compared with}, and by which rule; None: `equal`. title: of the picture. shown: whether the
+    section has a table; the command prints it anyway.
+    """
+
+    def differences(sweeps: Sweeps) -> dict[str, Part]:
+        judged = along_depths(sweeps, laws)
+        there = {name: base for name, base in compared.items() if name in judged}
+        return {name: (compare or equal)(judged[base], judged[name]) for name, base in there.items()}
+
+    def table(sweeps: Sweeps, cell: Callable[[Transfer], str]) -> str:
+        by_accuracy, by_loss = (along_depths(sweeps, laws, measure) for measure in BOTH)
+        against_base = {name: [text] for name, (text, _) in differences(sweeps).items()}
+        rows = [[name, cell(result), cell(by_loss[name]), *against_base.get(name, [""] if compared else [])]
+                for name, result in by_accuracy.items()]  # fmt: skip
+        return markdown(("exponent of", "by accuracy", "by loss", *(["difference"] if compared else [])), rows)
+
+    def outcome(sweeps: Sweeps) -> Outcome:
+        judged = along_depths(sweeps, laws)
+        parts = [(f"{name}: {words(judged[name])}", against(judged[name])) for name in claimed]
+        found = differences(sweeps).items()
+        parts += [(f"{name} minus {compared[name]}: {text}", answer) for name, (text, answer) in found]
+        return Outcome.of(parts, table(sweeps, bare) if shown else "")
+
+    def drawn(sweeps: Sweeps) -> Mapping[str, Figure]:
+        return {picture: pictures(along_depths(sweeps, laws), title)} if picture else {}
+
+    def printed(sweeps: Sweeps) -> str:
+        return table(sweeps, words)
+
+    return Experiment(figure, claim, outcome=outcome, pictures=drawn, printed=printed, **more)
+
+
+def along_depths(sweeps: Sweeps, laws: Mapping[str, Law], measure: str = BOTH[0]) -> dict[str, Transfer]:
+    """`along_depth` of the laws whose sweeps are there."""
+    there = {name: law for name, law in laws.items() if law.sweep in sweeps}
+    return {name: along_depth(sweeps[law.sweep], measure, law.depths) for name, law in there.items()}
 
 
 def along_depth(
@@ -120,34 +193,22 @@ def fitted(
     return Exponent(law.exponent, law.low, law.high, used, at_edge, law)
 
 
-def words(result: Transfer, measure: str = "validation_accuracy") -> str:
-    """The exponent by a measure, the depths that do not count, and those whose optimum is at the edge."""
+def bare(result: Transfer) -> str:
+    """The exponent; "-" if there is none."""
+    return str(of_optima(result) or "-")
+
+
+def words(result: Transfer) -> str:
+    """The exponent; in brackets how many depths count, if not all, and how many optima are at the edge."""
     exponent = of_optima(result)
     if result.verdict == NOTHING:
-        return f"{MEASURES[measure]}: nothing learned"
+        return "nothing learned"
     if exponent is None:
-        return f"{MEASURES[measure]}: no exponent, {counted(result)}{without(result)}"
-    text = f"{MEASURES[measure]}: {exponent} from {len(exponent.used)} depths{without(result)}"
-    return text + (f", at the edge at depth {_list(exponent.at_edge)}" if exponent.at_edge else "")
-
-
-def counted(result: Transfer) -> str:
-    """How many depths count, in words."""
-    return f"{sum(rate is not None for rate in best_rates(result))} of {len(result.values)} depths count"
-
-
-def without(result: Transfer) -> str:
-    """The depths that do not count, in words; "" if all do."""
-    rates = list(zip(result.values, best_rates(result), result.answers, strict=True))
-    unlearned = [depth for depth, _, answer in rates if answer == UNLEARNED]
-    missing = [depth for depth, rate, answer in rates if rate is None and answer != UNLEARNED]
-    text = f", nothing learned at depth {_list(unlearned)}" if unlearned else ""
-    return text + (f", no optimum at depth {_list(missing)}" if missing else "")
-
-
-def by_both(sweep: Sweep, depths: Sequence[int] = ()) -> str:
-    """The exponents by accuracy and by loss in words."""
-    return "; ".join(words(along_depth(sweep, measure, depths), measure) for measure in BOTH)
+        return f"{sum(rate is not None for rate in best_rates(result))} of {len(result.values)} depths count"
+    used, at_edge = len(exponent.used), len(exponent.at_edge)
+    notes = [f"{used} of {len(result.values)} depths"] if used < len(result.values) else []
+    notes += [f"{at_edge} at the edge"] if at_edge else []
+    return f"{exponent} ({', '.join(notes)})" if notes else str(exponent)
 
 
 def against(result: Transfer, claimed: float = CLAIMED) -> str:
@@ -175,12 +236,12 @@ def apart(first: Exponent | float | None, second: Exponent | None) -> tuple[floa
     return second.value - value, math.hypot(width, second.high - second.low) / 2
 
 
-def equal(first: Transfer, second: Transfer) -> tuple[str, str]:
+def equal(first: Transfer, second: Transfer) -> Part:
     """(in words, verdict) on the claim that two exponents are equal: as `against`, of their difference and 0."""
     return same(of_optima(first), of_optima(second))
 
 
-def same(first: Exponent | None, second: Exponent | None) -> tuple[str, str]:
+def same(first: Exponent | None, second: Exponent | None) -> Part:
     """As `equal`, of exponents."""
     difference = apart(first, second)
     if difference is None:
@@ -190,7 +251,7 @@ def same(first: Exponent | None, second: Exponent | None) -> tuple[str, str]:
     return _difference(value, half), answer
 
 
-def steeper(first: Transfer, second: Transfer) -> tuple[str, str]:
+def steeper(first: Transfer, second: Transfer) -> Part:
     """(in words, verdict) on the claim that the second exponent is the more negative one."""
     difference = apart(of_optima(first), of_optima(second))
     if difference is None:
@@ -200,7 +261,7 @@ def steeper(first: Transfer, second: Transfer) -> tuple[str, str]:
 
 
 def _difference(value: float, half: float) -> str:
-    return f"difference of exponents {value:+.2f} [{value - half:+.2f}, {value + half:+.2f}]"
+    return f"{value:+.2f} [{value - half:+.2f}, {value + half:+.2f}]"
 
 
 def path_sums(settings: Settings, depths: Sequence[float]) -> dict[float, int]:
@@ -251,7 +312,3 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
         panel.legend(fontsize=8)
     panel.set_title(f"{title} (bars and bands: 95%; dotted: edge)", fontsize=10)
     return figure
-
-
-def _list(depths: Sequence[float]) -> str:
-    return ", ".join(f"{depth:g}" for depth in depths)

@@ -18,7 +18,6 @@ octaves hardly tells them apart.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,9 +27,9 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, best_rates, by_both, fitted, words
+from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, words
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}
@@ -63,38 +62,37 @@ def predictions(sweeps: Sweeps) -> list[Prediction]:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    """The law by accuracy over the depths that count decides; beside it other measures, other depths."""
-    judged = {measure: along_depth(sweeps["plain"], measure) for measure in MEASURES}
-    lines = [words(result, measure) for measure, result in judged.items()]
-    accuracy = judged["validation_accuracy"]
-    lines.append(f"up to 13 layers, {by_both(sweeps['plain'], SHALLOW)}")
-    whole = (fitted(one.values, one.optimal_lr, [o.stderr for o in one.optima]) for one in map(judged.get, BOTH) if one)
-    lines.append(f"all depths, learned or not: {', '.join(map(str, whole))}")
-    best = [
-        f"{1 - loss:.0%} (depth {depth:g})"
-        for depth, loss in zip(accuracy.values, map(_lowest, accuracy.losses), strict=True)
+    """The law by accuracy over the depths that count decides; beside it that by loss, and other depths."""
+    judged = [along_depth(sweeps["plain"], measure) for measure in BOTH]
+    rows = [
+        ["that count", *map(bare, judged)],
+        ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
+        ["all", *(str(fitted(one.values, one.optimal_lr, [o.stderr for o in one.optima])) for one in judged)],
     ]
-    lines.append("best accuracy: " + ", ".join(best))
-    return Outcome(lines, against(accuracy))
+    table = markdown(("exponent over depths", "by accuracy", "by loss"), rows)
+    return Outcome.of([(words(judged[0]), against(judged[0]))], table)
 
 
-def _lowest(losses: np.ndarray) -> float:
-    """The lowest mean over seeds among the learning rates that train all seeds."""
-    return float(np.nanmin(losses.mean(axis=1)))
+def more(sweeps: Sweeps) -> str:
+    """The exponents by all measures, and the best accuracies at the learning rates that train all seeds."""
+    judged = {measure: along_depth(sweeps["plain"], measure) for measure in MEASURES}
+    accuracy = judged["validation_accuracy"]
+    best = (f"{1 - np.nanmin(errors.mean(axis=1)):.0%} at depth {depth:g}"
+            for depth, errors in zip(accuracy.values, accuracy.losses, strict=True))  # fmt: skip
+    lines = [f"{MEASURES[measure]}: {words(result)}" for measure, result in judged.items()]
+    return "\n".join([*lines, f"best accuracy: {', '.join(best)}"])
 
 
 def of_anchors(sweeps: Sweeps) -> Outcome:
     """Every prediction must be within a step of the grid of the best rate; one that is surely beyond disagrees."""
-    predicted, answers, lines = predictions(sweeps), [], []
-    for anchors, group in itertools.groupby(predicted, lambda one: one.anchors):
-        errors = ", ".join(f"{p.off:+.1f} [{p.low:+.1f}, {p.high:+.1f}] at depth {p.depth:g}" for p in group)
-        lines.append(f"anchors {anchors[0]}, {anchors[1]} are off, in octaves: {errors}")
-    for one in predicted:
-        beyond = one.low > STEP or one.high < -STEP
-        answers.append(DISAGREES if beyond else AGREES if max(-one.low, one.high) < STEP else UNDECIDED)
-    return Outcome(
-        lines or ["no segment has optima at both of its anchors"], combined(answers) if answers else UNDECIDED
-    )
+    parts, rows = [], []
+    for p in predictions(sweeps):
+        answer = DISAGREES if p.low > STEP or p.high < -STEP else AGREES if max(-p.low, p.high) < STEP else UNDECIDED
+        off, anchors = f"{p.off:+.1f} [{p.low:+.1f}, {p.high:+.1f}]", f"{p.anchors[0]}, {p.anchors[1]}"
+        parts.append((f"anchors {anchors} are {off} octaves off at depth {p.depth:g}", answer))
+        rows.append([anchors, f"{p.depth:g}", off])
+    parts = parts or [("no segment has optima at both of its anchors", UNDECIDED)]
+    return Outcome.of(parts, markdown(("anchors", "predicted depth", "octaves off"), rows))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -102,34 +100,18 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     return {"fig2a": exponents.pictures(both, "Plain networks")}
 
 
-REMARKS = """
-Which depths count decides here. The rule is that of all verdicts and was not made for this row, though what other rules
-give had been seen before. With it the interval holds -3/2 by either measure. That rests on depth 24, the only one above
-13 at which a network is surely better than chance, with 17%: up to 13 layers the law is steeper, and over all depths,
-learned or not, flatter. The deep networks hardly train in an epoch: the best accuracy falls from 30% at depth 3 to 12%
-at depth 30, where guessing has 10%. Theorem 1's -3/2 needs many more channels than layers ([theory.md](theory.md),
-section 6a); these have 16, and seeds differ by several octaves.
-
-Sbar = 1 at initialization does not predict it, nor does 2 / sharpness ([appendix A](#appendix-a); `python -m
-experiments.paper_b.initial`)."""
-
 EXPERIMENT = Experiment(
     figure="2a",
-    claim="plain CNN: the best learning rate falls as depth^-3/2",
-    paper="-1.337",
+    claim="plain CNNs: exponent -1.337, by theorem 1 -3/2",
+    question="In plain networks, does the best learning rate fall as depth^-3/2?",
     sweeps=SWEEPS,
     outcome=outcome,
     pictures=pictures,
-    remarks=REMARKS,
+    printed=more,
 )
 ANCHORS = Experiment(
     figure="2a, anchors",
-    claim="plain CNN: in a segment of depths two anchors predict the best learning rate at the others",
-    paper="within errors that it does not give",
+    claim="plain CNNs: two anchors predict the other depths of a segment",
     sweeps=SWEEPS,
     outcome=of_anchors,
-    pictures=lambda sweeps: {},
-    remarks="""
-The intervals are wide since the anchors lie close together: between depths 3 and 4 a law of -3/2 falls by .6 octaves,
-about a step of the grid. The third segment, from 18 layers on, has no anchors that learned.""",
 )

@@ -16,42 +16,17 @@ with it a part of the slope.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from matplotlib.figure import Figure
-
-from depthmup.fit import Transfer
-from experiments.figures.figure import Experiment, Outcome, Sweeps
-from experiments.paper_b import exponents, fig2a, networks
-from experiments.paper_b.exponents import along_depth, by_both, equal
+from experiments.paper_b import fig2a, networks
+from experiments.paper_b.exponents import Law, experiment
 
 ZERO = {"zero_padding": networks.full(networks.plain, networks.SHORT, {"model.padding": "zero"})}
 
-
-def both(sweeps: Sweeps) -> dict[str, Transfer]:
-    """The two paddings at the same depths."""
-    circular = along_depth(sweeps["plain"], depths=networks.SHORT)
-    return {"circular padding": circular, "zero padding": along_depth(sweeps["zero_padding"])}
-
-
-def outcome(sweeps: Sweeps) -> Outcome:
-    text, verdict = equal(*both(sweeps).values())
-    lines = [
-        f"circular padding, {by_both(sweeps['plain'], networks.SHORT)}",
-        f"zero padding, {by_both(sweeps['zero_padding'])}",
-    ]
-    return Outcome([*lines, text], verdict)
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    return {"fig4": exponents.pictures(both(sweeps), "Plain networks, by accuracy")}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment(
     figure="4",
-    claim="plain CNN: zero padding has the exponent of circular padding",
-    paper="essentially the same power law",
+    claim="plain CNNs: zero and circular padding have essentially one power law",
     sweeps={**ZERO, **fig2a.SWEEPS},
-    outcome=outcome,
-    pictures=pictures,
+    laws={"circular padding": Law("plain", networks.SHORT), "zero padding": Law("zero_padding")},
+    compared={"zero padding": "circular padding"},
+    picture="fig4",
+    title="Plain networks, by accuracy",
 )

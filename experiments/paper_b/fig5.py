@@ -1,9 +1,9 @@
 """Figures 5, 6b, 6d, 7b, 7c and 8 to 10: CIFAR-100 and ImageNet, for both of which 100 classes stand in.
 
     python -m experiments.tiny_imagenet_folder SOURCE DIR100
-    python -m experiments.paper_b 5 hundred 8 9 10 --data=DIR100
-    python main.py sweep --config=configs/imagenet_cnn.py               (figure 8 at the paper's scale; 9 and 10:
-                                                                         imagenet_residual_cnn.py)
+    python -m experiments.paper_b hundred --data=DIR100
+    python main.py sweep --config=configs/papers.py:cnn,imagenet2012    (figure 8 at the paper's scale; 9 and 10:
+                                                                         papers.py:residual_cnn,imagenet2012)
 
 Claim (D.1, D.2): on CIFAR-100 the slopes are -1.392 (plain networks), -1.543 (residual ones with dropout), -1.399
 (batch norm), -1.320 (both) and -1.793 (neither). Claim (D.3): on ImageNet -1.329 (plain), -1.663 (with dropout) and
@@ -30,20 +30,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.figures.figure import NOTHING, Experiment, Outcome, Sweeps, combined, verdicts
+from experiments.figures.figure import Experiment, Outcome, Part, Sweeps
 from experiments.paper_b import ingredients, networks
-from experiments.paper_b.exponents import against, along_depth, by_both
+from experiments.paper_b.exponents import against, along_depth, words
+from experiments.published import Sweep
 
 CLASSES = 100
 EPOCH = 4000 // 128  # steps
 DEMO = {"epochs": 100 / EPOCH, "model__width": 8, "data__image_size": 32, "sweep__seeds": 2}
-PLAIN = {"hundred_plain": networks.full(networks.plain, networks.SHORT, {}, **DEMO)}
 VARIANTS = {"none": "baseline", "dropout": "dropout", "batch_norm": "batch_norm", "both": "batch_norm_dropout"}
-RESIDUAL = {
-    f"hundred_{name}": networks.full(ingredients.base(ingredient), (2, 4, 6, 8, 12), {}, **DEMO)
-    for name, ingredient in VARIANTS.items()
-}
-PAPER = {"none": "-1.793", "dropout": "-1.543", "batch_norm": "-1.399", "both": "-1.320"}
 
 
 def of_hundred(config: networks.Config) -> networks.Config:
@@ -58,62 +53,36 @@ def of_hundred(config: networks.Config) -> networks.Config:
     return changed
 
 
-def outcome(sweeps: Sweeps) -> Outcome:
+SWEEPS = {
+    "hundred_plain": of_hundred(networks.full(networks.plain, networks.SHORT, {}, **DEMO)),
+    **{
+        f"hundred_{name}": of_hundred(networks.full(ingredients.base(ingredient), (2, 4, 6, 8, 12), {}, **DEMO))
+        for name, ingredient in VARIANTS.items()
+    },
+}
+
+
+def best(sweep: Sweep) -> str:
+    """The lowest and the highest of the best accuracies over depth."""
+    result = along_depth(sweep)
+    trained = [errors[~gone.any(axis=1)] for errors, gone in zip(result.losses, result.diverged, strict=True)]
+    accuracies = [1 - np.min(errors.mean(axis=1), initial=1.0) for errors in trained]  # by depth
+    return f"best accuracy {100 * min(accuracies):.1f}% to {100 * max(accuracies):.1f}% (chance {100 / CLASSES:.0f}%)"
+
+
+def parts(sweeps: Sweeps) -> list[Part]:
     """Each law on its own."""
-    lines, answers = [], []
-    for name, sweep in sweeps.items():
-        result = along_depth(sweep)
-        trained = [errors[~gone.any(axis=1)] for errors, gone in zip(result.losses, result.diverged, strict=True)]
-        best = [1 - np.min(errors.mean(axis=1), initial=1.0) for errors in trained]  # by depth
-        accuracy = f"best accuracy {100 * min(best):.1f}% to {100 * max(best):.1f}% (chance {100 / CLASSES:.0f}%)"
-        lines.append(f"{name.removeprefix('hundred_').replace('_', ' ')}, {by_both(sweep)}; {accuracy}")
-        answers.append(against(result))
-    return Outcome(lines, combined(answers))
-
-
-def table(sweeps: Sweeps) -> str:
-    """The verdicts; of what learned nothing the reason alone."""
-    parts = []
-    for name, sweep in sweeps.items():
-        (result,) = (c.result for c in sweep.curves)
-        parts.append(f"`{name}`: {result.reason}." if result.verdict == NOTHING else f"`{name}`:\n\n{verdicts(sweep)}")
-    return "\n\n".join(parts)
+    judged = {name: along_depth(sweep) for name, sweep in sweeps.items()}
+    return [(f"{name.removeprefix('hundred_').replace('_', ' ')}: {words(result)}; {best(sweeps[name])}",
+             against(result)) for name, result in judged.items()]  # fmt: skip
 
 
 EXPERIMENT = Experiment(
-    figure="5",
-    claim="plain CNN, 100 classes: the best learning rate falls as depth^-3/2",
-    paper="-1.392",
-    sweeps={name: of_hundred(config) for name, config in PLAIN.items()},
-    outcome=outcome,
-    pictures=lambda sweeps: {},
-    table=table,
+    figure="5, 6b, 6d, 7b, 7c, 8, 9, 10",
+    claim="CIFAR-100: -1.392 (plain), -1.793 (ResNet), -1.543 (dropout), -1.399 (batch norm), -1.320 (both); "
+    "ImageNet: -1.329, -1.567, -1.663 (dropout)",
+    sweeps=SWEEPS,
+    outcome=lambda sweeps: Outcome.of(parts(sweeps)),
     classes=CLASSES,
+    printed=lambda sweeps: "\n".join(number for number, _ in parts(sweeps)),
 )
-HUNDRED = Experiment(
-    figure="6b, 6d, 7b, 7c",
-    claim="ResNet, 100 classes: the exponent stays about -3/2 with dropout, batch norm, both and neither",
-    paper=", ".join(f"{slope} ({name.replace('_', ' ')})" for name, slope in PAPER.items()),
-    sweeps={name: of_hundred(config) for name, config in RESIDUAL.items()},
-    outcome=outcome,
-    pictures=lambda sweeps: {},
-    table=table,
-    classes=CLASSES,
-)
-IMAGENET = {
-    figure: Experiment(
-        figure=figure,
-        claim=f"{words} on ImageNet: the best learning rate falls as depth^-3/2 (the rows of 100 classes stand in)",
-        paper=slope,
-        sweeps={name: HUNDRED.sweeps[name] if name in HUNDRED.sweeps else EXPERIMENT.sweeps[name]},
-        outcome=outcome,
-        pictures=lambda sweeps: {},
-        table=table,
-        classes=CLASSES,
-    )
-    for figure, words, slope, name in (
-        ("8", "plain CNN", "-1.329", "hundred_plain"),
-        ("9", "ResNet with dropout", "-1.663", "hundred_dropout"),
-        ("10", "ResNet without batch norm and dropout", "-1.567", "hundred_none"),
-    )
-}

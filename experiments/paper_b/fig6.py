@@ -18,45 +18,19 @@ c / (K fan_in), so that the exponent moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from matplotlib.figure import Figure
-
-from depthmup.fit import Transfer
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import exponents, ingredients
-from experiments.paper_b.exponents import against, along_depth, by_both, equal
+from experiments.paper_b import ingredients
+from experiments.paper_b.exponents import Law, experiment
 
 VARIANTS = ("baseline", "dropout", "batch_norm", "batch_norm_dropout")
+LAWS = {name.replace("_", " "): Law(f"screen_{name}") for name in VARIANTS}
 
-
-def laws(sweeps: Sweeps) -> dict[str, Transfer]:
-    return {name: along_depth(sweeps[f"screen_{name}"]) for name in VARIANTS}
-
-
-def outcome(sweeps: Sweeps) -> Outcome:
-    """-3/2 for each, and the same exponent as without them."""
-    results = laws(sweeps)
-    lines, answers = [], []
-    for name, result in results.items():
-        difference, same = equal(results["baseline"], result) if name != "baseline" else ("", against(result))
-        lines.append(
-            "; ".join(filter(None, (f"{name.replace('_', ' ')}, {by_both(sweeps[f'screen_{name}'])}", difference)))
-        )
-        answers += [against(result), same]
-    return Outcome(lines, combined(answers))
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    results = {name.replace("_", " "): result for name, result in laws(sweeps).items()}
-    return {"fig6": exponents.pictures(results, "Residual networks, 100 steps, by accuracy")}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment(
     figure="6a, 6c, 7a",
-    claim="ResNet: dropout, batch norm and both leave the exponent at about -3/2",
-    paper="-1.568 (dropout), -1.869 (batch norm), -1.803 (both)",
-    sweeps={f"screen_{name}": ingredients.SCREEN[f"screen_{name}"] for name in VARIANTS},
-    outcome=outcome,
-    pictures=pictures,
+    claim="ResNets with dropout, batch norm, both: exponents -1.568, -1.869, -1.803",
+    sweeps={law.sweep: ingredients.SCREEN[law.sweep] for law in LAWS.values()},
+    laws=LAWS,
+    claimed=list(LAWS),
+    compared={name: "baseline" for name in LAWS if name != "baseline"},
+    picture="fig6",
+    title="Residual networks, 100 steps, by accuracy",
 )

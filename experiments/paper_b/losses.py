@@ -17,55 +17,23 @@ Expect: equal exponents, as at initialization (docs/theory.md, section 6).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from matplotlib.figure import Figure
-
-from depthmup.fit import Transfer
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined
-from experiments.paper_b import exponents, fig2a, ingredients, networks
-from experiments.paper_b.exponents import along_depth, by_both, equal
+from experiments.paper_b import fig2a, ingredients, networks
+from experiments.paper_b.exponents import Law, experiment
 
 PLAIN = {"plain_mse": networks.full(networks.plain, networks.SHORT, {"loss": "mse"})}
 RESIDUAL = {name: ingredients.SCREEN[name] for name in ("screen_baseline", "screen_mse")}
-# {networks: (sweep with cross-entropy, sweep with the squared error, the depths of both)}
-NAMES = {
-    "plain": ("plain", "plain_mse", networks.SHORT),
-    "residual": ("screen_baseline", "screen_mse", networks.SCREEN_DEPTHS),
-}
 
-
-def pairs(sweeps: Sweeps) -> dict[str, tuple[Transfer, Transfer]]:
-    """{networks: (cross-entropy, squared error)} at the same depths."""
-    return {
-        name: (along_depth(sweeps[first], depths=depths), along_depth(sweeps[second]))
-        for name, (first, second, depths) in NAMES.items()
-    }
-
-
-def outcome(sweeps: Sweeps) -> Outcome:
-    lines, answers = [], []
-    for name, (cross_entropy, squared) in pairs(sweeps).items():
-        difference, verdict = equal(cross_entropy, squared)
-        first, second, depths = NAMES[name]
-        lines.append(f"{name}, cross-entropy, {by_both(sweeps[first], depths)}")
-        lines.append(f"{name}, squared error, {by_both(sweeps[second])}")
-        lines.append(f"{name}: {difference}")
-        answers.append(verdict)
-    return Outcome(lines, combined(answers))
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    of = {f"{name}, {loss}": result for name, both in pairs(sweeps).items()
-          for loss, result in zip(("cross-entropy", "squared error"), both, strict=True)}  # fmt: skip
-    return {"losses": exponents.pictures(of, "By accuracy")}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment(
     figure="Appendix F",
-    claim="cross-entropy and squared error have the same exponent",
-    paper="nearly parallel",
+    claim="cross-entropy and squared error have nearly parallel laws",
     sweeps={**PLAIN, **fig2a.SWEEPS, **RESIDUAL},
-    outcome=outcome,
-    pictures=pictures,
+    laws={
+        "plain, cross-entropy": Law("plain", networks.SHORT),
+        "plain, squared error": Law("plain_mse"),
+        "residual, cross-entropy": Law("screen_baseline"),
+        "residual, squared error": Law("screen_mse"),
+    },
+    compared={f"{networks}, squared error": f"{networks}, cross-entropy" for networks in ("plain", "residual")},
+    picture="losses",
+    title="By accuracy",
 )

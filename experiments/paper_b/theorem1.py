@@ -21,13 +21,9 @@ Expect: under mup it stays, under am_mup it falls about as width^-1/2, as Sbar =
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from depthmup.report import figures
-from experiments.figures.figure import Experiment, Outcome, Sweeps, curve_of, judged, words
+from experiments.figures.figure import CurveName, Experiment, loss_pictures
 from experiments.paper_b import networks
 
 HEADS = ("am_mup", "mup")
@@ -45,26 +41,10 @@ def plain_width(scale: str) -> Any:
     return config
 
 
-def outcome(sweeps: Sweeps) -> Outcome:
-    curves = sweeps["plain_width"].curves
-    result = judged(curves, {("am_mup", "width"): True})
-    return Outcome([*result.ours, f"not claimed: {words(curve_of(curves, 'width', 'mup'))}"], result.verdict)
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    drawn = figures.loss_curves(sweeps["plain_width"].curves)
-    return {"theorem1": drawn} if drawn else {}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = Experiment.transfers(
     figure="Theorem 1",
-    claim="plain CNN: the best learning rate does not depend on the width",
-    paper="proved, with as many outputs as units",
+    claim="plain CNNs, as many outputs as units: the width does not matter",
     sweeps={"plain_width": plain_width},
-    outcome=outcome,
-    pictures=pictures,
-    remarks="""
-Sbar = 1 at initialization has width^-.45 [-.54, -.37] for this readout ([theory.md](theory.md), section 6), at
-widths 64 to 512. The trained optima do not follow it: from width 8 to 64 the drift excludes -.45. What the learning
-rate of width 8 costs is small beside its errors at widths 16 and above, and so is what an octave costs.""",
+    expected={CurveName("plain_width", "am_mup", "width"): True, CurveName("plain_width", "mup", "width"): None},
+    pictures=lambda sweeps: loss_pictures({"theorem1": sweeps["plain_width"].curves}),
 )

@@ -23,12 +23,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer
-from experiments.figures.figure import Experiment, Outcome, Sweeps, combined, paired
-from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import along_depth, best_rates, by_both, equal
+from experiments.figures.figure import Part, paired
+from experiments.paper_b import networks
+from experiments.paper_b.exponents import Law, best_rates, equal, experiment
 
 BATCH = 32
 CHANGES: dict[str, Mapping[str, Any]] = {
@@ -59,45 +58,29 @@ def _at_scale(name: str) -> networks.Config:
 SWEEPS = {f"plain_{name}": _at_scale(name) for name in CHANGES}
 
 
-def laws(sweeps: Sweeps) -> dict[str, Transfer]:
-    return {name.removeprefix("plain_"): along_depth(sweep) for name, sweep in sweeps.items()}
+LAWS = {name: Law(f"plain_{name}") for name in CHANGES}
 
 
-def factor(base: Transfer, other: Transfer) -> str:
-    """By how many octaves the best learning rates of `other` are higher: the mean over depths, its 95% interval."""
+def changed(base: Transfer, other: Transfer) -> Part:
+    """Of the claim that the exponents are equal; and by how many octaves the best learning rates of `other` are higher,
+    the mean over depths with its 95% interval."""
     octaves = [math.log2(b / a) for a, b in zip(best_rates(base), best_rates(other), strict=True) if a and b]
+    difference, answer = equal(base, other)
     if len(octaves) < 2:
-        return ""
+        return difference, answer
     mean, low, high = paired(np.array(octaves))
-    return f"; best learning rates {mean:+.2f} [{low:+.2f}, {high:+.2f}] octaves higher"
+    return f"{difference}; {mean:+.2f} [{low:+.2f}, {high:+.2f}] octaves", answer
 
 
-def outcome(sweeps: Sweeps) -> Outcome:
-    results = laws(sweeps)
-    base = results["base"]
-    lines, answers = [f"base, {by_both(sweeps['plain_base'])}"], []
-    for name, result in results.items():
-        if name != "base":
-            difference, verdict = equal(base, result)
-            lines.append(f"{name}: {difference}{factor(base, result)}")
-            answers.append(verdict)
-    return Outcome(lines, combined(answers))
-
-
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    return {"theorem2": exponents.pictures(laws(sweeps), "Plain networks, 100 steps, by accuracy")}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment(
     figure="Theorem 2",
-    claim="plain CNN: channels, kernel, image size and batch size leave the exponent",
-    paper="proved",
+    claim="plain CNNs: channels, kernel, image size, batch size leave the exponent",
     sweeps=SWEEPS,
-    outcome=outcome,
-    pictures=pictures,
+    laws=LAWS,
+    compared={name: "base" for name in LAWS if name != "base"},
+    compare=changed,
+    shown=False,
+    picture="theorem2",
+    title="Plain networks, 100 steps, by accuracy",
     needs=("plain_base", "plain_kernel"),
-    remarks="""
-In 100 steps none of these networks learns at 13 layers, and some not at 9: fewer than five depths are left, so that
-there is no exponent and nothing is decided. Factors between the best learning rates are of the depths that both have.
-Longer trainings would decide.""",
 )

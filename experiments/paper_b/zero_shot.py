@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.verdict import UNLEARNED
-from experiments.figures.figure import UNDECIDED, Experiment, Outcome, Sweeps, agreement, best_losses, combined, paired
+from experiments.figures.figure import UNDECIDED, Experiment, Outcome, Sweeps, agreement, best_losses, markdown, paired
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth
 from experiments.published import Sweep
@@ -106,42 +106,52 @@ def carried(sweeps: Sweeps, name: str, result: Transfer, rule: Rule) -> Transfer
 
 
 def words(result: Transfer, rule: Rule, judged: Transfer | None) -> str:
-    """What a rule does at the deepest network that learned."""
+    """What a rule does at the deepest network that learned: octaves off, and the points of accuracy that it loses."""
     off, rate = rule.octaves_off[deepest(result)], rule.predicted[deepest(result)]
     if judged is None or off is None or rate is None:
-        return f"{rule.name}: no optimum or no prediction"
+        return "no optimum or no prediction"
     lost, cost, edge = judged.regret_accuracy[-1], judged.costs[-1], result.optima[deepest(result)].edge
-    text = f"{rule.name}: {off:+.1f} octaves off, "
     if lost is not None:
         interval = f" [{100 * lost.low:.1f}, {100 * lost.high:.1f}]" if lost.share else ""
-        return f"{text}loses {100 * lost.share:.1f}{interval} points"
+        return f"{off:+.1f}; {100 * lost.share:.1f}{interval}"
     if edge and edge.learning_rate and rate > edge.learning_rate:
-        return f"{text}beyond the edge"
-    return text + (f"costs {cost} of the lowest error" if cost else "not trained")
+        return f"{off:+.1f}; beyond the edge"
+    return f"{off:+.1f}; " + (f"costs {cost} of the lowest error" if cost else "not trained")
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """The paper's rule must transfer, for plain and for residual networks."""
-    lines, answers = [], []
+    parts, shown = [], dict[str, dict[str, str]]()
     for name in (name for name in SWEEPS if name in sweeps and name != "low_baseline"):
         result, chosen = rules(sweeps, name)
-        title = f"{ingredients.name_of(name).replace('_', ' ')}, accuracy at depth {result.values[deepest(result)]:g}"
+        title = f"{ingredients.name_of(name).replace('_', ' ')}, depth {result.values[deepest(result)]:g}"
         judged = {rule.name: carried(sweeps, name, result, rule) for rule in chosen}
-        lines.append(f"{title}: " + "; ".join(words(result, rule, judged[rule.name]) for rule in chosen))
+        shown[title] = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
         if paper := judged.get(OURS):
-            lines[-1] += f". {OURS}: {paper.verdict}"
-            answers.append(agreement(paper))
+            parts.append((f"{title}: octaves off {shown[title][OURS]}", agreement(paper)))
         elif name != "full_depth_mup":
-            answers.append(UNDECIDED)
+            parts.append((f"{title}: no prediction of {OURS}", UNDECIDED))
+    names = dict.fromkeys(rule for of in shown.values() for rule in of)
+    table = markdown(
+        ("octaves off; points of accuracy lost", *shown),
+        [[rule, *(of.get(rule, "") for of in shown.values())] for rule in names],
+    )
+    return Outcome.of(parts, "\n\n".join([table, *_of_depth_mup(sweeps)]))
+
+
+def _of_depth_mup(sweeps: Sweeps) -> list[str]:
+    """Its best accuracy beside that of the paper's network, and its exponent."""
+    lines = []
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
         best = {of: best_losses(along_depth(sweeps[name]), -1) for name, of in PARAMETERIZATIONS.items()}
         mean, low, high = 100 * np.array(paired(-np.subtract(*best.values())))
         accuracies = ", ".join(f"{100 * (1 - errors.mean()):.1f}% ({of})" for of, errors in best.items())
-        lines.append(f"best accuracy at the deepest residual network: {accuracies}, "
-                    f"difference {mean:+.1f} [{low:+.1f}, {high:+.1f}] points")  # fmt: skip
+        lines.append(
+            f"Best accuracy at the deepest ResNet: {accuracies}, difference {mean:+.1f} [{low:+.1f}, {high:+.1f}]."
+        )
     if "full_depth_mup" in sweeps:
-        lines.append(f"best learning rate under depth_mup, {exponents.by_both(sweeps['full_depth_mup'])}")
-    return Outcome(lines, combined(answers))
+        lines.append(f"Exponent under depth_mup: {exponents.bare(along_depth(sweeps['full_depth_mup']))}.")
+    return lines
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -165,8 +175,8 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
 
 EXPERIMENT = Experiment(
     figure="Section 5",
-    claim="tuned at a small depth, the rule L^-3/2 gives the learning rate of any depth",
-    paper="stated",
+    claim="tuned at a small depth, L^-3/2 gives the learning rate of any depth",
+    question="Does one tuning with L^-3/2 serve all depths?",
     sweeps=SWEEPS,
     outcome=outcome,
     pictures=pictures,
