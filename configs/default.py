@@ -1,7 +1,9 @@
-"""Every key there is, with its meaning. Other configs override this one: they add no key.
+"""All settings; default:FAMILY is another family of models: default:vit.
 
 python main.py explain --config=configs/default.py
-python main.py explain --config=configs/default.py:vit        (another family of models)
+python main.py explain --config=configs/default.py:vit
+
+Other configs override this one: they add no key.
 
 `make configs` writes this file from the declarations of the settings: settings.py, recipe.py, models/, data/.
 """

@@ -1,13 +1,14 @@
-"""ResNet-18 (depth 2: 8 residual blocks) with batch norm (depthwise-transfer paper, A.2, B.6) on ImageNet.
+"""Depth-muP paper, B.6: ResNets with batch norm on ImageNet, SGD.
 
     python -m depthmup.data.prepare imagenet2012
     python main.py --config=configs/imagenet_resnet.py --workdir=runs/imagenet_resnet
     python main.py sweep --config=configs/imagenet_resnet.py --workdir=runs/sweep
 
+The lone training is of ResNet-18 (depth 2: 8 residual blocks).
 Cost: 180,160 steps of batch 64 and 1.4e17 operations for each training; 1,710 trainings and 1.8e20 operations for the
-sweep, by the arithmetic of --dry_run: 56 years at 1e11 operations a second. Nothing was run: the data set needs a
-download.
-Expect, by the paper: the best learning rate transfers over depth; without the branch factor
+sweep, by the arithmetic of --dry_run: 56 years at 1e11 operations a second.
+Not run: the data set needs a download.
+The paper (A.2): the best learning rate transfers over depth; without the branch factor
 (--config.parameterization.name=mup) it transfers less well. Epochs, learning rate and base shape are our choice.
 Along depth the coordinate check is ok at beta0 = 1/16 and not at 1, the paper's value, used here (docs/checks.md).
 """

@@ -1,13 +1,13 @@
-"""Vision Transformers without layer norm of the depthwise-transfer paper (A.3, Fig 3e-f) on ImageNet: Adam.
+"""Depth-muP paper, Figure 3e-f: ViTs without layer norm on ImageNet, Adam.
 
     python -m depthmup.data.prepare imagenet2012
     python main.py --config=configs/imagenet_vit.py --workdir=runs/imagenet_vit
     python main.py sweep --config=configs/imagenet_vit.py --workdir=runs/sweep
 
 Cost: 180,160 steps of batch 64 and 3.2e17 operations for each training; 456 trainings and 7.4e19 operations for the
-sweep, by the arithmetic of --dry_run: 23 years at 1e11 operations a second. Nothing was run: the data set needs a
-download.
-Expect, by the paper: the best learning rate of depth_mup transfers over depth.
+sweep, by the arithmetic of --dry_run: 23 years at 1e11 operations a second.
+Not run: the data set needs a download.
+The paper (A.3): the best learning rate of depth_mup transfers over depth.
 The paper's rule has no power of depth in Adam's learning rates; ours, with L^-1/2 in branches, is
 --config.parameterization.lr_depth=-0.5. Ours: epochs, warm-up, patch size, heads, learning rate, shapes and base
 shape (the paper's text has lost them).

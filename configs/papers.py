@@ -1,5 +1,13 @@
-"""Settings that the papers' experiments share. A is the depthwise-transfer paper, B the AM-muP paper; docs/papers.md
-says which figure has which config, and what differs.
+"""papers:MODEL,DATA is a paper's model on a data set: papers:cnn,cifar100.
+
+    python -m depthmup.data.prepare cifar100
+    python main.py sweep --config=configs/papers.py:residual_cnn,cifar100 --workdir=runs/sweep
+
+MODEL is resnet, simple_resnet or vit (the depth-muP paper, A) on cifar10, cifar100 or tiny_imagenet, or cnn or
+residual_cnn (the AM-muP paper, B) on cifar10, cifar100 or imagenet2012. docs/results.md says which figure has which
+config; main figures have a config of their own.
+Cost: --dry_run says it.
+Not run: the data sets need a download.
 
 "Ours" marks a choice of our own, where a paper's text has lost a value or leaves it open.
 """
@@ -14,6 +22,11 @@ CIFAR = dict(flip=True, rotate=10.0, shear=10.0, scale=(0.8, 1.2), brightness=0.
 # A, A.4: "crops, horizontal flips"; the range of areas is ours, the one of Inception.
 IMAGENET = dict(flip=True, crop=(0.08, 1.0))
 TINY_IMAGENET = dict(flip=True, crop=(0.3, 1.0))
+SETS_A: dict[str, tuple[dict, float]] = {  # {data set: augmentation, epochs}
+    "cifar10": (CIFAR, 20.0),
+    "cifar100": (CIFAR, 20.0),
+    "tiny_imagenet": (TINY_IMAGENET, 10.0),
+}
 # A, section 3 and A.4: Adam as in the mup package, whose learning rates have no power of depth (ours has L^-1/2 in
 # branches: lr_depth unset); linear warm-up. Ours: the length of the warm-up, the learning rate.
 VIT = dict(
@@ -52,6 +65,20 @@ B = {
 IMAGENET_B = dict(
     data=dict(batch_size=256, image_size=64, augment=IMAGENET, workers=16), sweep=dict(depths=SEGMENTS_AB)
 )
+SETS_B: dict[str, dict] = {"cifar10": {}, "cifar100": {}, "imagenet2012": IMAGENET_B}
+
+
+def get_config(which: str = "") -> config_dict.ConfigDict:
+    """which: MODEL,DATA; it stands behind a colon, --config=papers:resnet,cifar100."""
+    model, _, data = which.partition(",")
+    if model in SMALL_A and data in SETS_A:
+        return small_a(model, data)
+    if model in B and data in SETS_B:
+        return paper_b(model, data)
+    raise ValueError(
+        f"unknown {which!r} behind the colon of --config=papers:MODEL,DATA (known: {', '.join(SMALL_A)} on "
+        f"{', '.join(SETS_A)}; {', '.join(B)} on {', '.join(SETS_B)})"
+    )
 
 
 def paper_a(model: str, data: str, augment: dict, epochs: float) -> config_dict.ConfigDict:
@@ -66,11 +93,14 @@ def paper_a(model: str, data: str, augment: dict, epochs: float) -> config_dict.
     return config
 
 
-def small_a(model: str, data: str, augment: dict, epochs: float) -> config_dict.ConfigDict:
+def small_a(model: str, data: str) -> config_dict.ConfigDict:
     """`paper_a` with the shapes and sweeps of SMALL_A, and a ViT's training of VIT."""
+    augment, epochs = SETS_A[data]
     config = paper_a(model, data, augment, epochs)
     if model == "vit":
         config.update(VIT)
+        config.epochs = 20.0
+        config.model.patch = 8 if data == "tiny_imagenet" else 4
     config.update(SMALL_A[model])
     return config
 
@@ -97,4 +127,5 @@ def paper_b(model: str, data: str) -> config_dict.ConfigDict:
     config.sweep.seeds = 3
     config.sweep.widths = ()
     config.update(B[model])
+    config.update(SETS_B[data])
     return config

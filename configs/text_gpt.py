@@ -1,4 +1,4 @@
-"""Which learning rate at which depth and width: small language models on text, byte by byte, AdamW; no download.
+"""Small GPTs on text, byte by byte, AdamW: depth and width; no download.
 
     python main.py sweep --config=configs/text_gpt.py --workdir=runs/text_gpt
     python main.py sweep --config=configs/text_gpt.py --workdir=runs/mine --config.data.data_dir=my_corpus/
@@ -9,8 +9,8 @@
 
 Without data.data_dir the text is the docstrings of NumPy, 1.5 million bytes. Epochs count the whole text: for a text
 of n bytes 300 steps are 200,000 / n epochs, and the warm-up is a tenth of them.
-Cost: minutes on two cores; `--dry_run` says how many on yours. Nothing was measured on an idle machine yet.
-Expect: the best learning rate hardly moves under mup over width and under depth_mup over depth, as in docs/language.md.
+Cost: minutes on two cores; `--dry_run` says how many on yours.
+Not run; docs/language.md has larger sweeps of such models.
 """
 
 from ml_collections import config_dict

@@ -28,10 +28,12 @@ from depthmup.settings import (
 )
 
 WIDTH = 120  # columns of configs/default.py
-HEADER = """\"\"\"Every key there is, with its meaning. Other configs override this one: they add no key.
+HEADER = """\"\"\"All settings; default:FAMILY is another family of models: default:vit.
 
 python main.py explain --config=configs/default.py
-python main.py explain --config=configs/default.py:vit        (another family of models)
+python main.py explain --config=configs/default.py:vit
+
+Other configs override this one: they add no key.
 
 `make configs` writes this file from the declarations of the settings: settings.py, recipe.py, models/, data/.
 \"\"\"

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from depthmup import data, fit
+from depthmup import data, fit, usage
 from depthmup.data.images import TFDS
 from depthmup.models import MODELS
 from depthmup.settings import LEARNING_RATE, from_config
@@ -21,7 +22,6 @@ from depthmup.trials.plan import count
 from depthmup.trials.study import Axis
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py"))
 SMALLEST = {
     "simple_resnet": dict(width=8, depth=3),
     "resnet": dict(width=2, depth=1, stages=(1, 1, 1, 1)),
@@ -38,44 +38,52 @@ SHAPES = {
     "transfer": (2, 2, 1.0, 4.0),
     "patches16_simple_resnet": (3, 3, 1.0, 2.0),
     "patches16_vit": (2, 2, 1.0, 2.0),
-    "patches_resnet": (6, 3, 1.4142, 0.5),
-    "patches_simple_resnet": (2, 6, 0.5774, 4.0),
+    "patches:resnet": (6, 3, 1.4142, 0.5),
+    "patches:simple_resnet": (2, 6, 0.5774, 4.0),
+    "patches:vit": (2, 4, 0.7071, 2.0),
     "text_gpt": (2, 2, 1.0, 1.0),
-    "patches_vit": (2, 4, 0.7071, 2.0),
     "cifar10_simple_resnet": (3, 4, 0.8660, 4.0),
-    "tiny_imagenet_simple_resnet": (3, 4, 0.8660, 4.0),
+    "papers:simple_resnet,tiny_imagenet": (3, 4, 0.8660, 4.0),
     "cifar10_resnet": (6, 9, 0.8165, 0.5),
-    "cifar100_resnet": (6, 9, 0.8165, 0.5),
-    "tiny_imagenet_resnet": (6, 9, 0.8165, 0.5),
+    "papers:resnet,cifar100": (6, 9, 0.8165, 0.5),
+    "papers:resnet,tiny_imagenet": (6, 9, 0.8165, 0.5),
     "imagenet_resnet": (8, 8, 1.0, 1.0),  # ResNet-18 at ResNet-18's shape
-    "cifar10_vit": (2, 8, 0.5, 4.0),
+    "papers:vit,cifar10": (2, 8, 0.5, 4.0),
     "tiny_imagenet_vit": (2, 8, 0.5, 4.0),
     "imagenet_vit": (2, 12, 0.4082, 12.0),
     # Plain networks have no branches.
     "cifar10_cnn": (3, 3, 1.0, 1.0),
-    "cifar10_cnn_gelu": (3, 3, 1.0, 1.0),
-    "cifar100_cnn": (3, 3, 1.0, 1.0),
-    "imagenet_cnn": (3, 3, 1.0, 1.0),
+    "papers:cnn,cifar100": (3, 3, 1.0, 1.0),
+    "papers:cnn,imagenet2012": (3, 3, 1.0, 1.0),
     # Not 1/sqrt(4): AM-muP has 1/sqrt(K) in the init of branch weights, not in the forward pass.
     "cifar10_residual_cnn": (1, 4, 1.0, 1.0),
-    "cifar100_residual_cnn": (1, 4, 1.0, 1.0),
-    "imagenet_residual_cnn": (1, 4, 1.0, 1.0),
+    "papers:residual_cnn,cifar100": (1, 4, 1.0, 1.0),
+    "papers:residual_cnn,imagenet2012": (1, 4, 1.0, 1.0),
 }
 NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit", "text_gpt"}
 TWO, THREE = ["A", "B"], ["A", "B", "C"]
 PAPER_B = {  # the segments of which the sweep has both anchors and all depths to predict, C's odd ones excepted
     "cifar10_cnn": THREE,
-    "cifar10_cnn_gelu": THREE,
-    "cifar100_cnn": THREE,
-    "imagenet_cnn": TWO,
+    "papers:cnn,cifar100": THREE,
+    "papers:cnn,imagenet2012": TWO,
     "cifar10_residual_cnn": TWO,
-    "cifar100_residual_cnn": TWO,
-    "imagenet_residual_cnn": TWO,
+    "papers:residual_cnn,cifar100": TWO,
+    "papers:residual_cnn,imagenet2012": TWO,
 }
+CONFIGS = sorted(SHAPES.keys() - {"default", "digits", "transfer"})
+
+
+SOME = {name.partition(":")[0]: name for name in SHAPES}  # {file: one of its configs}
+
+
+def config_of(name):
+    """name: as in --config=name."""
+    file, colon, argument = name.partition(":")
+    return importlib.import_module(f"configs.{file}").get_config(*[argument] * bool(colon))
 
 
 def settings_of(name):
-    return from_config(importlib.import_module(f"configs.{name}").get_config())
+    return from_config(config_of(name))
 
 
 def fake_records(builder, split, **_):
@@ -102,7 +110,7 @@ def mocked(monkeypatch):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_steps(name, mocked):
-    two_steps(importlib.import_module(f"configs.{name}").get_config())
+    two_steps(config_of(name))
 
 
 def two_steps(config):
@@ -129,21 +137,34 @@ def two_steps(config):
     assert 0 <= metrics["test_accuracy"][0] <= 1
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_header(name):
-    """Command, cost and expectation, all filled in; the commands name this file and a data set there is."""
-    text = (ROOT / "configs" / f"{name}.py").read_text().split('"""')[1]
-    assert f"python main.py --config=configs/{name}.py --workdir=" in text
+@pytest.mark.parametrize("file", sorted({name.partition(":")[0] for name in SHAPES} - {"default"}))
+def test_header(file):
+    """A headline, commands, what they cost and gave, if they were run; they name this file and a data set there is."""
+    text = (ROOT / "configs" / f"{file}.py").read_text().split('"""')[1]
+    assert len(usage.headline(file)) <= 73  # a line of --help
+    assert re.search(rf"\n    python main\.py (sweep )?--config=configs/{file}\.py[ :].*--workdir=", text)
     assert "\nCost: " in text
-    assert "\nExpect" in text
-    assert "COST_" not in text
-    config = importlib.import_module(f"configs.{name}").get_config()
-    if config.data.name in TFDS:
-        assert f"python -m depthmup.data.prepare {config.data.name}\n" in text
+    assert re.search(r"\n(Result.*:|Not run[:;]) ", text)
+    for name in re.findall(r"depthmup\.data\.prepare (\w+)\n", text):
+        assert name in TFDS
+    assert ("depthmup.data.prepare" in text) == (settings_of(SOME[file]).data.name in TFDS)
 
 
 def test_every_config_is_in_the_table():
-    assert {p.stem for p in (ROOT / "configs").glob("*.py")} - {"papers"} == SHAPES.keys()
+    assert {p.stem for p in (ROOT / "configs").glob("*.py")} == {name.partition(":")[0] for name in SHAPES}
+
+
+@pytest.mark.parametrize("which", ["", "vit", "vit,imagenet2012", "cnn,tiny_imagenet", "cnn,cifar10,"])
+def test_a_model_or_data_that_the_papers_lack(which):
+    with pytest.raises(
+        ValueError, match=r"behind the colon of --config=papers:MODEL,DATA \(known: simple_resnet, resnet"
+    ):
+        config_of(f"papers:{which}")
+
+
+def test_main_figures_are_those_of_papers():
+    for name, which in (("cifar10_cnn", "cnn"), ("cifar10_residual_cnn", "residual_cnn"), ("cifar10_resnet", "resnet")):
+        assert settings_of(name) == settings_of(f"papers:{which},cifar10")
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES.items())
@@ -179,11 +200,9 @@ def test_the_protocol_of_paper_b(name, segments):
     assert model.options["padding"] == "circular"
     if model.name == "residual_cnn":
         assert (model.width, model.options["kernels"], model.options["norm"]) == (64, (3, 3), "none")
-        assert bool(model.options["dropout"]) == (name == "imagenet_residual_cnn")  # Fig 9
+        assert model.options["dropout"] == 0.0
     else:
-        gelu = name == "cifar10_cnn_gelu"  # Fig 3
-        assert model.options["activation"] == ("gelu" if gelu else "relu")
-        assert model.options["gelu_variance"] == ("paper" if gelu else "stationary")
+        assert model.options["activation"] == "relu"
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() - PAPER_B.keys() - NOT_PAPER_A))

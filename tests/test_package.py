@@ -49,7 +49,7 @@ def test_infinite_depth_names_its_extra(monkeypatch):
 
 
 def test_names_are_those_of_the_shipped_configs():
-    assert set(find_config.names()) == CONFIGS - {"papers"}  # papers.py only has what others share
+    assert set(find_config.names()) == CONFIGS
     for name in find_config.names():
         assert find_config.find(name) == str(ROOT / "configs" / f"{name}.py")
     assert find_config.find("default:vit") == str(ROOT / "configs" / "default.py:vit")
@@ -67,7 +67,6 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
     ("value", "says"),
     [
         ("digit", r"unknown config 'digit'; did you mean 'digits'\? --help lists all that ship; the path of a file"),
-        ("papers", "unknown config 'papers'"),
         ("", "unknown config ''"),
         (
             "nowhere/digits.py:x",
@@ -118,7 +117,7 @@ def test_the_command_finds_configs_in_the_wheel(site, tmp_path):
 
     The verb is looked at last, so nothing else was wrong.
     """
-    done = command(site, tmp_path, "shrink", "--config=patches_vit", "--config.model.depth=2", without="tensorflow")
+    done = command(site, tmp_path, "shrink", "--config=patches:vit", "--config.model.depth=2", without="tensorflow")
     verbs = "train, sweep, check, calibrate, explain, grow, plan, compare"
     assert done.stderr == f"error: verb 'shrink': give one of {verbs}\n"
 

@@ -1,6 +1,6 @@
 """Draw the network's inputs: a grid of training images, augmented as in the first step, with their labels.
 
-    python -m depthmup.data.show --config=configs/patches_resnet.py --out=grid.png [--config.data.key=value ...]
+    python -m depthmup.data.show --config=configs/patches.py:resnet --out=grid.png [--config.data.key=value ...]
 
 Under each row of augmented images the same images are drawn without augmentation, as in evaluation.
 """
