@@ -77,7 +77,7 @@ def paint(panel: Axes, marks: Sequence[Mark], color: Any, label: str, place: int
                 "capsize": 3,
                 "elinewidth": 0.8,
             }
-            bars = np.nan_to_num([np.subtract(mark.y, mark.low), np.subtract(mark.high, mark.y)])
+            bars = np.subtract(mark.y, mark.low), np.subtract(mark.high, mark.y)
             panel.errorbar(mark.x, mark.y, bars, color=color, label=plain(label), **style)
         elif mark.kind in STYLES:
             where = panel.get_xaxis_transform() if mark.kind in FOOT else panel.transData

@@ -16,7 +16,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from depthmup.files import write_atomically
-from depthmup.fit import Drift, Optimum, Rule
+from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
 from depthmup.report import figures, interactive, panels, words
 from depthmup.report.curves import TransferCurve, best, variants
@@ -130,12 +130,12 @@ def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
 
 
 def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve along depth and each rule: how far the rule is off at each depth, and what this costs."""
+    """A row for each curve along depth: how far each rule is off the best learning rate, in octaves: mean, largest."""
     result = []
     for c in curves:
-        for rule in c.laws.rules:
-            at_depth = {f"depth {size:g}": _rule_at(rule, i) for i, size in enumerate(c.result.values)}
-            result.append({**_name(c), "rule": rule.name, "mean, largest": _off(rule), **at_depth})
+        off = {r.name: NONE if r.mean is None else f"{r.mean:.2f}, {r.worst:.2f}" for r in c.laws.rules}
+        if off:
+            result.append({**_name(c), **off})
     return result
 
 
@@ -212,13 +212,9 @@ def verdict_table(curves: Sequence[TransferCurve]) -> str:
 
 
 def rule_table(curves: Sequence[TransferCurve]) -> str:
-    """How far the learning rate of each rule is off the best one, as text; "" without a curve along depth."""
-    rows = []
-    for c in curves:
-        off = {rule.name: _off(rule) for rule in c.laws.rules}
-        if off:
-            rows.append({**_name(c), **off})
+    """`rules` as text; "" without a curve along depth."""
     about = "octaves between the best learning rate at a depth and what a rule makes of the smallest depth's best"
+    rows = rules(curves)
     return f"{about}: mean, largest\n{words.text(rows)}" if rows else ""
 
 
@@ -295,10 +291,6 @@ def _name(c: TransferCurve, axis: bool = False) -> Cells:
     return {"": f"{c.optimizer} {c.name}"} | ({"over": f"{other}{c.axis}"} if axis else {})
 
 
-def _off(rule: Rule) -> str:
-    return NONE if rule.mean is None else f"{rule.mean:.2f}, {rule.worst:.2f}"
-
-
 def _interval(drift: Drift | None) -> dict[str, Any] | None:
     return drift and _fields(drift, "octaves_per_doubling", "low", "high")
 
@@ -308,19 +300,6 @@ def _edge(o: Optimum) -> str:
         return NONE
     interval = "" if math.isnan(o.edge.low) else f" [{words.rate(o.edge.low)}, {words.rate(o.edge.high)}]"
     return f"{words.rate(o.edge.learning_rate)}{interval}"
-
-
-def _rule_at(rule: Rule, i: int) -> str:
-    """The cell of a rule at the i-th depth: octaves off the optimum, and the regret in brackets."""
-    off, regret = rule.octaves_off[i], rule.regret[i]
-    if i == rule.tuned:
-        return "tuned"
-    if rule.predicted[i] is None:
-        return NONE
-    if off is None:
-        return "no optimum"
-    cost = Markup("&times;") if regret is None else f"{regret:.3f}"
-    return Markup("{} <small>({})</small>").format(f"{off:+.2f}", cost)
 
 
 def _fields(of: object, *names: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "noise_scale": ("gradient noise scale in examples", lambda values: np.median(values[:, :, 0], axis=0)),
 }
 POINTS = 200  # most points of a line over the steps of training
+Points = tuple[Any, Any] | None  # x and y of a line
 Labelled = Sequence[tuple[str, TransferCurve]]  # the letter of a curve's sweep, "" where there is one sweep only
 
 
@@ -90,13 +92,15 @@ def pictures(
     labelled = list(zip(sweeps or [""] * len(curves), curves, strict=True))
     number = {key: i for i, key in enumerate(trials)}
     for axis, key in dict.fromkeys((c.axis, c.hyperparameter) for c in curves):
-        own = [(sweep, c) for sweep, c in labelled if (c.axis, c.hyperparameter) == (axis, key)]
-        yield losses(own, number)
-        yield optima(own)
+        beside = [(sweep, c) for sweep, c in labelled if (c.axis, c.hyperparameter) == (axis, key)]
+        yield losses(beside, number)
+        yield optima(beside)
         if learning and key == "learning_rate":
-            yield from filter(_shows, _over_steps([c for _, c in own], learning))
-    if learning:
-        yield from filter(_shows, [update_profiles([c for c in curves if c.laws.updates])])
+            yield from filter(_shows, _over_steps([c for _, c in beside], learning))
+    if learning and (own := [c for c in curves if c.laws.updates]):
+        title = "Change of each layer in the first step (S_l, by a linear model) at each depth's best learning rate"
+        x, y = "layer / number of layers", "mean square change"
+        yield from filter(_shows, [_lines(own, "update_profiles", title, x, y, _profile)])
 
 
 def losses(own: Labelled, number: Mapping[str, int] | None = None) -> Picture:
@@ -167,62 +171,47 @@ def optima(own: Labelled) -> Picture:
 def _over_steps(own: Sequence[TransferCurve], learning: LearningCurves) -> Iterator[Picture]:
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
     axis, at = own[0].axis, f"at each {_size(own[0])}, with the smallest one's best learning rate"
-
-    def loss(c: TransferCurve, size: float) -> tuple[Any, Any] | None:
-        found = learning.loss(c.carried(size))
-        if found is None:
-            return None
-        wide = max(1, len(found) // 50)  # a running mean: batches scatter more than sizes differ
-        every = -(-len(found) // POINTS)
-        smooth = np.convolve(found, np.full(wide, 1 / wide), "valid")
-        return found.index[wide - 1 :].to_numpy()[::every], smooth[::every]
-
-    yield _lines(own, f"curves_over_{axis}", f"Training loss {at}", "step", "training loss", loss)
-    for quantity, (label, reduce) in QUANTITIES.items():
-        if quantity not in learning.quantities:
-            continue
-
-        def measured(
-            c: TransferCurve, size: float, quantity: str = quantity, reduce: Callable[..., Any] = reduce
-        ) -> tuple[Any, Any] | None:
-            found = learning.measured(quantity, c.carried(size))
-            if found is None:
-                return None
-            steps, values = found
-            with np.errstate(divide="ignore"):
-                series = reduce(values)
-            return steps[series > 0], series[series > 0]  # kernels have not moved at the start
-
-        title = f"{label[0].upper()}{label[1:]} {at}"
-        yield _lines(own, f"{quantity}_over_{axis}", title, "step", label, measured, _edge_of_stability(quantity))
+    yield _lines(own, f"curves_over_{axis}", f"Training loss {at}", "step", "training loss", partial(_loss, learning))
+    for quantity, (label, _) in QUANTITIES.items():
+        if quantity in learning.quantities:
+            title, points = f"{label[0].upper()}{label[1:]} {at}", partial(_measured, learning, quantity)
+            level = _stability if quantity == "sharpness" else lambda c: None
+            yield _lines(own, f"{quantity}_over_{axis}", title, "step", label, points, level)
 
 
-def _edge_of_stability(quantity: str) -> Callable[[TransferCurve], float | None]:
-    """The level 2 / learning rate of sharpness, of SGD without a schedule."""
-
-    def level(c: TransferCurve) -> float | None:
-        trials = c.carried(c.result.values[0])
-        if quantity != "sharpness" or c.optimizer != "sgd" or trials.empty or trials["schedule"].iloc[0] != "constant":
-            return None
-        return 2 / float(trials["learning_rate"].iloc[0])
-
-    return level
-
-
-def update_profiles(own: Sequence[TransferCurve]) -> Picture | None:
-    """S_l of the first step at the best learning rate of each depth, over layer time."""
-    if not own:
+def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Points:
+    found = learning.loss(c.carried(size))
+    if found is None:
         return None
+    wide, every = max(1, len(found) // 50), -(-len(found) // POINTS)
+    smooth = np.convolve(found, np.full(wide, 1 / wide), "valid")  # batches scatter more than sizes differ
+    return found.index[wide - 1 :].to_numpy()[::every], smooth[::every]
 
-    def profile(c: TransferCurve, size: float) -> tuple[Any, Any] | None:
-        best = c.result.optimal_lr[c.result.values.index(size)]
-        if best is None or size not in c.laws.updates:
-            return None
-        found = c.laws.updates[size].per_layer * best**2
-        return np.linspace(0, 1, len(found)), found
 
-    title = "Change of each layer in the first step (S_l, by a linear model) at each depth's best learning rate"
-    return _lines(own, "update_profiles", title, "layer / number of layers", "mean square change", profile)
+def _measured(learning: LearningCurves, quantity: str, c: TransferCurve, size: float) -> Points:
+    found = learning.measured(quantity, c.carried(size))
+    if found is None:
+        return None
+    steps, values = found
+    with np.errstate(divide="ignore"):
+        series = QUANTITIES[quantity][1](values)
+    return steps[series > 0], series[series > 0]  # kernels have not moved at the start
+
+
+def _stability(c: TransferCurve) -> float | None:
+    """The level 2 / learning rate of sharpness, of SGD without a schedule."""
+    trials = c.carried(c.result.values[0])
+    constant = c.optimizer == "sgd" and not trials.empty and trials["schedule"].iloc[0] == "constant"
+    return 2 / float(trials["learning_rate"].iloc[0]) if constant else None
+
+
+def _profile(c: TransferCurve, size: float) -> Points:
+    """S_l of the first step at the best learning rate of a depth, over layer time."""
+    best = c.result.optimal_lr[c.result.values.index(size)]
+    if best is None or size not in c.laws.updates:
+        return None
+    found = c.laws.updates[size].per_layer * best**2
+    return np.linspace(0, 1, len(found)), found
 
 
 def _lines(
@@ -231,7 +220,7 @@ def _lines(
     title: str,
     x: str,
     y: str,
-    points: Callable[[TransferCurve, float], tuple[Any, Any] | None],
+    points: Callable[[TransferCurve, float], Points],
     level: Callable[[TransferCurve], float | None] = lambda c: None,
 ) -> Picture:
     """A panel for each curve, a line for each size. points: (x, y) of a curve and size, None without any."""
@@ -293,6 +282,7 @@ def _optimum_marks(c: TransferCurve, place: int) -> list[Mark]:
         f"{c.axis} {size:g}<br>best {rate:.3g}" + ("" if math.isnan(a) else f" [{a:.3g}, {b:.3g}]")
         for size, rate, a, b in found
     ]
+    low, high = np.where(np.isnan([low, high]), best, [low, high])  # no bars
     marks = [Mark("optima", x, best, low, high, about)]
     drift, law, sizes = c.result.drift, c.laws.power_law, np.geomspace(c.result.values[0], c.result.values[-1], 50)
     if law:
@@ -334,8 +324,8 @@ def _ends(values: Iterable[Any], log: bool) -> tuple[float, float]:
     return (2 ** (low - margin), 2 ** (high + margin)) if log else (low - margin, high + margin)
 
 
-def _shows(picture: Picture | None) -> bool:
-    return picture is not None and any(panel.lines for panel in picture.panels)
+def _shows(picture: Picture) -> bool:
+    return any(panel.lines for panel in picture.panels)
 
 
 def _label(c: TransferCurve, size: float, sweep: str = "") -> str:
