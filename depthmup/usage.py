@@ -58,8 +58,8 @@ VERBS = {
     ),
     "grow": Verb(
         "print the command that trains a larger network with what was tuned",
-        "With --workdir it takes the settings and the best learning rate of that sweep, and prints its verdict. Without "
-        "it it takes those of --config.",
+        "With --workdir it takes the settings and the best learning rate of that sweep, and prints its verdict; "
+        "otherwise it takes those of --config.",
         "of a finished sweep",
         "grow --workdir=runs/digits_transfer --config.optimizer.name=adam --width=512 --depth=32",
     ),
