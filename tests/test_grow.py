@@ -86,6 +86,8 @@ def test_the_settings_of_a_sweep(tmp_path):
     found = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
     assert (found.epochs, found.loss, found.parameterization.name) == (3.0, "mse", "mup")
     assert swept_settings(mine, tmp_path / "nothing") == mine
+    swept = swept_settings(mine, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
+    assert swept.sweep.log2_learning_rates["adam"] == (-12.0, 2.0)  # as the sweep had it, whatever a call gives
 
 
 def test_a_sweep_of_several_optimizers(tmp_path):

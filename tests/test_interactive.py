@@ -209,8 +209,8 @@ def test_what_decides_and_what_is_next(sweep):
     assert read.sweep.until == "decided"
     assert most <= read.sweep.max_seeds < 2 * max(most, 24)
     assert grow == (
-        "  python main.py grow --config=digits --config.sweep.until planned --workdir=a "
-        "--config.parameterization.name=depth_ode --width=16 --depth=24"
+        "  python main.py grow --config=digits --workdir=a --config.parameterization.name=depth_ode "
+        "--width=16 --depth=24"
     )
     spent = tiny.study(**{**GRID, "sweep__seeds": 2}, sweep__until="decided")
     edge = undecided[0].result.needs[0]._replace(kind="lower")

@@ -81,7 +81,7 @@ def swept_settings(settings: Settings, workdir: str | Path, given: Collection[st
     The parameterization and the optimizer are those of `settings` if the sweep has them, else the sweep's only one.
 
     Args:
-      given: keys whose value is that of `settings`, whatever the sweep has.
+      given: keys whose value is that of `settings`, whatever the sweep has; but what was swept, the sweep knows.
 
     Raises SettingsError if the sweep has several others, WorkdirError for a workdir that is not one of such a sweep.
     Without a settings.json, where rows were copied alone, it returns `settings`.
@@ -94,7 +94,8 @@ def swept_settings(settings: Settings, workdir: str | Path, given: Collection[st
         swept = from_identity(saved, settings.data.data_dir).settings
     except (KeyError, TypeError, ValueError) as error:
         raise WorkdirError(f"{path} is not that of a sweep of a config: give the --workdir of main.py sweep") from error
-    values = {key: value_of(settings, key) for key in given if key not in ("parameterization.name", "optimizer.name")}
+    names = "parameterization.name", "optimizer.name"
+    values = {key: value_of(settings, key) for key in given if key not in names and not key.startswith("sweep.")}
     for key, there in (
         ("parameterization.name", swept.sweep.parameterizations),
         ("optimizer.name", swept.sweep.optimizers),

@@ -255,7 +255,8 @@ def _grown(curves: Sequence[TransferCurve], study: Study, command: str) -> list[
 
 
 def _changed(command: str, verb: str, flags: str) -> str:
-    """The command of a sweep with another verb and with these flags, which take the place of those that it has."""
+    """The command of a sweep with another verb and with these flags, which take the place of those that it has. What
+    was swept is in the workdir: no other verb is told it again."""
     if not command.startswith(PROGRAMS):
         return ""
     new = shlex.split(flags)
@@ -263,7 +264,7 @@ def _changed(command: str, verb: str, flags: str) -> str:
     words, kept = iter(shlex.split(command)), []
     for word in words:
         flag, equals, _ = word.partition("=")
-        if flag not in dropped:
+        if flag not in dropped and (verb == "sweep" or not flag.startswith("--config.sweep.")):
             kept.append(verb if word == "sweep" else word)
         elif not equals and flag.removeprefix("--") not in ALONE:
             next(words, None)  # --flag value
