@@ -33,7 +33,7 @@ EXPERIMENT = experiment(
         "residual, cross-entropy": Law("screen_baseline"),
         "residual, squared error": Law("screen_mse"),
     },
-    compared={f"{networks}, squared error": f"{networks}, cross-entropy" for networks in ("plain", "residual")},
+    compared={f"{kind}, squared error": f"{kind}, cross-entropy" for kind in ("plain", "residual")},
     picture="losses",
     title="By accuracy",
 )
