@@ -29,7 +29,8 @@ from tests import browser
 STEPS = 100  # of a learning curve
 OPENED = 5  # times
 DRAWN = """[...document.querySelectorAll('.canvas')].every(
-  (canvas) => canvas.getBoundingClientRect().top > innerHeight || canvas.querySelector('.main-svg'))"""
+  (canvas) => !canvas.checkVisibility() || canvas.getBoundingClientRect().top > innerHeight
+    || canvas.querySelector('.main-svg'))"""
 
 
 def made_up() -> tuple[Study, list[Row]]:
