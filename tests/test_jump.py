@@ -6,7 +6,13 @@ import pytest
 
 from experiments import jump, scaling
 
-OPTIMA = {"sp": -3.0, "mup": -1.0, "depth_mup": 0.0, "depth_mup + completed_p": 0.5, "completep": 0.0}  # octaves from the tuned rate
+OPTIMA = {
+    "sp": -3.0,
+    "mup": -1.0,
+    "depth_mup": 0.0,
+    "depth_mup + completed_p": 0.5,
+    "completep": 0.0,
+}  # octaves from the tuned rate
 CURVATURE = 0.01  # of the logarithm of the loss, an octave squared
 
 
