@@ -40,7 +40,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -116,9 +116,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PROBLEMS = {"sgd, images": PHOTOS}  # TEXT by default
-COLUMNS_OF_RULES = (
-    "case", "along", "rules", "they say", "ours", "", "cost at the smallest", "at the largest but one", "at the largest"
-)  # fmt: skip
+Answer = Literal["holds", "undecided", "does not hold"]
+ANSWERS: tuple[Answer, ...] = get_args(Answer)
 
 
 def train(case: str) -> pandas.DataFrame:
@@ -188,35 +187,39 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
 
 
 def table() -> str:
-    """Rule, prediction, ours, cost of the transferred value: a row for each case, axis and exponent."""
+    """For each case and axis the exponent of the rows, and the rules with the answer and the largest cost of each."""
     lines = []
     for c in (c for c in curves() if "decay" not in c.optimizer):
         base = BASE_BATCH if c.axis == "batch_size" else BASE_STEPS
-        by_exponent: dict[float, list[str]] = {}
+        of_exponent: dict[float, list[str]] = {}
         for name, exponent in rules_of(CASES[case_of(c.optimizer)]["optimizer"], c.axis).items():
-            by_exponent.setdefault(exponent, []).append(f"`{name}`")
-        for exponent, names in sorted(by_exponent.items()):
-            words = (c.optimizer, c.axis.replace("_", " "), ", ".join(names), f"{exponent:+.2f}")
-            costs = [cost(c.result, exponent, base, i) for i in (0, -2, -1)]
-            lines.append((*words, *held(c.result, exponent), *costs))
-    return markdown(COLUMNS_OF_RULES, lines)
+            of_exponent.setdefault(exponent, []).append(f"`{name}`")
+        cells: dict[Answer, list[str]] = {answer: [] for answer in ANSWERS}
+        for exponent, names in sorted(of_exponent.items()):
+            cost = largest_cost(c.result, exponent, base)
+            cells[held(c.result, exponent)].append(f"{exponent:+.2f} ({', '.join(names)}): {cost}")
+        drift = c.result.drift
+        measured = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]" if drift else "none"
+        texts = ("; ".join(of_answer) or "-" for of_answer in cells.values())
+        lines.append((c.optimizer, c.axis.replace("_", " "), measured, *texts))
+    return markdown(("case", "along", "exponent", *ANSWERS), lines)
 
 
-def cost(result: Transfer, exponent: float, base: int, i: int) -> str:
-    """`regret` in words."""
-    mean, low, high = regret(result, exponent, base, i)
-    return "beyond the rates trained" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
+def largest_cost(result: Transfer, exponent: float, base: int) -> str:
+    """The largest `regret` at the smallest and the two largest sizes, in words."""
+    costs = [regret(result, exponent, base, i) for i in (0, -2, -1)]
+    if any(math.isnan(mean) for mean, _, _ in costs):
+        return "beyond the rates trained"
+    mean, low, high = max(costs)
+    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
 
 
-def held(result: Transfer, exponent: float) -> tuple[str, str]:
-    """(the exponent of the rows, the answer of the rule of decision)"""
+def held(result: Transfer, exponent: float) -> Answer:
+    """The rule of decision."""
     drift = result.drift
-    if drift is None:
-        return "none", "undecided"
-    measured = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]"
-    if drift.high - drift.low > 0.5:
-        return measured, "undecided"
-    return measured, "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not"
+    if drift is None or drift.high - drift.low > 0.5:
+        return "undecided"
+    return "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not hold"
 
 
 def optima() -> str:
