@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from depthmup.fit.verdict import Verdict
 from depthmup.report.curves import TransferCurve
 from experiments.figures import page
 from experiments.figures.figure import markdown
 from experiments.language.sweeps import published
 from experiments.published import Sweep
 
-COLUMNS = ("your model", "optimizer", "what changes", "take", "evidence here")
+VERDICTS: tuple[Verdict, ...] = ("transfers", "undecided", "does not transfer")  # "nothing learned" is no evidence
+COLUMNS = ("your model", "optimizer", "what changes", "take", *(f"{verdict} on" for verdict in VERDICTS))
 CIFAR, PATCHES, DIGITS, GPT = "CIFAR-10", "patches", "digits", "small GPTs"
 
 
@@ -31,15 +33,18 @@ class Evidence(NamedTuple):
 
 
 def _vit(norm: str) -> tuple[Evidence, ...]:
-    """Of depthmup's own rule for Adam (lr_depth -0.5), and of the papers' with a cosine."""
+    """Of depthmup's own rule for Adam (lr_depth -0.5), and of the papers' (lr_depth 0), also with a cosine."""
     adam = Evidence(CIFAR, "vit", optimizer="adam", variant=f"norm {norm}, lr_depth -0.5", others=())
     paper = adam._replace(where=f"{CIFAR} with lr_depth 0", variant=f"norm {norm}, lr_depth 0")
+    cosine = paper._replace(where=f"{CIFAR} with lr_depth 0 and a cosine", sweep="vit_cosine", variant=f"norm {norm}")
     unscaled = adam._replace(variant=f"norm {norm}, lr_depth None", take="", others=("mup",))
-    return (adam, paper, unscaled, Evidence(PATCHES, "patches16_vit", optimizer="adam", variant=f"norm {norm}"))
+    decayed = cosine._replace(where=f"{CIFAR} with a cosine", take="", others=("mup",))
+    patches = Evidence(PATCHES, "patches16_vit", optimizer="adam", variant=f"norm {norm}")
+    return (adam, paper, cosine, unscaled, decayed, patches)
 
 
 WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take="mup", others=("sp",))
-ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = (
+ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...]], ...] = (
     (
         ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "depth", "`depth_mup`"),
         (
@@ -48,29 +53,21 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
             Evidence(PATCHES, "patches16_simple_resnet"),
             Evidence(DIGITS, "digits_transfer"),
         ),
-        "",
     ),
-    (("residual MLP", "Adam", "depth", "`depth_mup`"), (Evidence(DIGITS, "digits_transfer", optimizer="adam"),), ""),
-    (("ViT with layer norm", "Adam", "depth", "`depth_mup`"), _vit("layer"), ""),
-    (
-        ("ViT without norm", "Adam", "depth", "`depth_mup`"),
-        _vit("none"),
-        "`mup` does not train at all at depth 8 and 16",
-    ),
+    (("residual MLP", "Adam", "depth", "`depth_mup`"), (Evidence(DIGITS, "digits_transfer", optimizer="adam"),)),
+    (("ViT with layer norm", "Adam", "depth", "`depth_mup`"), _vit("layer")),
+    (("ViT without norm", "Adam", "depth", "`depth_mup`"), _vit("none")),
     (
         ("transformer (language)", "AdamW", "depth", "`completep`"),
         (Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),),
-        "The loss of `completep` is the lowest ([A language model](../language.md))",
     ),
     (
         ("transformer (language)", "Muon", "depth", "`depth_ode`"),
         (Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),),
-        "",
     ),
     (
         ("any of these", "SGD", "width only", "`mup` (or `depth_mup`)"),
         (WIDTH._replace(where=CIFAR, sweep="simple_resnet"), WIDTH),
-        "",
     ),
     (
         ("any of these", "Adam, AdamW", "width only", "`mup` (or `depth_mup`)"),
@@ -78,15 +75,13 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
             WIDTH._replace(optimizer="adam"),
             WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
         ),
-        "",
     ),
     (
-        ("ResNet with batch norm", "SGD", "depth", "`depth_mup`"),
+        ("ResNet with batch norm", "SGD", "depth", "undecided: compare `mup` and `depth_mup`"),
         (
             Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
             Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
         ),
-        "The coordinate check over depth is ok at beta0 1/16 and not at 1 ([Coordinate checks](../checks.md))",
     ),
     (
         (
@@ -96,9 +91,8 @@ ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...], str], ...] = 
             "none is known to be good: `mup`, and tune at two depths",
         ),
         (Evidence(CIFAR, "plain", take="", others=("am_mup",)),),
-        "AM-muP's L^-3/2 is a claim about it ([Results](../results.md#figure-2a))",
     ),
-    (("anything", "any", "nothing", "`sp`"), (), "all factors are 1"),
+    (("anything", "any", "nothing", "`sp`: all factors are 1"), ()),
 )
 
 
@@ -108,22 +102,24 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
     of["study"] = published("study").curves
-    rows = [
-        (*choice, ". ".join(filter(None, (_words(of, evidence), more)))) for choice, evidence, more in ROWS
-    ]  # fmt: skip
-    return markdown(COLUMNS, rows)
+    return markdown(COLUMNS, [(*choice, *_words(of, evidence)) for choice, evidence in ROWS])
 
 
-def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence]) -> str:
-    """The verdicts of each parameterization; the costs of the row's own."""
-    said: dict[str, dict[str, list[str]]] = {}  # {parameterization: {verdict: sweeps}}
+def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence]) -> list[str]:
+    """A cell for each verdict: the sweeps in which each parameterization has it, with the costs of the row's own."""
+    found: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in VERDICTS}
     for one in evidence:
         results = {c.parameterization: c.result for c in of[one.sweep]
                    if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
         for name in (name for name in (one.take, *one.others) if name in results):
             cost = f" ({results[name].cost})" if name == one.take and results[name].cost else ""
-            said.setdefault(name, {}).setdefault(results[name].verdict, []).append(f"{one.where}{cost}")
-    return ". ".join(
-        f"`{name}` " + "; ".join(f"{verdict} on {', '.join(where)}" for verdict, where in verdicts.items())
-        for name, verdicts in said.items()
-    )
+            found[results[name].verdict].setdefault(name, []).append(f"{one.where}{cost}")
+    return [_cell(sweeps) for sweeps in found.values()]
+
+
+def _cell(sweeps: Mapping[str, Sequence[str]]) -> str:
+    """{parameterization: sweeps} in words; parameterizations with the same sweeps share a list."""
+    alike: dict[str, list[str]] = {}
+    for name, where in sweeps.items():
+        alike.setdefault(", ".join(where), []).append(f"`{name}`")
+    return ". ".join(f"{', '.join(names)}: {where}" for where, names in alike.items())
