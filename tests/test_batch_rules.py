@@ -243,7 +243,7 @@ def test_a_sweep_over_batch_sizes_and_steps(tmp_path):
     shapes = result.rows[["batch_size", "steps"]].drop_duplicates().to_numpy().tolist()
     assert sorted(shapes) == [[8, 100], [8, 200], [16, 50]]  # 16: as many examples
     assert {c.axis for c in result.curves} == {"batch_size", "steps"}
-    assert "batch_size 8 to 16" in str(result)
+    assert "batch size 8 to 16" in str(result)
     for batch, steps in ((8, 200), (16, 50)):
         lone = m.at(WIDTH, DEPTH, batch, steps).sweep(
             loss, (X, Y), **{**SWEEP, "widths": (WIDTH,), "batch_size": batch, "steps": steps, "progress": False}
