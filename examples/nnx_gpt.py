@@ -58,7 +58,7 @@ class GPT(nnx.Module):
 
 # The base is the size at which hyperparameters were tuned; fan_in_init corrects inits that do not scale.
 shape = jnp.zeros((1, CONTEXT), jnp.int32)
-m = dm.setup("depth_mup", GPT, shape, width=args.width, depth=args.depth, base=(64, 4), fan_in_init=True)
+m = dm.setup("completep", GPT, shape, width=args.width, depth=args.depth, base=(64, 4), fan_in_init=True)
 schedule = optax.warmup_cosine_decay_schedule(0, args.learning_rate, args.steps // 10, args.steps)
 tx = m.optimizer("adamw", schedule, b2=0.95, weight_decay=0.1)
 

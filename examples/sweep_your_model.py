@@ -36,7 +36,7 @@ def loss(logits, labels):
 
 digits = load("digits")
 x, labels = digits.train.inputs.reshape(-1, 64).astype("float32"), digits.train.labels
-m = dm.setup("depth_mup", Net, x[:1], width=32, depth=2, base=(32, 2), fan_in_init=True)
+m = dm.setup("depth_mup", Net, x[:1], width=64, depth=4, base=(64, 4), fan_in_init=True)
 result = m.sweep(
     loss,
     (x, labels),
@@ -45,8 +45,8 @@ result = m.sweep(
     optimizer="adamw",
     learning_rates=2.0 ** np.arange(-11, -3),
     per_octave=1,
-    widths=(32, 64, 128),
-    depths=(2, 4, 8),
+    widths=(64, 128, 256),
+    depths=(4, 8, 16),
     against=("sp",),
     workdir=args.workdir,
 )

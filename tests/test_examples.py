@@ -44,8 +44,9 @@ def test_it_learns(name):
 
 def test_a_sweep_of_ones_own_model(tmp_path):
     text = output(started("sweep_your_model.py", "--steps=20", f"--workdir={tmp_path}"))
-    assert "adamw, depth_mup, width 32 to 128: " in text
-    assert "adamw, sp, depth 2 to 8: " in text
+    depth, width = text.index("depth 4 to 16"), text.index("width 64 to 256")
+    assert "adamw depth_mup" in text[depth:width]
+    assert "adamw sp" in text[depth:width]
     assert {"report.html", "picture.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
