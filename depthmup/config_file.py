@@ -70,10 +70,11 @@ PAGE = """# Settings
 Every key of a config, from the declarations in the code: `make configs` writes this page and
 configs/default.py. Every number must be finite and fit into 32 bits. The last column says what a change of a key does:
 
-- **traced**: another result. The compiled program takes the value as an argument, so trials of a sweep that differ in
-  traced keys alone share one program.
-- **program**: another result, by a program of its own.
+- **result**: another result without a new compilation: trials of a sweep that differ in such keys alone share a program.
+- **program**: another result, and a program of its own.
 - **none**: the same result, but for the order of sums where devices share a batch.
+
+A config has [four optimizers](#optimizer). `m.optimizer` has more ([Your own model](your-model.md#other-optimizers)).
 """
 NAMED = re.compile(r"docs/([\w-]+\.md)")  # a page named in a meaning, which is a link on the page
 TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
@@ -165,7 +166,7 @@ def page() -> str:
                 else str(k.kind)
             )
             default = "unset" if k.default is None else f"`{_python(k.default)}`"
-            change = "traced" if k.traced else "program" if k.decides else "none"
+            change = "result" if k.traced else "program" if k.decides else "none"
             words = NAMED.sub(r"[\1](\1)", k.words)
             cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, words, change)
             lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
