@@ -68,9 +68,9 @@ RETURN = """
 PAGE = """# Settings
 
 Every key of a config, from the declarations in the code: `make configs` writes this page and
-configs/default.py. Every number must be finite and fit into 32 bits. The last column says what a change of a key does:
+configs/default.py. Every number must be finite and fit into 32 bits. The last column says what changing a key does:
 
-- **result**: another result without a new compilation: trials of a sweep that differ in such keys alone share a program.
+- **result**: another result, no new compilation: trials of a sweep that differ in such keys alone share a program.
 - **program**: another result, and a program of its own.
 - **none**: the same result, but for the order of sums where devices share a batch.
 
