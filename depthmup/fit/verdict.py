@@ -16,7 +16,8 @@ from depthmup.fit.curve import CONFIDENCE
 MOST_SEEDS = 999  # more are not worth naming
 
 Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
-TRANSFERS, NOT, UNDECIDED, NOTHING = VERDICTS = get_args(Verdict)
+VERDICTS = get_args(Verdict)
+TRANSFERS, NOT, UNDECIDED, NOTHING = VERDICTS
 Answer = Literal["within", "beyond", "open", "not learned"]
 WITHIN, BEYOND, OPEN, UNLEARNED = get_args(Answer)
 Kind = Literal["finer", "lower", "higher", "seeds"]
