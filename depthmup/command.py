@@ -64,7 +64,11 @@ class _Values(flags.ArgumentParser):
     flag: the parser of ml_collections, of which this is no subclass, would join the two."""
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
-        return tuple_parser.TupleParser().parse(argument)
+        values: tuple[Any, ...] = tuple_parser.TupleParser().parse(argument)
+        if values != (argument,) or not isinstance(argument, str):
+            return values
+        words = [word.strip() for word in argument.split(",") if word.strip()]  # names without quotes, or nothing
+        return tuple(words) if all(map(str.isidentifier, words)) else values
 
 
 config_flags.register_flag_parser_for_type(tuple, _Values())

@@ -325,3 +325,12 @@ def assert_one_line(done, says):
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [("sp,depth_mup", ("sp", "depth_mup")), ("sp", ("sp",)), ("", ()), ("2,4", (2, 4)), ("'a,b'", ("a,b",)),
+     ("grid(-6,0,5)", ("grid(-6,0,5)",))],
+)  # fmt: skip
+def test_a_list_of_names_needs_no_quotes(words, values):
+    assert command._Values().parse(words) == values
