@@ -17,10 +17,10 @@ __version__ = "0.1.0"
 
 
 class _Package(ModuleType):
-    """This package. A name is imported when it is first used, so that the command answers --help before JAX is there.
+    """This package. A name is imported when it is first used, so that the command answers --help without JAX.
 
-    Python makes a module an attribute of its package once it is imported. Three modules have the name of the public
-    function that they hold: the function is the attribute.
+    Python makes each imported module an attribute of its package. Three modules have the name of the public function
+    that they hold: here the function is the attribute. A function `__getattr__` of this module could not do that.
     """
 
     _FUNCTIONS = ("convert", "explain", "parameterization")
@@ -28,15 +28,16 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module 'depthmup' has no attribute {name!r}")
-        place = f"depthmup.{name}" if importlib.util.find_spec(f"depthmup.{name}") else "depthmup.api"
-        module = importlib.import_module(place)
-        public = place == "depthmup.api" or name in self._FUNCTIONS
-        vars(self)[name] = getattr(module, name) if public else module
+        if importlib.util.find_spec(f"depthmup.{name}"):
+            setattr(self, name, importlib.import_module(f"depthmup.{name}"))
+        else:
+            setattr(self, name, getattr(importlib.import_module("depthmup.api"), name))
         return vars(self)[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_module = isinstance(value, ModuleType)
-        super().__setattr__(name, getattr(value, name) if is_module and name in self._FUNCTIONS else value)
+        if name in self._FUNCTIONS and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
 
     def __dir__(self) -> Iterable[str]:
         return {*super().__dir__(), *self.__all__}
