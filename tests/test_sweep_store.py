@@ -207,6 +207,14 @@ def test_groups_tell_the_settings(opened, tmp_path, damaged):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == stamp  # equal settings are not written again
 
 
+def test_a_changed_number_in_settings_is_not_believed(opened, tmp_path):
+    opened(tmp_path).close()
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": 7.0}))
+    with pytest.raises(WorkdirError, match=r"settings\.json is damaged, or edited: its checksum is another"):
+        workdir.read_settings(tmp_path)
+
+
 def test_two_sweeps_that_open_a_new_workdir_at_once(tmp_path, monkeypatch):
     """The second sees the settings of the first."""
     locked = workdir._locked
