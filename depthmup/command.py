@@ -1,6 +1,6 @@
 """The command that main.py and the installed `depthmup` share: flags, one config, one of eight verbs.
 
-What needs JAX is imported once the call is known to be right as far as that can be told without it.
+A wrong verb, flag or workdir is an error before JAX is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def parse(argv: Sequence[str]) -> Sequence[str]:
-    """Flags, with a mistake in them as one line (a config flag is read when it is defined)."""
+    """Define and parse the flags; returns the other arguments. A mistake ends the command with one line.
+
+    ml_collections reads a config file when its flag is defined.
+    """
     try:
         argv = find_config.paths(argv)
         config_flags.DEFINE_config_file("config", find_config.find("digits"), "", sys_argv=argv)
@@ -37,7 +40,7 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
             else:
                 getattr(flags, f"DEFINE_{flag.kind}")(name, flag.default, flag.words)
         rest = flags.FLAGS(argv)
-        flags.FLAGS.config.keys()  # a file that cannot be read says so only now
+        flags.FLAGS.config.keys()  # raises for a file that cannot be read
         return rest
     except (KeyError, AttributeError) as error:
         # The key, perhaps with 'Did you mean "X" instead of "Y"'; but the config file may have such an error itself.
@@ -50,7 +53,7 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         fail(f"unknown config key {words[0]!r}{near}")
     except (flags.Error, TypeError, ValueError, OSError) as error:
         cause: BaseException = error
-        while "Traceback (most recent call last)" in str(cause) and cause.__context__:  # which ml_collections adds
+        while "Traceback (most recent call last)" in str(cause) and cause.__context__:  # ml_collections adds it
             cause = cause.__context__
         if "get_config() takes 0 positional arguments" in str(cause):
             fail("this config takes nothing behind a colon; the family of models stands behind default:")
@@ -60,8 +63,8 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
 
 
 class _Values(flags.ArgumentParser):
-    """A list of a config, `--config.sweep.depths="(2,4)"`. Given again it takes the place of the first, as with every
-    flag: the parser of ml_collections, of which this is no subclass, would join the two."""
+    """The parser of a list in a config, `--config.sweep.depths="(2,4)"`. If a call gives a list twice, the last one
+    counts, as with every flag: ml_collections would join the lists of its `TupleParser` and of a subclass."""
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
         values: tuple[Any, ...] = tuple_parser.TupleParser().parse(argument)
@@ -80,16 +83,11 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-class Call(NamedTuple):
-    """What the words and flags of a call ask for, apart from its config."""
+def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
+    """(verb, workdir, options of the verb) from the words and flags of a call.
 
-    verb: str
-    workdir: Path | None
-    options: dict[str, Any]
-
-
-def asked(words: Sequence[str]) -> Call:
-    """The call. Raises ValueError for what is wrong with it, whatever the config is; JAX is not needed to know that."""
+    Raises ValueError for a call that is wrong with any config. This needs no JAX.
+    """
     values, verb = flags.FLAGS, words[0] if words else "train"
     for name in ("workdir", *usage.FLAGS):
         if values[name].value == "":
@@ -109,41 +107,41 @@ def asked(words: Sequence[str]) -> Call:
     if verb == "compare":
         options["folders"] = words[1:]
     if verb == "grow":
-        options["given"] = tuple(config_flags.get_override_values(values["config"]))
-    return Call(verb, workdir, options)
+        options["keep"] = tuple(config_flags.get_override_values(values["config"]))
+    return verb, workdir, options
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError if no results can be written into this folder, which need not be there. Nothing is left."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir():
+    """Raises ValueError if results cannot be written into this folder, or if it cannot be made. It is not made here."""
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not parent.is_dir():
         raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".depthmup-", dir=there))
+        os.rmdir(tempfile.mkdtemp(prefix=".depthmup-", dir=parent))
     except OSError as error:
-        raise ValueError(f"--workdir={path}: {there} cannot be written ({error.strerror}); give another") from error
+        raise ValueError(f"--workdir={path}: {parent} cannot be written ({error.strerror}); give another") from error
 
 
 def check_learning_rate(settings: Settings) -> None:
-    """Raises ValueError for another optimizer than the config's with the learning rate that the config has for its own.
+    """Raises ValueError if a call changes the optimizer and not the learning rate, which is for the config's optimizer.
 
     Adam and AdamW take the same learning rates.
     """
     name, rate = "config.optimizer.name", "config.optimizer.learning_rate"
     if name not in flags.FLAGS or rate in flags.FLAGS:
         return
-    own, other = flags.FLAGS[name].default, settings.optimizer.name
-    grid = settings.sweep.log2_learning_rates.get(other)
-    if {own, other} in ({own}, {"adam", "adamw"}):
+    default, chosen = flags.FLAGS[name].default, settings.optimizer.name
+    if chosen == default or {chosen, default} == {"adam", "adamw"}:
         return
+    grid = settings.sweep.log2_learning_rates.get(chosen)
     usual = f", such as {2 ** (sum(grid) / 2):.2g}, the middle of its grid in a sweep" if grid else ""
     raise ValueError(
-        f"--{name}={other} needs a --{rate} of its own{usual}; {settings.optimizer.learning_rate:g} is for {own}"
+        f"--{name}={chosen} needs a --{rate} of its own{usual}; {settings.optimizer.learning_rate:g} is for {default}"
     )
 
 
 def join() -> None:
-    """Join the other processes of this run: as the flags say, else as Slurm, a TPU pod, GKE or MPI do, as JAX finds."""
+    """Join the other processes of this run, by the flags, or as JAX finds them under Slurm, MPI, GKE or on TPU pods."""
     if not flags.FLAGS.distributed:
         return
     import jax
@@ -155,9 +153,9 @@ def join() -> None:
 
 
 def main(argv: Sequence[str], program: str) -> None:
-    """program: how this was started, for the command that a workdir and its report keep."""
+    """Run the verb of a call. program: what the user typed before the verb; a workdir and its report keep it."""
     try:
-        verb, workdir, options = asked(argv[1:])
+        verb, workdir, options = call_of(argv[1:])
     except ValueError as error:
         fail(str(error))
     from depthmup.backend import out_of_memory, prepare_cpu
@@ -197,10 +195,10 @@ def main(argv: Sequence[str], program: str) -> None:
 
 def run(program: str) -> NoReturn:
     """Run the command and leave the process with its exit status. program: what the user typed before the verb."""
-    if usage.wanted(sys.argv[1:]):
+    if usage.asks_for_help(sys.argv[1:]):
         print(usage.text(program, sys.argv[1:]))
         sys.exit(0)
     logging.set_verbosity(logging.WARNING)
-    # Orbax logs a failure four times, each with its traceback; we say it in one line.
+    # Orbax logs a failure four times, each with its traceback. `main` prints one line.
     logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     app.run(functools.partial(main, program=program), flags_parser=parse)

@@ -1,4 +1,4 @@
-"""What the command is asked: its verbs and their flags, and the help that says so, which needs neither JAX nor absl."""
+"""The verbs and flags of the command, and the text of its help. Nothing here needs JAX or absl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort", "--helpfull", "-
 
 
 class Verb(NamedTuple):
-    """does: its line in the help. more: what else a user must know. workdir: what --workdir is for it; "": nothing."""
+    """does: what the verb does, in a line. more: what else a user must know. workdir: the meaning of --workdir; "" if
+    the verb does not use it."""
 
     does: str
     more: str
@@ -76,12 +77,12 @@ VERBS = {
         "compare runs/a runs/b --workdir=runs/a_and_b",
     ),
 }
-WRITE = ("train", "sweep", "check", "plan", "compare")  # verbs whose workdir is written
+WRITE = ("train", "sweep", "check", "plan", "compare")  # verbs that write into the workdir
 
 
 class Flag(NamedTuple):
-    """A flag besides --config and --workdir. verbs: which it is for. value: what stands behind its equals sign in a
-    help; "" for a switch."""
+    """A flag besides --config and --workdir. verbs: the verbs that take it. value: a word for its value in the help; ""
+    for a switch. words: its meaning."""
 
     verbs: tuple[str, ...]
     kind: Literal["bool", "string", "integer", "float", "config_file"]
@@ -115,27 +116,26 @@ FLAGS = {
     "topology": Flag(("plan",), "string", "SLICE", "a TPU slice, such as v5e:4x4; without it, this machine"),
     "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
 }
-PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others
+PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run
 
 
-def wanted(words: Sequence[str]) -> bool:
-    """Whether these arguments ask for help."""
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether the arguments of a call ask for help. No arguments do, too."""
     return not words or not HELP.isdisjoint(words)
 
 
 def text(program: str, words: Sequence[str]) -> str:
-    """The help for these arguments: that of the verb among them, or the overview. program: what stands before them."""
+    """The help of the verb among these arguments, or the overview. program: what the user typed before them."""
     verb = next((word for word in words if word in VERBS), None)
     return "\n".join(_of_verb(program, verb) if verb else _overview(program))
 
 
 def _overview(program: str) -> list[str]:
-    verbs = {name: verb.does for name, verb in VERBS.items()}
     return [
         f"{program} VERB --config=CONFIG --workdir=DIR [--config.KEY=VALUE ...]",
         "",
         f"VERB; `{program} VERB --help` has its flags and an example:",
-        *_table(verbs),
+        *_table({name: verb.does for name, verb in VERBS.items()}),
         "",
         "CONFIG is the path of a config file or the name of a config that ships with depthmup:",
         *_table({name: headline(name) for name in find_config.names()}),
@@ -147,15 +147,15 @@ def _overview(program: str) -> list[str]:
 
 def _of_verb(program: str, name: str) -> list[str]:
     verb = VERBS[name]
-    flags = {"--config=CONFIG": "a path, or the name of a shipped config (digits if not given)"}
-    flags["--config.KEY=VALUE"] = "another value of a setting (docs/settings.md)"
-    if name == "compare":
-        flags = {}
+    flags = {} if name == "compare" else {
+        "--config=CONFIG": "a path, or the name of a shipped config (digits if not given)",
+        "--config.KEY=VALUE": "another value of a setting (docs/settings.md)",
+    }  # fmt: skip
     if verb.workdir:
         flags["--workdir=DIR"] = verb.workdir
-    for flag, f in FLAGS.items():
-        if name in f.verbs:
-            flags[f"--{flag}={f.value}" if f.value else f"--{flag}"] = f.words
+    for word, flag in FLAGS.items():
+        if name in flag.verbs:
+            flags[f"--{word}={flag.value}" if flag.value else f"--{word}"] = flag.words
     folders = " DIR DIR ..." if name == "compare" else ""
     return [
         f"{program} {name}{folders} [FLAGS]: {verb.does}",
@@ -168,13 +168,13 @@ def _of_verb(program: str, name: str) -> list[str]:
 
 
 def headline(config: str) -> str:
-    """What a shipped config is, in a line: the first sentence of its docstring."""
+    """The first sentence of a shipped config's docstring."""
     words = ast.get_docstring(ast.parse((find_config.SHIPPED / f"{config}.py").read_text())) or ""
     return " ".join(words.partition("\n\n")[0].split())
 
 
 def _table(rows: dict[str, str]) -> list[str]:
-    """Rows of a name and its meaning, which is wrapped beside it."""
+    """Lines of names and their meanings. A long meaning goes on in the next line, in its own column."""
     left = max(map(len, rows)) + 4
     lines: list[str] = []
     for name, meaning in rows.items():

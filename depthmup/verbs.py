@@ -59,10 +59,10 @@ def sweep(
     tables: bool = False,
 ) -> int:
     """Train what is missing of the sweep, then verdicts, pictures and report; or say what it would cost."""
-    found = re.fullmatch(r"(\d+)/(\d+)", shard)
-    if not found:
+    numbers = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not numbers:
         raise SettingsError(f"--shard={shard} must be i/n, from 0/n to n-1/n")
-    part = int(found[1]), int(found[2])
+    part = int(numbers[1]), int(numbers[2])
     if dry_run:
         print(sweeps.cost(settings, launcher, part, yes))
         return 0
@@ -144,11 +144,11 @@ def grow(
     batch_size: int | None = None,
     epochs: float | None = None,
     batch_rule: str | None = None,
-    given: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> int:
     """Print the command that trains a wider, deeper, longer network with what was tuned.
 
-    given: the keys of the config that the call sets; of the others a sweep in the workdir has the values.
+    keep: the keys of the config that the call sets. The other keys get the values of the sweep in the workdir.
     """
     if width is None and depth is None:
         raise SettingsError("grow needs --width=N or --depth=N of the larger network; without one it is as tuned")
@@ -158,7 +158,7 @@ def grow(
         ("--batch_rule", "parameterization.batch_rule", batch_rule),
     ):
         keys()[key].check(flag, value)
-    base = swept_settings(settings, workdir, given) if workdir else settings
+    base = swept_settings(settings, workdir, keep) if workdir else settings
     shape = base.model.width if width is None else width, base.model.depth if depth is None else depth
     grown = sweeps.grow(base, *shape, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
     for note in grown.notes:
@@ -167,21 +167,19 @@ def grow(
     return 0
 
 
-OF_GROW = {flag for flag, of in FLAGS.items() if "grow" in of.verbs}
-
-
 def _grown_command(command: str, before: Settings, grown: Settings) -> str:
-    """The command that trains what has grown, from the command that asked for it with the settings `before`."""
+    """The command that trains with the settings `grown`, from the call of grow, whose settings are `before`."""
     changes: dict[str, Any] = {}
     family = grown.model.name
-    if family != before.model.name:  # the flags are set on the defaults of the sweep's family
+    if family != before.model.name:  # the sweep's family: its defaults are the config that the flags change
         before, changes["config"] = defaults(family), f"default:{family}"
-    there = flat(before)
-    changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != there.get(key)}
+    values = flat(before)
+    changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != values.get(key)}
+    replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if "grow" in flag.verbs)}
     words, kept = iter(shlex.split(command)), []
     for word in words:
         flag, equals, _ = word.partition("=")
-        if word.startswith("-") and flag.lstrip("-") in {*OF_GROW, "workdir", *changes}:
+        if word.startswith("-") and flag.lstrip("-") in replaced:
             if not equals:
                 next(words)  # --flag value
         else:
@@ -194,14 +192,15 @@ def calibrate(
 ) -> int:
     """Print the maximal-update learning rate of the config's model, and what each rule makes of its learning rate.
 
-    That is taken as the one tuned at the base depth. depth: where the rate is wanted; None: the config's.
+    The learning rate counts as the one tuned at the base depth. depth: for which the rules predict a rate; None: the
+    config's.
     """
     tuned, target = settings.parameterization.base_depth, settings.model.depth if depth is None else depth
-    of_depth = {depth: sweeps.put(settings, {"model.depth": depth}) for depth in sorted({tuned, target})}
+    at_depth = {depth: sweeps.put(settings, {"model.depth": depth}) for depth in sorted({tuned, target})}
     if average not in AVERAGES:
         raise SettingsError(str(unknown("--average", average, AVERAGES)))
     try:
-        task_of(of_depth[tuned])
+        task_of(at_depth[tuned])
     except SettingsError as error:
         raise SettingsError(
             f"parameterization.base_depth = {tuned}, where the learning rate was tuned, is no depth of {error}"
@@ -210,14 +209,14 @@ def calibrate(
     print(
         f"{s.model.name}, width {s.model.width}, {s.optimizer.name}, {s.parameterization.name}; {s.sweep.seeds} seeds"
     )
-    found = {}
-    for depth, own in of_depth.items():
-        with warnings.catch_warnings(record=True) as said:
+    updates = {}
+    for depth, resized in at_depth.items():
+        with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            found[depth] = sweeps.calibrate(own, average)
-        print(f"depth {depth}: {found[depth]}")
-        for warning in said:
-            print(f"  note: {warning.message}")
+            updates[depth] = sweeps.calibrate(resized, average)
+        print(f"depth {depth}: {updates[depth]}")
+        for note in notes:
+            print(f"  note: {note.message}")
     if tuned == target:
         print(f"depth {target} is the base depth, where the learning rate was tuned: give --depth=N of another")
         return 0
@@ -226,10 +225,10 @@ def calibrate(
         tuned,
         start,
         target,
-        path_sums={depth: sweeps.path_sum(own) for depth, own in of_depth.items()},
+        path_sums={depth: sweeps.path_sum(resized) for depth, resized in at_depth.items()},
         calibrated={
-            "calibrated": {depth: update.learning_rate for depth, update in found.items()},
-            "relative": {depth: update.relative.learning_rate for depth, update in found.items()},
+            "calibrated": {depth: update.learning_rate for depth, update in updates.items()},
+            "relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
         },
     )
     print(f"if {start:g} (optimizer.learning_rate) was best at depth {tuned}, then at depth {target}, by each rule:")
@@ -245,14 +244,14 @@ def plan_machine(
     """Say what train or sweep would take on a TPU slice or on this machine. Status 1 if it does not fit."""
     with tqdm(bar_format="{desc} {elapsed}", leave=False, disable=None) as bar:  # silent where nobody sees it
         bar.set_description_str(f"compiling two programs for {topology or 'this machine'}")
-        found = plan(settings, topology, sweep)
-    print(found)
+        machine_plan = plan(settings, topology, sweep)
+    print(machine_plan)
     if workdir:
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / f"plan_{(topology or 'here').replace(':', '_')}{'_sweep' if sweep else ''}.json"
-        write_atomically(path, json.dumps({**found.as_dict(), "command": command}, indent=1))
+        write_atomically(path, json.dumps({**machine_plan.as_dict(), "command": command}, indent=1))
         print(f"written to {path}")
-    return int(bool(found.refused))
+    return int(bool(machine_plan.refused))
 
 
 def compare(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:

@@ -40,6 +40,23 @@ def process(*arguments):
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
+def in_a_new_process(*words):
+    """(Done of the installed command in a new process, which of JAX and NumPy it has imported)"""
+    program = f"""
+import sys
+sys.argv[1:] = {words!r}
+from depthmup.__main__ import main
+try:
+    main("depthmup")
+except SystemExit as end:
+    print(end.code, *{{"jax", "numpy"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    *lines, last = done.stdout.splitlines()
+    status, *imported = last.split()
+    return Done(int(status), "\n".join(lines), done.stderr), set(imported)
+
+
 @pytest.fixture
 def call(monkeypatch, capsys):
     """The same call without a new process: flags are defined, parsed and forgotten; JAX has begun before."""
@@ -64,16 +81,9 @@ def call(monkeypatch, capsys):
 @pytest.mark.parametrize("words", [[], ["--help"], ["sweep", "--help"], ["-h", "--config=digits"], ["--nokey", "-h"]])
 def test_help_needs_no_jax(words):
     """Nor has it read a config."""
-    program = (
-        "import sys; sys.argv[1:] = " + repr(words) + "\n"
-        "from depthmup.__main__ import main\n"
-        "try:\n    main('depthmup')\n"
-        "except SystemExit as left:\n    print(left.code, 'jax' in sys.modules, 'numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == ""
-    *lines, last = done.stdout.splitlines()
-    assert last == "0 False False"
+    done, imported = in_a_new_process(*words)
+    assert (done.returncode, done.stderr, imported) == (0, "", set())
+    lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 110
     assert lines[0].startswith(
         "depthmup sweep [FLAGS]: train at" if words[:1] == ["sweep"] else "depthmup VERB --config"
@@ -94,18 +104,18 @@ def test_the_help_of_a_verb_has_its_flags_alone(verb):
     *_, example = lines = usage.text("main.py", [verb, "--help"]).splitlines()
     assert lines[0].endswith(f": {usage.VERBS[verb].does}")
     named = {line.split("--")[1].split("=")[0].split()[0] for line in lines if line.startswith("  --")}
-    own = {name for name, flag in usage.FLAGS.items() if verb in flag.verbs}
-    assert named - {"config", "config.KEY", "workdir"} == own
+    taken = {name for name, flag in usage.FLAGS.items() if verb in flag.verbs}
+    assert named - {"config", "config.KEY", "workdir"} == taken
     assert example == f"Example: main.py {usage.VERBS[verb].example}"
-    assert own <= set(inspect.signature(verbs.VERBS[verb]).parameters) | set(usage.PROCESS)
+    assert taken <= set(inspect.signature(verbs.VERBS[verb]).parameters) | set(usage.PROCESS)
 
 
 @pytest.mark.parametrize("verb", usage.VERBS)
-def test_the_example_of_a_verb_is_a_call(verb, call, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setitem(verbs.VERBS, verb, lambda *given, **options: asked.append(given) or 0)
+def test_the_example_of_a_verb_is_a_call(verb, call, monkeypatch):
+    calls = []
+    monkeypatch.setitem(verbs.VERBS, verb, lambda *arguments, **options: calls.append(arguments) or 0)
     assert call(*usage.VERBS[verb].example.split()) == Done(0, "", "")
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_a_wrong_call_is_known_before_jax_is_there(tmp_path):
@@ -115,15 +125,9 @@ def test_a_wrong_call_is_known_before_jax_is_there(tmp_path):
         (["trian", f"--workdir={tmp_path}/a"], "verb 'trian'"),
         (["train", f"--workdir={tmp_path}/a/b", "--json"], "--json is for explain, not for train"),
     ):
-        program = (
-            "import sys; sys.argv[1:] = " + repr(words) + "\n"
-            "from depthmup.__main__ import main\n"
-            "try:\n    main('depthmup')\n"
-            "except SystemExit as left:\n    print(left.code, 'jax' in sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-        assert done.stdout == "2 False\n"
-        assert done.stderr.startswith(f"error: {says}")
+        done, imported = in_a_new_process(*words)
+        assert_one_line(done, f"error: {says}")
+        assert "jax" not in imported
     command.check_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
@@ -197,7 +201,7 @@ def test_explain(call):
 def test_explain_at_a_step_as_json(call):
     rising = ("explain", *SMALL, "--config.warmup_epochs=0.1", "--config.schedule=constant", "--json")
     first, last = (json.loads(call(*rising, f"--step={step}").stdout) for step in (0, 3))
-    rates = [{row["parameter"]: row["lr"] for row in found["rows"]} for found in (first, last)]
+    rates = [{row["parameter"]: row["lr"] for row in table["rows"]} for table in (first, last)]
     assert rates[0]["blocks/dense/kernel"] == pytest.approx(0.5 * rates[1]["blocks/dense/kernel"])  # two steps
     assert call(*rising, "--step=4").stderr == "error: --step=4 must be from 0 to 3, the last step of this config\n"
 
@@ -245,10 +249,10 @@ def test_calibrate(call):
     assert rates["constant"] == 0.5  # the config's, tuned at the base depth 2
     assert (rates["L^-1"], rates["L^-3/2"]) == (0.125, 0.0625)
     assert rates["PathSum"] == pytest.approx(0.5 * (10 / (64 * 11 * 2**5)) ** 0.5, rel=1e-3)
-    found = [
+    measured = [
         float(line.split("learning rate ")[1].split()[0]) for line in text.splitlines() if line.startswith("depth ")
     ]
-    assert rates["calibrated"] == pytest.approx(0.5 * found[1] / found[0], rel=2e-3)
+    assert rates["calibrated"] == pytest.approx(0.5 * measured[1] / measured[0], rel=2e-3)
     assert set(rates) == {"constant", "L^-1", "L^-3/2", "PathSum", "calibrated", "relative"}
 
 
