@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from depthmup import find_config
@@ -117,6 +118,22 @@ FLAGS = {
     "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
 }
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run
+
+
+def changed(command: str, before: str, verb: str, drops: Callable[[str], bool], flags: Sequence[str]) -> str:
+    """The command with `verb` in the place of the verb `before`, and with new flags at its end.
+
+    drops: whether a flag of this name, and its value, are left out.
+    """
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        name = flag.lstrip("-")
+        if not word.startswith("-") or not drops(name):
+            kept.append(verb if word == before else word)
+        elif not equals and (name not in FLAGS or FLAGS[name].kind != "bool"):
+            next(words, None)  # --flag value
+    return shlex.join([*kept, *flags])
 
 
 def asks_for_help(words: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
-from depthmup.usage import FLAGS
+from depthmup.usage import FLAGS, changed
 
 
 def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
@@ -176,15 +175,8 @@ def _grown_command(command: str, before: Settings, grown: Settings) -> str:
     values = flat(before)
     changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != values.get(key)}
     replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if "grow" in flag.verbs)}
-    words, kept = iter(shlex.split(command)), []
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if word.startswith("-") and flag.lstrip("-") in replaced:
-            if not equals:
-                next(words)  # --flag value
-        else:
-            kept.append("train" if word == "grow" else word)
-    return shlex.join([*kept, *(f"--{flag}={value}" for flag, value in changes.items())])
+    flags = [f"--{flag}={value}" for flag, value in changes.items()]
+    return changed(command, "grow", "train", replaced.__contains__, flags)
 
 
 def calibrate(

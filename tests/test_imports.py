@@ -103,7 +103,7 @@ ALLOWED = {
         "train",
     },
     "plan": {"data", "settings", "trials", "train"},
-    "report": {"batch_rules", "measure", "settings", "fit", "train", "trials"},
+    "report": {"batch_rules", "measure", "settings", "fit", "train", "trials", "usage"},
     "sweep": {"trials", "report", "settings"},
     "verbs": {
         "fit",

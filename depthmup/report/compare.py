@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page, panels, words
-from depthmup.report.curves import TransferCurve, finished, judge
+from depthmup.report.curves import TransferCurve, finished, grouped_by, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import from_identity
@@ -42,10 +43,10 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     if not 2 <= len(folders) <= len(string.ascii_uppercase):
         raise ValueError(f"compare takes 2 to 26 workdirs of sweeps, got {len(folders)}: compare DIR DIR ...")
     sweeps = [_read(letter, folder, data_dir) for letter, folder in zip(string.ascii_uppercase, folders, strict=False)]
-    curves = [(sweep.letter, c) for sweep in sweeps for c in sweep.curves]
-    kinds = [(c.axis, c.hyperparameter, c.optimizer, c.name) for _, c in curves]
-    curves = [pair for _, pair in sorted(zip(map(kinds.index, kinds), curves, strict=True), key=lambda found: found[0])]
-    pictures = list(panels.pictures([c for _, c in curves], sweeps=[letter for letter, _ in curves]))
+    compared = [c for sweep in sweeps for c in sweep.curves]
+    alike = grouped_by(compared, lambda c: (c.axis, c.hyperparameter, c.title))
+    curves = [c for group in alike.values() for c in group]
+    pictures = list(panels.pictures(curves))
     html = page.render(
         "compare.html.jinja",
         {"plots": interactive.plots(pictures)},
@@ -53,8 +54,8 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
             {"sweep": sweep.letter, "lines": LINES[i % len(LINES)], "workdir": str(sweep.workdir)}
             for i, sweep in enumerate(sweeps)
         ],
-        verdicts=[_verdict(letter, c) for letter, c in curves],
-        sizes=[f"{size:g}" for size in sorted({size for _, c in curves for size in c.result.values})],
+        verdicts=[_verdict(c) for c in curves],
+        sizes=[f"{size:g}" for size in sorted({size for c in curves for size in c.result.values})],
         pictures=pictures,
         differences=_differences(sweeps),
     )
@@ -64,13 +65,13 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     return path
 
 
-def _verdict(letter: str, c: TransferCurve) -> words.Cells:
+def _verdict(c: TransferCurve) -> words.Cells:
     """A row with the best value at each size, * if it is at the edge."""
     pairs = zip(c.result.values, c.result.optima, strict=True)
     return {
-        "": f"{c.optimizer} {c.name}",
+        "": c.title,
         "over": words.span([c]),
-        "sweep": letter,
+        "sweep": c.sweep,
         "verdict": c.result.verdict,
         "costs at most": str(c.result.cost or words.NONE),
         "drift": words.drift(c.result.drift),
@@ -89,8 +90,8 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
         raise WorkdirError(f"{path} cannot be used: {error}. Give the --workdir of main.py sweep") from error
     table = load(workdir)
     rows = {row["key"]: row for row in table.to_dict("records")}
-    found = finished(rows, study)
-    curves = judge(*found) if found else []
+    judged = finished(rows, study)
+    curves = [dataclasses.replace(c, sweep=letter) for c in judge(*judged)] if judged else []
     if not curves:
         raise WorkdirError(
             f"{workdir} has fewer than two finished sizes, so that there is no curve to compare: go on with its sweep"
@@ -100,8 +101,8 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
 
 def _differences(sweeps: Sequence[_Sweep]) -> list[words.Cells]:
     """A row for each setting whose value is not the same in all sweeps."""
-    every = dict.fromkeys(key for sweep in sweeps for key in sweep.settings)
-    rows = [{"setting": key, **{sweep.letter: _words(sweep.settings, key) for sweep in sweeps}} for key in every]
+    keys = dict.fromkeys(key for sweep in sweeps for key in sweep.settings)
+    rows = [{"setting": key, **{sweep.letter: _words(sweep.settings, key) for sweep in sweeps}} for key in keys]
     return [row for row in rows if len({row[sweep.letter] for sweep in sweeps}) > 1]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import pandas
 
@@ -18,9 +18,18 @@ from depthmup.trials.plan import combinations, size_keys, sizes
 from depthmup.trials.plan import trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
-from depthmup.trials.verdicts import Names, added, best, in_words, variants, verdicts
+from depthmup.trials.verdicts import Names, added, in_words, verdicts
 
-__all__ = ["DepthLaws", "TransferCurve", "best", "curves_along_depth", "finished", "judge", "variants"]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+def grouped_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """{key: the items that have it}, in the order in which the keys first occur."""
+    result: dict[Key, list[Item]] = {}
+    for item in items:
+        result.setdefault(key(item), []).append(item)
+    return result
 
 
 class DepthLaws(NamedTuple):
@@ -48,6 +57,7 @@ class TransferCurve:
     result: optima, drift and verdict.
     chance, chance_loss: the score and the training loss of a network that has learned nothing.
     laws: empty unless the curve is about the learning rate along depth.
+    sweep: the letter of its sweep, where the curves of several sweeps are compared.
     """
 
     optimizer: str
@@ -61,10 +71,27 @@ class TransferCurve:
     chance: float
     chance_loss: float
     laws: DepthLaws
+    sweep: str = ""
 
     @property
     def name(self) -> str:
+        """The parameterization and the variant."""
         return f"{self.parameterization} {self.variant}".strip()
+
+    @property
+    def title(self) -> str:
+        """The optimizer and the name."""
+        return f"{self.optimizer} {self.name}"
+
+    @property
+    def axis_name(self) -> str:
+        """The axis as a text shows it: "batch size"."""
+        return self.axis.replace("_", " ")
+
+    @property
+    def hyperparameter_name(self) -> str:
+        """The hyperparameter as a text shows it: "learning rate"."""
+        return self.hyperparameter.replace("_", " ")
 
     def at(self, size: float) -> pandas.DataFrame:
         """The trials of one size."""

@@ -16,7 +16,7 @@ from depthmup.fit import Verdict
 from depthmup.fit.picture import paint, plain_log
 from depthmup.names import plain
 from depthmup.report import panels
-from depthmup.report.curves import TransferCurve
+from depthmup.report.curves import TransferCurve, grouped_by
 
 VERDICT_COLORS: dict[Verdict, str] = {
     "transfers": "#1a7f37",
@@ -30,40 +30,37 @@ STYLE: Any = {"font.size": 10.5, "axes.titlesize": 9.5, "axes.spines.top": False
 
 
 def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
-    """The score against the learning rate, or against another hyperparameter, with a line for each size."""
-    return draw(panels.losses([("", c) for c in curves])) if curves else None
+    """The score against the learning rate, or against another hyperparameter, with a line for each size. None without
+    curves."""
+    return draw(panels.losses(curves)) if curves else None
 
 
 def optima(curves: Sequence[TransferCurve]) -> Figure:
     """The optimum against the size with its fit."""
-    return draw(panels.optima([("", c) for c in curves]))
+    return draw(panels.optima(curves))
 
 
 def draw(picture: panels.Picture) -> Figure:
-    """Two panels in a row: of two optimizers, or variants, one in each column; else one after another."""
-    kinds = list(dict.fromkeys((p.names["optimizer"], p.names["variant"]) for p in picture.panels))
-    rows = math.ceil(len(picture.panels) / 2)
-    places = [divmod(i, 2) for i in range(len(picture.panels))]
-    if len(kinds) == 2 and len(picture.panels) % 2 == 0:
-        seen = [kinds.index((p.names["optimizer"], p.names["variant"])) for p in picture.panels]
-        if seen.count(0) == rows:
-            places = [(seen[:i].count(kind), kind) for i, kind in enumerate(seen)]
-    columns = min(2, len(picture.panels))
+    """The picture with two panels in a row. If it has two optimizers or variants with as many panels each, each of them
+    has a column."""
+    shown, columns = picture.panels, min(2, len(picture.panels))
+    first, *others = grouped_by(shown, lambda panel: (panel.names["optimizer"], panel.names["variant"])).values()
+    if [len(group) for group in others] == [len(first)]:
+        shown = [panel for pair in zip(first, *others, strict=True) for panel in pair]
+    rows = math.ceil(len(shown) / 2)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.9 * rows + 0.9), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat:
+        for axes in grid.flat[len(shown) :]:
             axes.set_visible(False)
-        for panel, place in zip(picture.panels, places, strict=True):
-            _draw(grid[place], picture, panel)
-        for (row, column), panel in zip(places, picture.panels, strict=True):
-            left = [p for p, place in zip(picture.panels, places, strict=True) if place == (row, column - 1)]
-            grid[row, column].tick_params(labelleft=not left or left[0].y != panel.y)
-            if not left:
-                grid[row, column].set_ylabel(plain(picture.y))
-            if (row + 1, column) not in places:
-                grid[row, column].set_xlabel(plain(picture.x))
-        _legends(figure, picture, [grid[place] for place in places])
+        for i, (axes, panel) in enumerate(zip(grid.flat, shown, strict=False)):
+            _draw(axes, picture, panel)
+            axes.tick_params(labelleft=i % 2 == 0 or shown[i - 1].y != panel.y)
+            if i % 2 == 0:
+                axes.set_ylabel(plain(picture.y))
+            if i + 2 >= len(shown):
+                axes.set_xlabel(plain(picture.x))
+        _legends(figure, picture, list(grid.flat[: len(shown)]))
     return figure
 
 
@@ -75,10 +72,8 @@ def png(figure: Figure) -> bytes:
 
 
 def _draw(axes: Axes, picture: panels.Picture, panel: panels.Panel) -> None:
-    axes.set_visible(True)
     axes.set_yscale("log")
-    if picture.scale != "linear":
-        axes.set_xscale("log")
+    axes.set_xscale(picture.scale)
     for line in panel.lines:
         paint(axes, line.marks, picture.colors[0][line.place], line.label, line.place)
     if panel.level:
@@ -100,14 +95,14 @@ def _draw(axes: Axes, picture: panels.Picture, panel: panels.Panel) -> None:
 
 
 def _differing(picture: panels.Picture) -> list[str]:
-    """The kinds of names that tell panels apart; the others stand in the title."""
+    """The kinds of names, such as "optimizer", that tell panels apart; the others stand in the figure's title."""
     return [kind for kind in picture.panels[0].names if len({panel.names[kind] for panel in picture.panels}) > 1]
 
 
 def _legends(figure: Figure, picture: panels.Picture, shown: Sequence[Axes]) -> None:
-    """What a line stands for: of sizes once, on top; of parameterizations in each panel. And what marks mean, below."""
-    first, differing = picture.panels[0].names, _differing(picture)
-    same = ", ".join(name for kind, name in first.items() if name and kind not in differing)
+    """The legend of sizes on top, or one of parameterizations in each panel; below, what marks mean."""
+    differing = _differing(picture)
+    same = ", ".join(name for kind, name in picture.panels[0].names.items() if name and kind not in differing)
     title = plain(textwrap.fill(f"{picture.title}{f' ({same})' * bool(same)}", 60))
     if picture.lines == "parameterization":
         figure.suptitle(title, fontsize=11.5)
@@ -116,9 +111,9 @@ def _legends(figure: Figure, picture: panels.Picture, shown: Sequence[Axes]) -> 
     else:
         drawn = [axes.get_legend_handles_labels() for axes in shown]
         handles = {label: handle for pair in drawn for handle, label in zip(*pair, strict=True)}
-        order = sorted(handles, key=lambda label: float(label.split()[-1]))
-        names = [label.split()[-1] if i else label for i, label in enumerate(order)]
-        lines = [handles[label] for label in order]
+        first, *others = sorted(handles, key=float)
+        lines = [handles[size] for size in (first, *others)]
         place: Any = {"loc": "outside upper center", "ncols": 5, "frameon": False}
+        names = [f"{picture.lines.replace('_', ' ')} {first}", *others]
         figure.legend(lines, names, title=title, title_fontsize=11.5, **place)
     figure.supxlabel(plain(textwrap.fill(picture.caption, 84)), fontsize=8.5, color="#57606a")

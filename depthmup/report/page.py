@@ -19,7 +19,7 @@ from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
 from depthmup.report import figures, interactive, panels, words
-from depthmup.report.curves import TransferCurve, best, variants
+from depthmup.report.curves import TransferCurve
 from depthmup.report.interactive import json_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.words import NONE, Cells
@@ -27,6 +27,7 @@ from depthmup.report.words import answers as answers
 from depthmup.settings import column
 from depthmup.trials.plan import size_keys, sizes
 from depthmup.trials.study import Study
+from depthmup.trials.verdicts import best, variants
 
 
 class Unfinished(NamedTuple):
@@ -96,7 +97,7 @@ def _block(block: words.Block, study: Study | None, command: str) -> dict[str, A
     return {
         "span": words.span(block),
         "sentences": words.sentences(block, study, command),
-        "picture": panels.file("loss", block[0]),
+        "picture": panels.file_name("loss", block[0]),
         "table": rows,
         "columns": [title for title in rows[0] if title not in ("why", "decided by")],
     }

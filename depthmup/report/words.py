@@ -1,4 +1,4 @@
-"""What a sweep has found, in words: a short table, a sentence for each optimizer, what decides, and what to do next."""
+"""The result of a sweep in words: a short table, a sentence for each optimizer, what decides, and what to do next."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 from depthmup.fit import Drift, Transfer, Verdict
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
-from depthmup.report.curves import TransferCurve
+from depthmup.report.curves import TransferCurve, grouped_by
 from depthmup.settings import value_of
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import has_grid
 from depthmup.trials.study import Study
+from depthmup.usage import FLAGS, changed
 
 PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 MEANINGS: dict[Verdict, str] = {
@@ -26,7 +27,6 @@ MEANINGS: dict[Verdict, str] = {
 }
 NONE = "-"  # the cell of a value that does not exist
 SAME = 0.05  # octaves, below which a best value has not moved
-ALONE, OF_SWEEP = ("yes", "tables", "dry_run"), ("launcher", "shard")  # flags of a sweep, without and with a value
 SHOWN = 3  # most parameterizations that a sentence names for each verdict
 Cells = dict[str, str]  # a row of a table: title of the column -> text
 Block = Sequence[TransferCurve]  # curves of one axis and one hyperparameter
@@ -46,8 +46,7 @@ def program(command: str) -> str:
 
 def blocks(curves: Sequence[TransferCurve]) -> list[Block]:
     """The curves of each axis and hyperparameter."""
-    kinds = dict.fromkeys((c.axis, c.hyperparameter) for c in curves)
-    return [[c for c in curves if (c.axis, c.hyperparameter) == kind] for kind in kinds]
+    return list(grouped_by(curves, lambda c: (c.axis, c.hyperparameter)).values())
 
 
 def rate(value: float | None, without: str = "none") -> str:
@@ -57,31 +56,30 @@ def rate(value: float | None, without: str = "none") -> str:
 
 def text(rows: Sequence[Cells]) -> str:
     """A table as text, with columns as wide as they must be."""
-    titles = dict.fromkeys(title for row in rows for title in row)
-    cells = [dict(zip(titles, titles, strict=True)), *rows]
-    wide = {title: max(len(row.get(title, NONE)) for row in cells) for title in titles}
-    return "\n".join("  ".join(f"{row.get(t, NONE):{wide[t]}}" for t in titles).rstrip() for row in cells)
+    titles = {title: title for row in rows for title in row}
+    widths = {title: max(len(row.get(title, NONE)) for row in (titles, *rows)) for title in titles}
+    return "\n".join("  ".join(f"{row.get(t, NONE):{widths[t]}}" for t in titles).rstrip() for row in (titles, *rows))
 
 
-def drift(of: Drift | None) -> str:
-    return f"{of.octaves_per_doubling:+.2f} [{of.low:+.2f}, {of.high:+.2f}]" if of else NONE
+def drift(fitted: Drift | None) -> str:
+    """Octaves for each doubling of the size, with their 95% interval."""
+    return f"{fitted.octaves_per_doubling:+.2f} [{fitted.low:+.2f}, {fitted.high:+.2f}]" if fitted else NONE
 
 
-def price(found: Transfer) -> str:
-    """What the tuned value costs, in a few words."""
-    if found.verdict != NOT or found.tuned is None:
-        return f"costs at most {found.cost}" if found.cost else ""
-    words = found.reason.removeprefix(f"{found.tuned:.3g} of {found.axis} {found.values[0]:g} ")
-    head, unit, _ = words.partition(" (1/")  # what a margin is stands in the report once
-    return head if unit else words
+def price(result: Transfer) -> str:
+    """The cost of the tuned value in a few words; "" if it is not known."""
+    if result.verdict != NOT or result.tuned is None:
+        return f"costs at most {result.cost}" if result.cost else ""
+    reason = result.reason.removeprefix(f"{result.tuned:.3g} of {result.axis} {result.values[0]:g} ")
+    return reason.partition(" (1/")[0]  # the report says once what a margin is
 
 
-def moved(found: Transfer) -> str:
-    """The best value of the largest size against the tuned one."""
-    best = found.optimal_lr[-1]
-    if best is None or found.tuned is None:
+def moved(result: Transfer) -> str:
+    """How the best value of the largest size differs from the tuned one: "stays", "rises 2x" or "falls 2x"."""
+    best = result.optimal_lr[-1]
+    if best is None or result.tuned is None:
         return NONE
-    octaves = math.log2(best / found.tuned)
+    octaves = math.log2(best / result.tuned)
     if abs(octaves) < SAME:
         return "stays"
     return f"{'rises' if octaves > 0 else 'falls'} {2 ** abs(octaves):.2g}x"
@@ -92,7 +90,7 @@ def table(block: Block) -> list[Cells]:
     first = block[0].result
     return [
         {
-            span(block): f"{c.optimizer} {c.name}",
+            span(block): c.title,
             f"tuned at {first.values[0]:g}": rate(c.result.tuned),
             f"best at {first.values[-1]:g}": rate(c.result.optimal_lr[-1]),
             "best value": moved(c.result),
@@ -104,54 +102,53 @@ def table(block: Block) -> list[Cells]:
 
 
 def span(block: Block) -> str:
-    """The axis with its ends."""
+    """The axis with its ends, after the name of a hyperparameter other than the learning rate."""
     c = block[0]
-    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter.replace('_', ' ')}, "
-    return f"{other}{c.axis.replace('_', ' ')} {c.result.values[0]:g} to {c.result.values[-1]:g}"
+    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter_name}, "
+    return f"{other}{c.axis_name} {c.result.values[0]:g} to {c.result.values[-1]:g}"
 
 
 def answers(curves: Sequence[TransferCurve]) -> str:
-    """What a sweep has found, as text: a short table, what would decide the undecided, the learning rates to use."""
+    """The result of a sweep as text: a short table, what would decide the undecided, the learning rates to use."""
     lines = []
     for block in blocks(curves):
-        lines.append(text(table(block)))
         undecided = [c for c in block if c.result.verdict in (UNDECIDED, NOTHING)]
-        lines += [f"{c.optimizer} {c.name}: {c.result.verdict}: {c.result.reason}" for c in undecided]
-        lines.append("")
+        reasons = [f"{c.title}: {c.result.verdict}: {c.result.reason}" for c in undecided]
+        lines += [text(table(block)), *reasons, ""]
     if any(c.hyperparameter == "learning_rate" for c in curves):
-        found = "; ".join(
+        rates = "; ".join(
             f"{rate(c.result.tuned)} for {c.optimizer} under {c.name} (the best of {c.axis} {c.result.values[0]:g})"
             for c in transferring(curves)
         )
-        lines.append(
-            f"learning rate to use at larger sizes: {found or 'none is known to be right there: tune at each size'}"
-        )
+        rates = rates or "none is known to be right there: tune at each size"
+        lines.append(f"learning rate to use at larger sizes: {rates}")
     return "\n".join(lines)
 
 
 def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
     """The first curve of each optimizer, parameterization and variant whose learning rate transfers on all axes."""
-    own: dict[tuple[str, str], list[TransferCurve]] = {}
-    for c in curves:
-        if c.hyperparameter == "learning_rate":
-            own.setdefault((c.optimizer, c.name), []).append(c)
-    return [of_name[0] for of_name in own.values() if all(c.result.verdict == TRANSFERS for c in of_name)]
+    groups = grouped_by([c for c in curves if c.hyperparameter == "learning_rate"], lambda c: c.title).values()
+    return [group[0] for group in groups if all(c.result.verdict == TRANSFERS for c in group)]
 
 
 def sentences(block: Block, study: Study | None, command: str) -> dict[str, list[Part]]:
-    """{optimizer: what is known under each parameterization}. study, command: as in `decides`."""
+    """{optimizer: sentences on its parameterizations, a sentence for those of one clause}
+
+    study, command: as in `decides`; without a study no sentence says what would decide.
+    """
     result: dict[str, list[Part]] = {}
-    for optimizer in dict.fromkeys(c.optimizer for c in block):
-        parts = result.setdefault(optimizer, [])
+    for optimizer, curves in grouped_by(block, lambda c: c.optimizer).items():
+        parts = result[optimizer] = []
         for verdict in MEANINGS:
-            alike: dict[str, list[TransferCurve]] = {}
-            for c in block:
-                if (c.optimizer, c.result.verdict) == (optimizer, verdict):
-                    alike.setdefault(_clause(c), []).append(c)
-            for clause, own in list(alike.items())[:SHOWN]:
+            alike = grouped_by([c for c in curves if c.result.verdict == verdict], _clause)
+            for clause, group in list(alike.items())[:SHOWN]:
                 before, _, after = clause.partition("|")
-                parts += [Part(f"Under {_listed([c.name for c in own])} {before}"), Part(verdict, verdict), Part(after)]
-                if text := decides(own, study, command) if study else "":
+                parts += [
+                    Part(f"Under {_listed([c.name for c in group])} {before}"),
+                    Part(verdict, verdict),
+                    Part(after),
+                ]
+                if text := decides(group, study, command) if study else "":
                     parts += [Part(" ("), Part(text, "code"), Part(" trains what would decide)")]
                 parts.append(Part(". "))
             if more := sum(map(len, list(alike.values())[SHOWN:])):
@@ -160,17 +157,17 @@ def sentences(block: Block, study: Study | None, command: str) -> dict[str, list
 
 
 def _clause(c: TransferCurve) -> str:
-    """What is said of a curve before and after its verdict, which stands at |."""
-    found, name = c.result, c.hyperparameter.replace("_", " ")
-    axis, first, last = c.axis.replace("_", " "), f"{found.values[0]:g}", f"{found.values[-1]:g}"
-    if found.verdict == TRANSFERS:
-        return f"the {name} {rate(found.tuned)} tuned at {axis} {first} {price(found)} up to {axis} {last}: it |"
-    if found.verdict == NOT:
-        move = "" if moved(found) == NONE else f"the best {name} {moved(found)}, and "
-        return f"{move}the tuned {rate(found.tuned)} {price(found)}: it |"
-    if found.verdict == UNDECIDED:
-        return f"the tuned {rate(found.tuned)} {price(found)}: |" if price(found) else "|"
-    return f"|: {found.reason}"
+    """The text of a sentence before and after the verdict of a curve, with | for the verdict."""
+    result, name = c.result, c.hyperparameter_name
+    first, last = f"{c.axis_name} {result.values[0]:g}", f"{c.axis_name} {result.values[-1]:g}"
+    if result.verdict == TRANSFERS:
+        return f"the {name} {rate(result.tuned)} tuned at {first} {price(result)} up to {last}: it |"
+    if result.verdict == NOT:
+        move = "" if moved(result) == NONE else f"the best {name} {moved(result)}, and "
+        return f"{move}the tuned {rate(result.tuned)} {price(result)}: it |"
+    if result.verdict == UNDECIDED:
+        return f"the tuned {rate(result.tuned)} {price(result)}: |" if price(result) else "|"
+    return f"|: {result.reason}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -179,10 +176,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def decides(curves: Sequence[TransferCurve], study: Study, command: str) -> str:
-    """What is to be added to the command, or to the call, so that the undecided of these curves are decided; "" if
+    """The flags of the command, or the arguments of the call, that decide the undecided ones of these curves; "" if
     nothing is known, and for a table, whose trials were trained elsewhere.
 
-    command: what trained the sweep.
+    command: the command that trained the sweep.
     """
     changes = _changes([c for c in curves if c.result.verdict == UNDECIDED], study)
     if isinstance(study, ModelStudy):
@@ -195,7 +192,7 @@ def decides(curves: Sequence[TransferCurve], study: Study, command: str) -> str:
 
 
 def _changes(undecided: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
-    """{key of the sweep's settings: its new value}"""
+    """{key of the sweep's settings: its new value} that decide these curves; {} if their needs name none."""
     sweep, wider = study.sweep, dict[str, set[str]]()
     needs = [(c, need) for c in undecided for need in c.result.needs]
     for c, need in needs:
@@ -207,18 +204,18 @@ def _changes(undecided: Sequence[TransferCurve], study: Study) -> dict[str, Any]
     most = sweep.max_seeds * (2 if sweep.until == "decided" else 1)
     while most < max(seeds, default=0):
         most *= 2
-    more = {"max_seeds": most} if seeds and most > sweep.max_seeds else {}
-    if sweep.until == "planned":  # which adds seeds and rates by itself
+    more: dict[str, Any] = {"max_seeds": most} if seeds and most > sweep.max_seeds else {}
+    if sweep.until == "planned":  # a sweep until its verdicts are decided adds seeds and rates by itself
         return {**({"seeds": 3} if sweep.seeds == 1 else {}), "until": "decided", **more}
-    ends = {optimizer: sweep.log2_learning_rates[optimizer] for optimizer in wider}
-    return more | {
-        f"log2_learning_rates.{optimizer}": (low - WIDER * ("lower" in of), high + WIDER * ("higher" in of))
-        for (optimizer, of), (low, high) in zip(wider.items(), ends.values(), strict=True)
-    }
+    for optimizer, kinds in wider.items():
+        low, high = sweep.log2_learning_rates[optimizer]
+        ends = low - WIDER * ("lower" in kinds), high + WIDER * ("higher" in kinds)
+        more[f"log2_learning_rates.{optimizer}"] = ends
+    return more
 
 
 def conclusion(curves: Sequence[TransferCurve], study: Study, command: str = "") -> str:
-    """The answers, then what to do next; "" without curves. command: what trained the sweep."""
+    """The answers, then what to do next; "" without curves. command: the command that trained the sweep."""
     return "\n".join(filter(None, (answers(curves), next_steps(curves, study, command)))) if curves else ""
 
 
@@ -248,27 +245,25 @@ def _grown(curves: Sequence[TransferCurve], study: Study, command: str) -> list[
             under = "" if c.parameterization == study.sweep.parameterizations[0] else f'.under("{c.parameterization}")'
             lines.append(f'm{under}.at({width}, {depth}).optimizer("{optimizer}", {rate(c.result.tuned)})')
         elif isinstance(study, ConfigStudy) and command.startswith(PROGRAMS):
-            own = {"optimizer.name": optimizer, "parameterization.name": c.parameterization}
-            flags = [f"--config.{key}={value}" for key, value in own.items() if value_of(study.settings, key) != value]
+            names = {"optimizer.name": optimizer, "parameterization.name": c.parameterization}
+            flags = [f"--config.{key}={name}" for key, name in names.items() if value_of(study.settings, key) != name]
             lines.append(_changed(command, "grow", shlex.join([*flags, f"--width={width}", f"--depth={depth}"])))
     return lines
 
 
 def _changed(command: str, verb: str, flags: str) -> str:
-    """The command of a sweep with another verb and with these flags, which take the place of those that it has. What
-    was swept is in the workdir: no other verb is told it again."""
+    """The command of a sweep with this verb and these flags, which replace the flags of the same names; "" for a call
+    from Python. Another verb than sweep gets no flag of the sweep's settings: it reads them from the workdir."""
     if not command.startswith(PROGRAMS):
         return ""
     new = shlex.split(flags)
-    dropped = {word.partition("=")[0] for word in new} | {f"--{flag}" for flag in (*ALONE, *OF_SWEEP)}
-    words, kept = iter(shlex.split(command)), []
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if flag not in dropped and (verb == "sweep" or not flag.startswith("--config.sweep.")):
-            kept.append(verb if word == "sweep" else word)
-        elif not equals and flag.removeprefix("--") not in ALONE:
-            next(words, None)  # --flag value
-    return shlex.join([*kept, *new])
+    replaced = {word.partition("=")[0].removeprefix("--") for word in new}
+    replaced |= {name for name, flag in FLAGS.items() if "sweep" in flag.verbs}
+
+    def drops(name: str) -> bool:
+        return name in replaced or (verb != "sweep" and name.startswith("config.sweep."))
+
+    return changed(command, "sweep", verb, drops, new)
 
 
 def _argument(key: str, value: Any, study: Study) -> str:
