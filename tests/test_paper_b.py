@@ -18,7 +18,7 @@ from depthmup.train.build import steps_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import grid_points, shapes, trials
 from experiments import published, tiny_imagenet_folder
-from experiments.figures import command, page
+from experiments.figures import command, figure, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
     FIGURES,
@@ -51,7 +51,7 @@ STEPS = np.arange(-3, 3.1, 0.5)  # octaves around the planted optimum
 CLIFF = 1.75  # octaves above it
 
 
-def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, width=0.0, floor=1.0):
+def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, width=0.0, floor=1.0, noise=1e-3):
     """A sweep whose best learning rates are 2^start depth^exponent width^width, by accuracy and by loss.
 
     exponent: a number, or a function of a row. cliff: how many octaves above the optimum training ends. early: the
@@ -70,7 +70,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
             for x in middle + STEPS:
                 for seed in range(3):
                     diverged = x > best + cliff(row)
-                    score = 0.1 * (x - best) ** 2 + 1e-3 * rng.standard_normal()
+                    score = 0.1 * (x - best) ** 2 + noise * rng.standard_normal()
                     before = score if early is None else 0.1 * (x - start - early * math.log2(depth)) ** 2
                     way = np.r_[np.full(12, 2 * (1 + before)), np.full(28, floor * (1 + score))]
                     rows.append(
@@ -227,29 +227,29 @@ def test_the_depths_have_the_anchors():
 def test_planted_exponents_come_out(exponent, measured):
     sweep = planted("full_baseline", exponent)
     found = exponents.along_depth(sweep, measured)
-    own = exponents.of_optima(found)
-    assert own.value == pytest.approx(exponent, abs=0.05)
-    assert own.low <= exponent <= own.high
-    assert own.used == list(networks.FULL_DEPTHS)
-    assert not own.at_edge
-    assert exponents.words(found) == str(own)
+    law = exponents.of_optima(found)
+    assert law.exponent == pytest.approx(exponent, abs=0.05)
+    assert law.low <= exponent <= law.high
+    assert law.depths.tolist() == list(networks.FULL_DEPTHS)
+    assert exponents.words(found) == exponents.text(law)  # all depths count, and none is at the edge
 
 
 def test_the_edge_has_an_exponent_of_its_own():
     sweep = planted("full_baseline", -0.5, cliff=lambda row: 2.3 - 0.5 * math.log2(row["depth"]))
     found = exponents.along_depth(sweep)
-    assert exponents.of_edges(found).value == pytest.approx(-1.0, abs=0.1)
-    assert 24 in exponents.of_optima(found).at_edge
-    assert 2 not in exponents.of_optima(found).at_edge
-    assert "at the edge)" in exponents.words(found)
+    assert exponents.of_edges(found).exponent == pytest.approx(-1.0, abs=0.1)
+    at_edge = [depth for depth, o in zip(found.values, found.optima, strict=True) if o.at_edge]
+    assert 24 in at_edge
+    assert 2 not in at_edge
+    assert f"({len(at_edge)} at the edge)" in exponents.words(found)
 
 
 def test_the_first_steps_have_a_law_of_their_own():
     sweep = planted("full_baseline", -1.5, early=-1.75)
     law = {measured: exponents.of_optima(exponents.along_depth(sweep, measured)) for measured in exponents.MEASURES}
-    assert law["first_steps"].value == pytest.approx(-1.75, abs=0.05)
+    assert law["first_steps"].exponent == pytest.approx(-1.75, abs=0.05)
     for name in ("last_loss", "loss"):
-        assert law[name].value == pytest.approx(-1.5, abs=0.05)
+        assert law[name].exponent == pytest.approx(-1.5, abs=0.05)
 
 
 def test_no_exponent_from_fewer_than_five_depths():
@@ -332,9 +332,9 @@ def test_depths_that_did_not_learn_do_not_count():
     accuracy = sweep.curves[0].trials["validation_accuracy"]
     sweep.curves[0].trials["validation_accuracy"] = accuracy.where(~deep, 0.1 + 0.01 * accuracy)  # .106 at most
     found = exponents.along_depth(sweep)
-    assert exponents.of_optima(whole).value > -1.2
-    assert exponents.of_optima(found).value == pytest.approx(-1.5, abs=0.05)
-    assert exponents.of_optima(found).used == [3, 4, 6, 9, 10, 11, 13, 16, 18]
+    assert exponents.of_optima(whole).exponent > -1.2
+    assert exponents.of_optima(found).exponent == pytest.approx(-1.5, abs=0.05)
+    assert exponents.of_optima(found).depths.tolist() == [3, 4, 6, 9, 10, 11, 13, 16, 18]
     assert exponents.words(found).endswith("(9 of 12 depths)")
     assert fig2a.outcome({"plain": sweep}).verdict == AGREES
     (kept,) = exponents.pictures({"plain": found}, "").axes[0].containers
@@ -454,6 +454,47 @@ def test_figure_6_needs_the_exponent_too():
     """All equal, and equal to something else than -3/2."""
     assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -0.5)).verdict == DISAGREES
     assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -1.5)).verdict == AGREES
+
+
+@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
+def test_channels(exponent, says):
+    """-3/2 is a fall by 5.4 octaves from depth 2 to 24, and 0 none; no size differs from 8 channels."""
+    sweeps = {name: planted(name, exponent, noise=0.01) for name in channels.SWEEPS}
+    octaves = {name: channels.fall(sweep, "validation_accuracy") for name, sweep in sweeps.items()}
+    for of in octaves.values():
+        assert of.value == pytest.approx(-exponent * math.log2(12), abs=0.25)
+        assert of.low < -exponent * math.log2(12) < of.high
+        assert channels.answer(of) == says
+    assert channels.EXPERIMENT.outcome(sweeps).verdict == says
+    rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
+    sizes = ["8 channels, 16x16", "16 channels, 16x16", "8 channels, 32x32", "32 channels, 16x16"]
+    assert [row[:2] for row in rows] == [[network, size] for network in channels.NETWORKS for size in sizes]
+    assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", says), ("5.4", "3.6", says)}
+    for row in rows:
+        assert row[4] == "-" if row[1] == sizes[0] else re.fullmatch(r"-?0\.\d \[-\d\.\d, \d\.\d\]", row[4])
+
+
+def test_a_size_that_differs_from_8_channels():
+    """16 channels fall by 1.8 octaves more. A sweep that is not finished has no row."""
+    planted_at = {name: -1.5 if name == "channels16_baseline" else -1.0 for name in channels.SWEEPS}
+    sweeps = {name: planted(name, exponent, noise=0.01) for name, exponent in planted_at.items()}
+    del sweeps["channels32_last"]
+    rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
+    assert len(rows) == 7
+    (more,) = (row[4] for row in rows if row[:2] == ["baseline", "16 channels, 16x16"])
+    value, low, high = map(float, re.findall(r"-?[\d.]+", more))
+    assert value == pytest.approx(0.5 * math.log2(12), abs=0.25)
+    assert 0 < low < value < high
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [(4.5, 6.0, AGREES), (3.5, 6.0, UNDECIDED), (4.5, 7.3, UNDECIDED), (5.5, 6.0, DISAGREES), (-0.1, 5.2, DISAGREES)],
+)
+def test_the_rule_of_decision_on_channels(low, high, says):
+    """By hand: agreement needs an interval that holds 5.4 and lies within 1.8 of it."""
+    assert channels.answer(figure.Interval((low + high) / 2, low, high)) == says
+    assert channels.answer(None) == UNDECIDED
 
 
 def test_theorem_2_says_the_factor():
@@ -686,8 +727,8 @@ def test_what_is_measured_at_initialization():
 def test_exponents_of_what_is_measured():
     measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.0, edge=-0.5)
     found = at_start.read("baseline")
-    assert at_start.of_update(found, networks.FULL_DEPTHS).value == pytest.approx(-1.0)
-    assert at_start.of_sharpness(found, networks.FULL_DEPTHS).value == pytest.approx(-0.5)
+    assert at_start.of_update(found, networks.FULL_DEPTHS).exponent == pytest.approx(-1.0)
+    assert at_start.of_sharpness(found, networks.FULL_DEPTHS).exponent == pytest.approx(-0.5)
     assert at_start.of_sharpness(found, (2, 4, 8, 16)) is None
 
 

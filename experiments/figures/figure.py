@@ -25,6 +25,33 @@ Sweeps = Mapping[str, Sweep]
 Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAGREES or UNDECIDED)
 
 
+class Interval(NamedTuple):
+    """A number with the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, form: str = "+.2f", unit: str = "") -> str:
+        """Such as "+0.5% [-0.1, +1.1]", each number in the format `form`."""
+        return f"{self.value:{form}}{unit} [{self.low:{form}}, {self.high:{form}}]"
+
+    def minus(self, other: Interval) -> Interval:
+        """The difference of two numbers whose errors are independent."""
+        value, half = self.value - other.value, math.hypot(self.high - self.low, other.high - other.low) / 2
+        return Interval(value, value - half, value + half)
+
+    def against(self, claimed: float, close: float) -> str:
+        """The verdict on the claim that the number is `claimed`.
+
+        It disagrees where the interval excludes the claim, agrees where the interval lies within `close` of it, and is
+        undecided where the interval is wider.
+        """
+        if not self.low <= claimed <= self.high:
+            return DISAGREES
+        return AGREES if max(self.high - claimed, claimed - self.low) < close else UNDECIDED
+
+
 class Outcome(NamedTuple):
     """What the sweeps of a figure say of its claim.
 
@@ -125,9 +152,8 @@ def named(sweeps: Sweeps, name: CurveName) -> TransferCurve:
 
 def cells(c: TransferCurve) -> tuple[str, str, str]:
     """The drift of a curve in octaves a doubling, its cost and its verdict; of one that learned nothing no drift."""
-    result, drift = c.result, ""
-    if result.drift and result.verdict != NOTHING:
-        drift = f"{result.drift.octaves_per_doubling:+.2f} [{result.drift.low:+.2f}, {result.drift.high:+.2f}]"
+    result = c.result
+    drift = Interval(*result.drift[:3]).text() if result.drift and result.verdict != NOTHING else ""
     return drift, str(result.cost or ""), result.verdict
 
 
@@ -181,11 +207,16 @@ def best_losses(result: Transfer, i: int) -> np.ndarray:
     return result.losses[i][means.argmin()]
 
 
-def paired(differences: np.ndarray) -> tuple[float, float, float]:
+def paired(differences: np.ndarray) -> Interval:
     """The mean of paired differences, (seeds,), with its 95% interval by Student's t."""
     half = half_width(len(differences) - 1) * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
     mean = float(np.mean(differences))
-    return mean, mean - half, mean + half
+    return Interval(mean, mean - half, mean + half)
+
+
+def percent(ratios: np.ndarray) -> Interval:
+    """By how many percent paired losses differ, of their ratios, (seeds,): the geometric mean."""
+    return Interval(*(100 * math.expm1(end) for end in paired(np.log(ratios))))
 
 
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:

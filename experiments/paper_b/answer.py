@@ -7,20 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.fit import Transfer
+from depthmup.fit import PowerLaw, Transfer
 from experiments.figures.figure import Sweeps, markdown
 from experiments.paper_b import at_start, exponents
-from experiments.paper_b.exponents import (
-    BOTH,
-    MEASURES,
-    Exponent,
-    along_depth,
-    apart,
-    equal,
-    of_edges,
-    of_optima,
-    words,
-)
+from experiments.paper_b.exponents import BOTH, MEASURES, along_depth, apart, equal, of_edges, of_optima, text, words
 from experiments.paper_b.ingredients import by_theory, name_of, settings_of
 
 
@@ -49,19 +39,27 @@ def _depths(sweeps: Sweeps, name: str) -> Sequence[float]:
     return along_depth(sweeps[name]).values
 
 
-# {prediction: the exponent of a sweep over these depths}
-PREDICTIONS: dict[str, Callable[[str, Sequence[float]], Exponent | float | None]] = {
+def _sbar(sweep: str, depths: Sequence[float]) -> PowerLaw | None:
+    return at_start.of_update(at_start.read(name_of(sweep)), depths)
+
+
+def _of_sharpness(sweep: str, depths: Sequence[float]) -> PowerLaw | None:
+    return at_start.of_sharpness(at_start.read(name_of(sweep)), depths)
+
+
+# {prediction: the law of a sweep over these depths, or its exponent}
+PREDICTIONS: dict[str, Callable[[str, Sequence[float]], PowerLaw | float | None]] = {
     "-3/2 (theorem 3)": lambda sweep, depths: exponents.CLAIMED,
     "theory": lambda sweep, depths: by_theory(settings_of(sweep)),
-    "Sbar": lambda sweep, depths: at_start.of_update(at_start.read(name_of(sweep)), depths),
-    "2 / sharpness": lambda sweep, depths: at_start.of_sharpness(at_start.read(name_of(sweep)), depths),
+    "Sbar": _sbar,
+    "2 / sharpness": _of_sharpness,
 }
 # {column: its cell for a sweep}
 COLUMNS: dict[str, Callable[[Sweeps, str], str]] = {
-    "edge": lambda sweeps, name: str(of_edges(along_depth(sweeps[name])) or "-"),
+    "edge": lambda sweeps, name: text(of_edges(along_depth(sweeps[name]))),
     "minus baseline": _minus_baseline,
-    "Sbar": lambda sweeps, name: str(PREDICTIONS["Sbar"](name, _depths(sweeps, name)) or "-"),
-    "2 / sharpness": lambda sweeps, name: str(PREDICTIONS["2 / sharpness"](name, _depths(sweeps, name)) or "-"),
+    "Sbar": lambda sweeps, name: text(_sbar(name, _depths(sweeps, name))),
+    "2 / sharpness": lambda sweeps, name: text(_of_sharpness(name, _depths(sweeps, name))),
     "PathSum": lambda sweeps, name: f"{exponents.by_path_sum(settings_of(name), _depths(sweeps, name)):+.2f}",
     "theory": lambda sweeps, name: f"{by_theory(settings_of(name)):+.1f}",
 }
@@ -78,15 +76,13 @@ class Match(NamedTuple):
 
 def match(sweeps: Sweeps, prediction: str, measure: str) -> Match | None:
     """Over the networks for which both are known; None for fewer than FEWEST."""
-    gaps = []
-    for sweep, trials in sweeps.items():
-        exponent = of_optima(along_depth(trials, measure))
-        gap = apart(PREDICTIONS[prediction](sweep, exponent.used), exponent) if exponent else None
-        gaps += [gap] if gap else []
+    laws = {sweep: of_optima(along_depth(trials, measure)) for sweep, trials in sweeps.items()}
+    apart_from = (apart(PREDICTIONS[prediction](sweep, law.depths.tolist()), law) for sweep, law in laws.items() if law)
+    gaps = [gap for gap in apart_from if gap]
     if len(gaps) < exponents.FEWEST:
         return None
-    off, half = np.array(gaps).T
-    return Match(int(np.sum(np.abs(off) > half)), len(gaps), float(np.sqrt(np.mean(off**2))))
+    excluded = sum(not gap.low <= 0 <= gap.high for gap in gaps)
+    return Match(excluded, len(gaps), float(np.sqrt(np.mean([gap.value**2 for gap in gaps]))))
 
 
 def predictions(sweeps: Sweeps) -> str:

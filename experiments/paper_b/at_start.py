@@ -8,37 +8,39 @@ from typing import Any
 
 import numpy as np
 
+from depthmup.fit import PowerLaw
 from depthmup.measure import MaximalUpdate
-from experiments.paper_b.exponents import Exponent, fitted
+from experiments.paper_b.exponents import fitted
 from experiments.published import RESULTS
 
 FILE = RESULTS / "paper_b" / "initial.json"
-Found = Mapping[float, Mapping[str, Any]]  # {depth: {"changes", "squares": (seeds, layers), "log2_edges": (seeds,)}}
+# {depth: {"changes", "squares": (seeds, layers), "log2_edges": (seeds,)}}
+Measured = Mapping[float, Mapping[str, Any]]
 
 
-def read(name: str) -> Found:
+def read(name: str) -> Measured:
     """What was measured of a network; {} if nothing was."""
-    found = json.loads(FILE.read_text()) if FILE.exists() else {}
-    return {float(depth): of_depth for depth, of_depth in found.get(name, {}).items()}
+    content = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return {float(depth): at_depth for depth, at_depth in content.get(name, {}).items()}
 
 
-def update(found: Found, depth: float) -> MaximalUpdate:
-    return MaximalUpdate(np.array(found[depth]["changes"]), np.array(found[depth]["squares"]))
+def update(measured: Measured, depth: float) -> MaximalUpdate:
+    return MaximalUpdate(np.array(measured[depth]["changes"]), np.array(measured[depth]["squares"]))
 
 
-def of_update(found: Found, depths: Sequence[float], average: str = "arithmetic") -> Exponent | None:
-    """The exponent of the maximal-update learning rate over those of these depths that were measured.
+def of_update(measured: Measured, depths: Sequence[float], average: str = "arithmetic") -> PowerLaw | None:
+    """The law of the maximal-update learning rate over those of these depths that were measured.
 
     average: over layers, a name in `measure.AVERAGES`.
     """
-    there = [depth for depth in depths if depth in found]
-    updates = [update(found, depth)._replace(average=average) for depth in there]
-    return fitted(there, [own.learning_rate for own in updates], [own.stderr for own in updates])
+    depths = [depth for depth in depths if depth in measured]
+    updates = [update(measured, depth)._replace(average=average) for depth in depths]
+    return fitted(depths, [at.learning_rate for at in updates], [at.stderr for at in updates])
 
 
-def of_sharpness(found: Found, depths: Sequence[float]) -> Exponent | None:
-    """The exponent of 2 / sharpness over those of these depths that were measured."""
-    there = [depth for depth in depths if depth in found]
-    edges = [np.array(found[depth]["log2_edges"]) for depth in there]
-    stderr = [float(own.std(ddof=1)) / len(own) ** 0.5 for own in edges]
-    return fitted(there, [float(2 ** own.mean()) for own in edges], stderr)
+def of_sharpness(measured: Measured, depths: Sequence[float]) -> PowerLaw | None:
+    """The law of 2 / sharpness over those of these depths that were measured."""
+    depths = [depth for depth in depths if depth in measured]
+    edges = [np.array(measured[depth]["log2_edges"]) for depth in depths]
+    stderr = [float(at.std(ddof=1)) / len(at) ** 0.5 for at in edges]
+    return fitted(depths, [float(2 ** at.mean()) for at in edges], stderr)

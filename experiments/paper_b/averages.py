@@ -29,7 +29,7 @@ from depthmup.fit import Transfer
 from depthmup.measure import MaximalUpdate
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
 from experiments.paper_b import at_start, fig2a, ingredients
-from experiments.paper_b.exponents import along_depth, best_rates, of_optima, same
+from experiments.paper_b.exponents import along_depth, best_rates, of_optima, same, text
 
 MEANS = ("arithmetic", "geometric", "harmonic")
 SWEEPS = {**fig2a.SWEEPS, "full_baseline": ingredients.FULL["full_baseline"]}
@@ -43,7 +43,7 @@ def shift(measured: MaximalUpdate, mean: str) -> float:
     return float(np.log2(split.learning_rate / measured.learning_rate))
 
 
-def at_optimum(start: at_start.Found, result: Transfer, mean: str) -> dict[float, float]:
+def at_optimum(start: at_start.Measured, result: Transfer, mean: str) -> dict[float, float]:
     """{depth: log2 of the mean of S_l, linearised, at the best learning rate}; where both are known."""
     return {
         depth: 2 * float(np.log2(rate / at_start.update(start, depth)._replace(average=mean).learning_rate))
@@ -62,14 +62,14 @@ def outcome(sweeps: Sweeps) -> Outcome:
         if not start or trained is None:
             parts.append((f"{name}: {'not measured at initialization' if trained else 'no exponent'}", UNDECIDED))
             continue
-        predicted = {mean: at_start.of_update(start, trained.used, mean) for mean in MEANS}
-        excluded = {mean for mean, exponent in predicted.items() if same(exponent, trained)[1] == DISAGREES}
+        predicted = {mean: at_start.of_update(start, trained.depths.tolist(), mean) for mean in MEANS}
+        excluded = {mean for mean, law in predicted.items() if same(law, trained)[1] == DISAGREES}
         decided = excluded not in (set(), set(MEANS))
         answer = (DISAGREES if "arithmetic" in excluded else AGREES) if decided else UNDECIDED
         apart = same(predicted["arithmetic"], trained)[0]
-        said = f"{name}, trained minus arithmetic: {apart}; excluded: {', '.join(sorted(excluded)) or 'none'}"
-        parts.append((said, answer))
-        rows.append([name, str(trained), *(str(exponent or "none") for exponent in predicted.values())])
+        names = ", ".join(sorted(excluded)) or "none"
+        parts.append((f"{name}, trained minus arithmetic: {apart}; excluded: {names}", answer))
+        rows.append([name, *map(text, (trained, *predicted.values()))])
     return Outcome.of(parts, markdown(("exponent", "trained", *MEANS), rows))
 
 

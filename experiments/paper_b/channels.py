@@ -29,18 +29,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
+from experiments.figures.figure import UNDECIDED, Experiment, Interval, Outcome, Sweeps, markdown
 from experiments.paper_b import ingredients, networks
-from experiments.paper_b.exponents import CLAIMED, CLOSE, MEASURES, along_depth
+from experiments.paper_b.exponents import BOTH, CLAIMED, CLOSE, MEASURES, UNKNOWN, along_depth
+from experiments.published import Sweep
 
 ENDS = (2, 24)
 DOUBLINGS = math.log2(ENDS[1] / ENDS[0])
-NETWORKS = {"baseline": 0.0, "last": -1.0}  # {network: its exponent by theory}
+PAPER = -CLAIMED * DOUBLINGS  # octaves
+NETWORKS = {"baseline": 0.0, "last": 1.0}  # {network: the power of depth with which the rate falls by theory}
 SIZES = {"channels16": {"model__width": 16}, "pixels32": {"data__image_size": 32}, "channels32": {"model__width": 32}}
 SWEEPS = {
     **{f"full_{name}": ingredients.FULL[f"full_{name}"] for name in NETWORKS},
@@ -52,75 +53,51 @@ SWEEPS = {
 }
 
 
-class Fall(NamedTuple):
-    """Octaves by which the best learning rate falls between the `ENDS`, with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
-
-
-def fall(sweeps: Sweeps, name: str, measure: str = "validation_accuracy") -> Fall | None:
-    """The fall in a sweep; None where an end has no optimum."""
-    drift = along_depth(sweeps[name], measure, ENDS).drift
+def fall(sweep: Sweep, measure: str) -> Interval | None:
+    """Octaves by which the best learning rate falls between the `ENDS`; None where one of them has no optimum."""
+    drift = along_depth(sweep, measure, ENDS).drift
     if drift is None:
         return None
-    return Fall(*(-DOUBLINGS * slope for slope in (drift.octaves_per_doubling, drift.high, drift.low)))
+    return Interval(*(-DOUBLINGS * slope for slope in (drift.octaves_per_doubling, drift.high, drift.low)))
 
 
-def answer(of: Fall | None) -> str:
+def falls(sweeps: Sweeps, network: str, measure: str = BOTH[0]) -> dict[str, Interval | None]:
+    """{channels and pixels: the fall} of a network, that of figure 2b first."""
+    chosen = [sweeps[name] for name in SWEEPS if name in sweeps and name.endswith(f"_{network}")]
+    return {_size(sweep): fall(sweep, measure) for sweep in chosen}
+
+
+def _size(sweep: Sweep) -> str:
+    side = sweep.settings.data.image_size
+    return f"{sweep.settings.model.width} channels, {side}x{side}"
+
+
+def answer(octaves: Interval | None) -> str:
     """The rule of decision on -3/2."""
-    claimed = -CLAIMED * DOUBLINGS
-    if of is None:
-        return UNDECIDED
-    if not of.low <= claimed <= of.high:
-        return DISAGREES
-    return AGREES if max(of.high - claimed, claimed - of.low) < CLOSE * DOUBLINGS else UNDECIDED
+    return octaves.against(PAPER, CLOSE * DOUBLINGS) if octaves else UNDECIDED
 
 
-def difference(large: Fall | None, small: Fall | None) -> str:
-    """The fall of the larger network minus that of the smaller one, in words."""
-    if large is None or small is None:
-        return "not known"
-    value = large.value - small.value
-    half = math.hypot(large.high - large.low, small.high - small.low) / 2
-    return str(Fall(value, value - half, value + half))
-
-
-def _size(sweep: str) -> str:
-    """Channels and pixels of a sweep in words."""
-    channels, pixels = {"channels16": (16, 16), "channels32": (32, 16), "pixels32": (8, 32)}.get(
-        sweep.rsplit("_", 1)[0], (8, 16)
-    )
-    return f"{channels} channels, {pixels}x{pixels}"
-
-
-def _by_network(sweeps: Sweeps) -> dict[str, list[str]]:
-    """{network: its sweeps}, that of figure 2b first."""
-    return {name: [s for s in SWEEPS if s in sweeps and s.endswith(f"_{name}")] for name in NETWORKS}
+def _words(octaves: Interval | None) -> str:
+    return octaves.text(".1f") if octaves else UNKNOWN
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    falls = {f"{name}, {_size(s)}": fall(sweeps, s) for name, own in _by_network(sweeps).items() for s in own}
-    parts = [(f"{name}: {of or 'not known'} octaves from depth {ENDS[0]} to {ENDS[1]}", answer(of))
-             for name, of in falls.items()]  # fmt: skip
+    parts = [(f"{network}, {size}: {_words(octaves)} octaves from depth {ENDS[0]} to {ENDS[1]}", answer(octaves))
+             for network in NETWORKS for size, octaves in falls(sweeps, network).items()]  # fmt: skip
     return Outcome.of(parts, table(sweeps))
 
 
 def table(sweeps: Sweeps) -> str:
     rows = []
-    for name, exponent in NETWORKS.items():
-        first, *_ = of_network = _by_network(sweeps)[name]
-        for s in of_network:
-            falls = [fall(sweeps, s, measure) for measure in ("validation_accuracy", "loss")]
-            apart = difference(falls[0], fall(sweeps, first)) if s != first else "-"
-            rows.append([name, _size(s), *(str(f or "not known") for f in falls), apart,
-                         f"{-CLAIMED * DOUBLINGS:.1f}", f"{-exponent * DOUBLINGS:.1f}", answer(falls[0])])  # fmt: skip
-    columns = ("network", "size", *(f"octaves by {MEASURES[m]}" for m in ("validation_accuracy", "loss")),
-               "more than at 8 channels", "by the paper", "by theory", "-3/2")  # fmt: skip
+    for network, power in NETWORKS.items():
+        by_accuracy, by_loss = (falls(sweeps, network, measure) for measure in BOTH)
+        smallest = next(iter(by_accuracy.values()), None)
+        for place, (size, octaves) in enumerate(by_accuracy.items()):
+            more = octaves.minus(smallest) if octaves and smallest else None
+            rows.append([network, size, _words(octaves), _words(by_loss[size]), _words(more) if place else "-",
+                         f"{PAPER:.1f}", f"{power * DOUBLINGS:.1f}", answer(octaves)])  # fmt: skip
+    columns = ("network", "size", *(f"octaves by {MEASURES[measure]}" for measure in BOTH), "more than at 8 channels",
+               "by the paper", "by theory", "-3/2")  # fmt: skip
     return markdown(columns, rows)
 
 
@@ -128,15 +105,15 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The fall at each size, beside both predictions."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(NETWORKS), sharey=True))
-    for panel, (name, exponent) in zip(panels, NETWORKS.items(), strict=True):
-        kept = [(_size(s), f) for s in _by_network(sweeps)[name] if (f := fall(sweeps, s))]
-        for place, (_, f) in enumerate(kept):
-            panel.errorbar(place, f.value, [[f.value - f.low], [f.high - f.value]], fmt="o", capsize=4, color="C0")
-        panel.axhline(-CLAIMED * DOUBLINGS, color="gray", ls="-.", label="paper: depth^-3/2")
-        panel.axhline(-exponent * DOUBLINGS, color="C1", ls="--", label="theory")
-        panel.set_xticks(range(len(kept)), [size.replace(", ", "\n") for size, _ in kept])
+    for panel, (network, power) in zip(panels, NETWORKS.items(), strict=True):
+        kept = {size: octaves for size, octaves in falls(sweeps, network).items() if octaves}
+        for place, (value, low, high) in enumerate(kept.values()):
+            panel.errorbar(place, value, [[value - low], [high - value]], fmt="o", capsize=4, color="C0")
+        panel.axhline(PAPER, color="gray", ls="-.", label="paper: depth^-3/2")
+        panel.axhline(power * DOUBLINGS, color="C1", ls="--", label="theory")
+        panel.set_xticks(range(len(kept)), [size.replace(", ", "\n") for size in kept])
         panel.set_xlim(-0.5, len(kept) - 0.5)
-        panel.set_title("all layers carry 1/K" if name == "baseline" else "the last layer of a branch does")
+        panel.set_title("all layers carry 1/K" if network == "baseline" else "the last layer of a branch does")
     panels[0].set_ylabel(f"octaves, depth {ENDS[0]} to {ENDS[1]}")
     panels[0].legend()
     return {"channels": figure}

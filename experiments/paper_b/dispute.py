@@ -39,21 +39,19 @@ def ingredients(sweeps: Sweeps) -> Outcome:
     """Theorem 3 says that no ingredient of the branch moves the exponent from -3/2: one that does refutes it."""
     answers = [against(along_depth(sweep)) for sweep in sweeps.values()]
     counts = ", ".join(f"{answers.count(word)} {word}" for word in (AGREES, DISAGREES, UNDECIDED))
-    return Outcome(
-        combined(answers),
-        f"{len(answers)} networks: {counts}",
-        "\n\n".join(
-            [answer.table(sweeps, ("accuracy", "Sbar", "theory"), bare), *_assumed(sweeps), answer.predictions(sweeps)]
-        ),
-    )
+    table = answer.table(sweeps, ("accuracy", "Sbar", "theory"), bare)
+    section = "\n\n".join([table, _assumed(sweeps), answer.predictions(sweeps)])
+    return Outcome(combined(answers), f"{len(answers)} networks: {counts}", section)
 
 
 # What theorem 3 assumes: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
-CONVOLUTIONS = ("baseline", "one_layer", "three_layers", "zero_padding", "mean_field_head", "mse")
-ASSUMED = (*CONVOLUTIONS, "dense", "conv_dense", "bottleneck")
+ASSUMED = (
+    "baseline", "one_layer", "three_layers", "zero_padding", "mean_field_head", "mse", "dense", "conv_dense",
+    "bottleneck",
+)  # fmt: skip
 
 
-def _assumed(sweeps: Sweeps) -> list[str]:
+def _assumed(sweeps: Sweeps) -> str:
     """In how many of the networks of the theorem's own assumptions that have an exponent -3/2 is excluded."""
     counts = []
     for measure in BOTH:
@@ -61,16 +59,15 @@ def _assumed(sweeps: Sweeps) -> list[str]:
         answers = [against(result) for result in judged if of_optima(result)]
         counts.append(f"{answers.count(DISAGREES)} of {len(answers)} by {MEASURES[measure]}")
     assumed = "all layers of a branch carry the 1/K, and there is neither norm nor dropout"
-    return [f"Where the theorem's assumptions hold ({assumed}), -3/2 is excluded in {' and '.join(counts)}."]
+    return f"Where the theorem's assumptions hold ({assumed}), -3/2 is excluded in {' and '.join(counts)}."
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """Figure 2b is about the baseline, by accuracy."""
     baseline = along_depth(sweeps["full_baseline"])
     residual = {name: sweep for name, sweep in sweeps.items() if name in FULL}
-    return Outcome.of(
-        [(words(baseline), against(baseline))], answer.table(residual, ("accuracy", "loss", "Sbar", "theory"), bare)
-    )
+    table = answer.table(residual, ("accuracy", "loss", "Sbar", "theory"), bare)
+    return Outcome.of([(words(baseline), against(baseline))], table)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -84,17 +81,10 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     panel = figure.subplots()
     for shift, measure in ((-0.12, "validation_accuracy"), (0.12, "loss")):
         fits = [of_optima(along_depth(sweep, measure)) for sweep in sweeps.values()]
-        kept = [(place, e.value, e.low, e.high) for place, e in enumerate(fits) if e]
+        kept = [(place, *exponents.interval(law)) for place, law in enumerate(fits) if law]
         places, values, low, high = np.array(kept, float).reshape(-1, 4).T
-        panel.errorbar(
-            values,
-            places + shift,
-            xerr=[values - low, high - values],
-            fmt="o",
-            ms=4,
-            capsize=3,
-            label=MEASURES[measure],
-        )
+        bars = [values - low, high - values]
+        panel.errorbar(values, places + shift, xerr=bars, fmt="o", ms=4, capsize=3, label=MEASURES[measure])
     for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar,\none scaled layer"), (0.0, "Sbar,\ntwo")):
         panel.axvline(at, color="gray", lw=0.8, ls=":")
         panel.text(at, 1.02, label, fontsize=7, ha="center", color="gray", transform=panel.get_xaxis_transform())

@@ -21,6 +21,7 @@ from experiments.figures.figure import (
     NOTHING,
     UNDECIDED,
     Experiment,
+    Interval,
     Outcome,
     Part,
     Sweeps,
@@ -52,24 +53,6 @@ class Law(NamedTuple):
     depths: Sequence[int] = ()
 
 
-class Exponent(NamedTuple):
-    """A learning rate goes as depth to the power of `value`. low, high: its 95% interval.
-
-    used: the depths of the fit; of optima those at which a network learned. at_edge: those of them whose optimum is
-    within a grid step of the edge. law: the fit.
-    """
-
-    value: float
-    low: float
-    high: float
-    used: Sequence[float]
-    at_edge: Sequence[float]
-    law: PowerLaw
-
-    def __str__(self) -> str:
-        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
-
-
 def experiment(
     figure: str,
     claim: str,
@@ -92,8 +75,8 @@ def experiment(
 
     def differences(sweeps: Sweeps) -> dict[str, Part]:
         judged = along_depths(sweeps, laws)
-        there = {name: base for name, base in compared.items() if name in judged}
-        return {name: (compare or equal)(judged[base], judged[name]) for name, base in there.items()}
+        pairs = {name: (judged[base], judged[name]) for name, base in compared.items() if name in judged}
+        return {name: (compare or equal)(*pair) for name, pair in pairs.items()}
 
     def table(sweeps: Sweeps, cell: Callable[[Transfer], str]) -> str:
         by_accuracy, by_loss = (along_depths(sweeps, laws, measure) for measure in BOTH)
@@ -105,8 +88,8 @@ def experiment(
     def outcome(sweeps: Sweeps) -> Outcome:
         judged = along_depths(sweeps, laws)
         parts = [(f"{name}: {words(judged[name])}", against(judged[name])) for name in claimed]
-        found = differences(sweeps).items()
-        parts += [(f"{name} minus {compared[name]}: {text}", answer) for name, (text, answer) in found]
+        parts += [(f"{name} minus {compared[name]}: {text}", answer)
+                  for name, (text, answer) in differences(sweeps).items()]  # fmt: skip
         return Outcome.of(parts, table(sweeps, bare) if shown else "")
 
     def drawn(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -119,9 +102,9 @@ def experiment(
 
 
 def along_depths(sweeps: Sweeps, laws: Mapping[str, Law], measure: str = BOTH[0]) -> dict[str, Transfer]:
-    """`along_depth` of the laws whose sweeps are there."""
-    there = {name: law for name, law in laws.items() if law.sweep in sweeps}
-    return {name: along_depth(sweeps[law.sweep], measure, law.depths) for name, law in there.items()}
+    """`along_depth` of the laws whose sweeps are finished."""
+    finished = {name: law for name, law in laws.items() if law.sweep in sweeps}
+    return {name: along_depth(sweeps[law.sweep], measure, law.depths) for name, law in finished.items()}
 
 
 def along_depth(
@@ -166,74 +149,62 @@ def best_rates(result: Transfer) -> list[float | None]:
     return [None if answer == UNLEARNED else rate for rate, answer in pairs]
 
 
-def of_optima(result: Transfer) -> Exponent | None:
-    """The exponent of the best learning rate; None for fewer than FEWEST depths that count and have an optimum."""
-    rates, stderr = best_rates(result), [o.stderr for o in result.optima]
-    at_edge = [size for size, o in zip(result.values, result.optima, strict=True) if o.learning_rate and o.at_edge]
-    return fitted(result.values, rates, stderr, at_edge)
+def of_optima(result: Transfer) -> PowerLaw | None:
+    """The law of the best learning rate; None for fewer than FEWEST depths that count and have an optimum."""
+    return fitted(result.values, best_rates(result), [o.stderr for o in result.optima])
 
 
-def of_edges(result: Transfer) -> Exponent | None:
-    """The exponent of the edge, above which training is not possible."""
+def of_edges(result: Transfer) -> PowerLaw | None:
+    """The law of the edge, above which training is not possible."""
     edges = [o.edge for o in result.optima]
     return fitted(result.values, [e and e.learning_rate for e in edges], [e.stderr if e else math.nan for e in edges])
 
 
-def fitted(
-    depths: Sequence[float],
-    rates: Sequence[float | None],
-    stderr: Sequence[float] | None = None,
-    at_edge: Sequence[float] = (),
-) -> Exponent | None:
+def fitted(depths: Sequence[float], rates: Sequence[float | None], stderr: Sequence[float]) -> PowerLaw | None:
     """The power law of these learning rates; None for fewer than FEWEST of them."""
-    used = [depth for depth, rate in zip(depths, rates, strict=True) if rate]
-    if len(used) < FEWEST:
-        return None
-    law = power_law(depths, rates, stderr)
-    return Exponent(law.exponent, law.low, law.high, used, at_edge, law)
+    return power_law(depths, rates, stderr) if sum(map(bool, rates)) >= FEWEST else None
+
+
+def interval(law: PowerLaw) -> Interval:
+    """The exponent."""
+    return Interval(law.exponent, law.low, law.high)
+
+
+def text(law: PowerLaw | None) -> str:
+    """The exponent; "-" if there is none."""
+    return interval(law).text() if law else "-"
 
 
 def bare(result: Transfer) -> str:
-    """The exponent; "-" if there is none."""
-    return str(of_optima(result) or "-")
+    """The exponent of the best learning rate; "-" if there is none."""
+    return text(of_optima(result))
 
 
 def words(result: Transfer) -> str:
     """The exponent; in brackets how many depths count, if not all, and how many optima are at the edge."""
-    exponent = of_optima(result)
+    law, depths = of_optima(result), len(result.values)
     if result.verdict == NOTHING:
         return "nothing learned"
-    if exponent is None:
-        return f"{sum(rate is not None for rate in best_rates(result))} of {len(result.values)} depths count"
-    used, at_edge = len(exponent.used), len(exponent.at_edge)
-    notes = [f"{used} of {len(result.values)} depths"] if used < len(result.values) else []
-    notes += [f"{at_edge} at the edge"] if at_edge else []
-    return f"{exponent} ({', '.join(notes)})" if notes else str(exponent)
+    if law is None:
+        return f"{sum(rate is not None for rate in best_rates(result))} of {depths} depths count"
+    notes = [f"{len(law.depths)} of {depths} depths"] if len(law.depths) < depths else []
+    if at_edge := sum(o.learning_rate is not None and o.at_edge for o in result.optima):
+        notes.append(f"{at_edge} at the edge")
+    return f"{text(law)} ({', '.join(notes)})" if notes else text(law)
 
 
-def against(result: Transfer, claimed: float = CLAIMED) -> str:
-    """The verdict on the claim that the best learning rate goes as depth to the power of `claimed`.
-
-    It disagrees where the 95% interval excludes the claim, agrees where the interval lies within CLOSE of it, and is
-    undecided where the interval is wider, or where fewer than FEWEST depths have an optimum.
-    """
-    exponent = of_optima(result)
-    if exponent is None:
-        return UNDECIDED
-    if not exponent.low <= claimed <= exponent.high:
-        return DISAGREES
-    return AGREES if max(exponent.high - claimed, claimed - exponent.low) < CLOSE else UNDECIDED
+def against(result: Transfer) -> str:
+    """The verdict on the claim that the best learning rate goes as depth to the power CLAIMED: undecided, too, where
+    fewer than FEWEST depths have an optimum."""
+    law = of_optima(result)
+    return interval(law).against(CLAIMED, CLOSE) if law else UNDECIDED
 
 
-def apart(first: Exponent | float | None, second: Exponent | None) -> tuple[float, float] | None:
-    """(the second exponent minus the first, half its 95% interval); None where one of them is not known.
-
-    first: or a number that has no error.
-    """
+def apart(first: PowerLaw | float | None, second: PowerLaw | None) -> Interval | None:
+    """The second exponent minus the first, which may be a number without an error; None where one is not known."""
     if first is None or second is None:
         return None
-    value, width = (first.value, first.high - first.low) if isinstance(first, Exponent) else (first, 0.0)
-    return second.value - value, math.hypot(width, second.high - second.low) / 2
+    return interval(second).minus(interval(first) if isinstance(first, PowerLaw) else Interval(first, first, first))
 
 
 def equal(first: Transfer, second: Transfer) -> Part:
@@ -241,14 +212,10 @@ def equal(first: Transfer, second: Transfer) -> Part:
     return same(of_optima(first), of_optima(second))
 
 
-def same(first: Exponent | None, second: Exponent | None) -> Part:
-    """As `equal`, of exponents."""
+def same(first: PowerLaw | None, second: PowerLaw | None) -> Part:
+    """As `equal`, of laws."""
     difference = apart(first, second)
-    if difference is None:
-        return UNKNOWN, UNDECIDED
-    value, half = difference
-    answer = DISAGREES if abs(value) > half else AGREES if abs(value) + half < CLOSE else UNDECIDED
-    return _difference(value, half), answer
+    return (difference.text(), difference.against(0, CLOSE)) if difference else (UNKNOWN, UNDECIDED)
 
 
 def steeper(first: Transfer, second: Transfer) -> Part:
@@ -256,12 +223,7 @@ def steeper(first: Transfer, second: Transfer) -> Part:
     difference = apart(of_optima(first), of_optima(second))
     if difference is None:
         return UNKNOWN, UNDECIDED
-    value, half = difference
-    return _difference(value, half), AGREES if value < -half else DISAGREES if value > half else UNDECIDED
-
-
-def _difference(value: float, half: float) -> str:
-    return f"{value:+.2f} [{value - half:+.2f}, {value + half:+.2f}]"
+    return difference.text(), AGREES if difference.high < 0 else DISAGREES if difference.low > 0 else UNDECIDED
 
 
 def path_sums(settings: Settings, depths: Sequence[float]) -> dict[float, int]:
@@ -292,11 +254,11 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
         depths, rates = np.array([(d, o.learning_rate) for d, o, _ in kept]).T
         ends = np.array([np.clip([o.low, o.high], min(trained), max(trained)) for _, o, trained in kept]).T
         bars = np.maximum(np.nan_to_num([rates - ends[0], ends[1] - rates]), 0)
-        label = f"{name}: {law}" if law else name
+        label = f"{name}: {text(law)}" if law else name
         panel.errorbar(depths, rates, bars, fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
         if law:
-            panel.plot(depths, law.law(depths), "--", color=color, lw=1)
-            panel.fill_between(depths, *law.law.band(depths), color=color, alpha=0.12, lw=0)
+            panel.plot(depths, law(depths), "--", color=color, lw=1)
+            panel.fill_between(depths, *law.band(depths), color=color, alpha=0.12, lw=0)
         if place == 0:
             reference = rates[0] * (depths / depths[0]) ** CLAIMED
             panel.plot(depths, reference, color="gray", lw=1, ls="-.", label="depth^-3/2")
@@ -305,9 +267,8 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
             panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
+    panel.set(xlabel="depth", ylabel="best learning rate")
     ticks(panel.xaxis, sorted({d for result in of.values() for d in result.values}))
-    panel.set_xlabel("depth")
-    panel.set_ylabel("best learning rate")
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8)
     panel.set_title(f"{title} (bars and bands: 95%; dotted: edge)", fontsize=10)

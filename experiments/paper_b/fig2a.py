@@ -29,7 +29,7 @@ from depthmup.fit import segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, words
+from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text, words
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}
@@ -67,7 +67,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     rows = [
         ["that count", *map(bare, judged)],
         ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
-        ["all", *(str(fitted(one.values, one.optimal_lr, [o.stderr for o in one.optima])) for one in judged)],
+        ["all", *(text(fitted(of.values, of.optimal_lr, [o.stderr for o in of.optima])) for of in judged)],
     ]
     table = markdown(("exponent over depths", "by accuracy", "by loss"), rows)
     return Outcome.of([(words(judged[0]), against(judged[0]))], table)

@@ -39,6 +39,7 @@ from experiments.figures.figure import markdown
 from experiments.paper_b import fig2a, ingredients, networks
 from experiments.paper_b.at_start import FILE, of_sharpness, of_update, read
 from experiments.paper_b.averages import MEANS
+from experiments.paper_b.exponents import text
 
 SEEDS = 4
 
@@ -48,14 +49,14 @@ def measured(settings: Settings) -> dict[str, Any]:
     sweep = dataclasses.replace(settings.sweep, seeds=SEEDS)
     with warnings.catch_warnings():  # deep for the width: seeds scatter, which the intervals show
         warnings.simplefilter("ignore", UserWarning)
-        found = calibrate(dataclasses.replace(settings, sweep=sweep))
+        calibration = calibrate(dataclasses.replace(settings, sweep=sweep))
     task, batch = task_of(settings), examples(batches_of(settings), settings.data.batch_size)
     sharpness = jax.jit(lambda hyper, batch: QUANTITIES["sharpness"](task, task.init(hyper), batch, hyper)[0])
     trials = [dataclasses.replace(settings, seed=settings.seed + seed) for seed in range(SEEDS)]
     edges = [float(np.log2(2 / sharpness(hyper_of(trial).arrays(), batch))) for trial in trials]
     return {
-        "changes": _rounded(found.per_seed),
-        "squares": _rounded(found.mean_squares),
+        "changes": _rounded(calibration.per_seed),
+        "squares": _rounded(calibration.mean_squares),
         "log2_edges": [round(edge, 3) for edge in edges],
     }
 
@@ -89,17 +90,15 @@ def main() -> None:
     known = wanted(options.data)
     if unknown := set(options.networks) - known.keys():
         parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    content = json.loads(FILE.read_text()) if FILE.exists() else {}
     chosen = options.networks or list(known)
     try:
         for name in chosen:
-            own = found.setdefault(name, {})
-            for depth, settings in known[name].items():
-                if str(depth) not in own:
-                    print(f"{name}, depth {depth}", flush=True)
-                    own[str(depth)] = measured(settings)
-                    FILE.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(FILE, json.dumps(found) + "\n")
+            of_network = content.setdefault(name, {})
+            for depth in (depth for depth in known[name] if str(depth) not in of_network):
+                print(f"{name}, depth {depth}", flush=True)
+                of_network[str(depth)] = measured(known[name][depth])
+                write_atomically(FILE, json.dumps(content) + "\n")
     except ValueError as error:
         sys.exit(f"error: {error}")
     print(exponents(chosen))
@@ -111,10 +110,10 @@ def exponents(names: Sequence[str]) -> str:
     """
     rows = []
     for name in names:
-        found = read(name)
-        for depths in (sorted(found), *((fig2a.SHALLOW, fig2a.DEEP) if name == "plain" else (networks.SCREEN_DEPTHS,))):
-            own = [of_update(found, depths, mean) for mean in MEANS] + [of_sharpness(found, depths)]
-            rows.append([name, ", ".join(f"{depth:g}" for depth in depths), *(str(found or "-") for found in own)])
+        start, parts = read(name), (fig2a.SHALLOW, fig2a.DEEP) if name == "plain" else (networks.SCREEN_DEPTHS,)
+        for depths in (sorted(start), *parts):
+            laws = [*(of_update(start, depths, mean) for mean in MEANS), of_sharpness(start, depths)]
+            rows.append([name, ", ".join(f"{depth:g}" for depth in depths), *map(text, laws)])
     return markdown(["network", "depths", *(f"Sbar, {mean}" for mean in MEANS), "2 / sharpness"], rows)
 
 

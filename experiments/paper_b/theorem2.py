@@ -68,8 +68,7 @@ def changed(base: Transfer, other: Transfer) -> Part:
     difference, answer = equal(base, other)
     if len(octaves) < 2:
         return difference, answer
-    mean, low, high = paired(np.array(octaves))
-    return f"{difference}; {mean:+.2f} [{low:+.2f}, {high:+.2f}] octaves", answer
+    return f"{difference}; {paired(np.array(octaves)).text()} octaves", answer
 
 
 EXPERIMENT = experiment(

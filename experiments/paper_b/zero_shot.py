@@ -144,11 +144,9 @@ def _of_depth_mup(sweeps: Sweeps) -> list[str]:
     lines = []
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
         best = {of: best_losses(along_depth(sweeps[name]), -1) for name, of in PARAMETERIZATIONS.items()}
-        mean, low, high = 100 * np.array(paired(-np.subtract(*best.values())))
+        difference = paired(-100 * np.subtract(*best.values())).text("+.1f")
         accuracies = ", ".join(f"{100 * (1 - errors.mean()):.1f}% ({of})" for of, errors in best.items())
-        lines.append(
-            f"Best accuracy at the deepest ResNet: {accuracies}, difference {mean:+.1f} [{low:+.1f}, {high:+.1f}]."
-        )
+        lines.append(f"Best accuracy at the deepest ResNet: {accuracies}, difference {difference}.")
     if "full_depth_mup" in sweeps:
         lines.append(f"Exponent under depth_mup: {exponents.bare(along_depth(sweeps['full_depth_mup']))}.")
     return lines
@@ -165,8 +163,7 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
             panel.plot(result.values, off, "-o", ms=3, label=rule.name)
         panel.axhline(0, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        panel.set_xlabel("depth")
-        panel.set_title(ingredients.name_of(name))
+        panel.set(xlabel="depth", title=ingredients.name_of(name))
         if chosen:
             panel.legend(fontsize=7)
     figure.axes[0].set_ylabel("octaves off the best learning rate")
