@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from depthmup.report import figures, page
+from depthmup.report import figures, page, words
 from depthmup.trials.config_study import ConfigStudy
 from experiments import (
     choose,
@@ -63,7 +63,7 @@ TABLES: dict[str, Callable[[Sweep], str]] = {
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
         page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
     ),
-    "answers": lambda sweep: _code(page.answers(sweep.curves)),
+    "answers": lambda sweep: _code(words.answers(sweep.curves)),
 }
 
 

@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from depthmup import fit, sweep
-from depthmup.report import page
+from depthmup.report import page, words
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
 from depthmup.train.stop import Stopped
@@ -363,7 +363,7 @@ def test_report_without_any_optimum(tmp_path):
     curves = judge(table, study)
     assert {c.result.verdict for c in curves} == {"undecided"}
     reason = "undecided: depth 2 has no best learning rate: at the upper edge of the grid"
-    assert f"sgd sp: {reason}" in page.answers(curves).splitlines()
+    assert f"sgd sp: {reason}" in words.answers(curves).splitlines()
     assert page.write(curves, table, study, tmp_path, "").exists()
 
 

@@ -66,8 +66,7 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
 
 
 def _verdict(c: TransferCurve) -> words.Cells:
-    """A row with the best value at each size, * if it is at the edge."""
-    pairs = zip(c.result.values, c.result.optima, strict=True)
+    """A row of the table of verdicts."""
     return {
         "": c.title,
         "over": words.span([c]),
@@ -75,7 +74,7 @@ def _verdict(c: TransferCurve) -> words.Cells:
         "verdict": c.result.verdict,
         "costs at most": str(c.result.cost or words.NONE),
         "drift": words.drift(c.result.drift),
-        **{f"{size:g}": words.rate(o.learning_rate) + "*" * o.at_edge for size, o in pairs},
+        **words.best_values(c),
     }
 
 

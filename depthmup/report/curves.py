@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pandas
 
@@ -104,7 +104,7 @@ class TransferCurve:
             return self.trials[:0]
         values = self.result.learning_rates[self.result.values.index(size)]
         value = values[nearest(values, best)]
-        return self.trials[(self.trials[self.axis] == size) & (self.trials[self.hyperparameter] == value)]
+        return self.at(size)[self.at(size)[self.hyperparameter] == value]
 
 
 def judge(
@@ -119,25 +119,15 @@ def judge(
       rows: as `sweep.load` returns them.
       calibrated: as `calibration.calibrations` returns them.
     """
-    along_depth = curves_along_depth(study) if study.trainable else {}
+    along_depth, by = curves_along_depth(study) if study.trainable else {}, study.sweep.judge_by
     result = []
-    for found in verdicts(rows, study):
+    for v in verdicts(rows, study):
         laws = DepthLaws()
-        if found.axis == "depth" and found.key == LEARNING_RATE:
-            of_depth = {depth: along_depth[found.names, depth] for depth in found.result.values if along_depth}
-            laws = _laws(study, found.result, of_depth, calibrated or {})
+        if v.axis == "depth" and v.key == LEARNING_RATE:
+            points = {depth: along_depth[v.names, depth] for depth in v.result.values if along_depth}
+            laws = _laws(study, v.result, points, calibrated or {})
         result.append(
-            TransferCurve(
-                *found.names,
-                axis=found.axis,
-                hyperparameter=found.hyperparameter,
-                measure=study.sweep.judge_by,
-                trials=found.trials,
-                result=found.result,
-                chance=found.chance,
-                chance_loss=found.chance_loss,
-                laws=laws,
-            )
+            TransferCurve(*v.names, v.axis, v.hyperparameter, by, v.trials, v.result, v.chance, v.chance_loss, laws)
         )
     return result
 
@@ -166,17 +156,15 @@ def finished(
             plan = decide(plan, rows, study).asked
         return pandas.DataFrame([rows[trial.key] for trial in plan]), study
     keys = size_keys(study)
-    trials: dict[tuple[Any, ...], list[str]] = {}
-    for trial in plan:
-        trials.setdefault(tuple(trial.point.leaves[key] for key in keys), []).append(trial.key)
-    whole = [shape for shape, of_shape in trials.items() if all(key in rows for key in of_shape)]
+    trials = grouped_by(plan, lambda trial: tuple(trial.point.leaves[key] for key in keys))
+    whole = [shape for shape, of_shape in trials.items() if all(trial.key in rows for trial in of_shape)]
     sizes = {
         axis: [size for size, at in of_axis.items() if tuple(at[key] for key in keys) in whole]
         for axis, of_axis in study.along.items()
     }
     if not any(sizes.values()):
         return None
-    return pandas.DataFrame([rows[key] for shape in whole for key in trials[shape]]), study.sized(sizes)
+    return pandas.DataFrame([rows[trial.key] for shape in whole for trial in trials[shape]]), study.sized(sizes)
 
 
 def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
@@ -193,17 +181,17 @@ def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
 
 
 def _laws(
-    study: Study, found: Transfer, points: Mapping[float, Point], calibrated: Mapping[str, MaximalUpdate]
+    study: Study, result: Transfer, points: Mapping[float, Point], calibrated: Mapping[str, MaximalUpdate]
 ) -> DepthLaws:
-    """points: of each depth; without them there is the power law alone."""
+    """The laws of a curve. points: the point of each depth; without them there is the power law alone."""
     law, rates = None, dict[str, dict[float, float | None]]()
-    if sum(rate is not None for rate in found.optimal_lr) > 2:
-        law = power_law(found.values, found.optimal_lr, [optimum.stderr for optimum in found.optima])
+    if sum(rate is not None for rate in result.optimal_lr) > 2:
+        law = power_law(result.values, result.optimal_lr, [optimum.stderr for optimum in result.optima])
     if not points:
         return DepthLaws(power_law=law)
     names = {depth: calibration.key(study, point) for depth, point in points.items()}
     updates = {depth: calibrated[name] for depth, name in names.items() if name in calibrated}
-    pairs = zip(found.values, found.optimal_lr, strict=True)
+    pairs = zip(result.values, result.optimal_lr, strict=True)
     tuned = next((depth for depth, rate in pairs if rate is not None), None)
     if tuned in updates:
         rates = {
@@ -213,7 +201,7 @@ def _laws(
     sums = {depth: point.path_sum for depth, point in points.items() if point.path_sum}
     return DepthLaws(
         power_law=law,
-        rules=learning_rate_rules(found, path_sums=sums if len(sums) == len(points) else None, calibrated=rates),
-        segments=segmented(found.values, found.optimal_lr),
+        rules=learning_rate_rules(result, path_sums=sums if len(sums) == len(points) else None, calibrated=rates),
+        segments=segmented(result.values, result.optimal_lr),
         updates=updates,
     )

@@ -1,4 +1,4 @@
-"""What a sweep has found: tables as text, summary.json, pictures, and report.html."""
+"""The results of a sweep: tables as text, summary.json, pictures, and report.html."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from depthmup.report.curves import TransferCurve
 from depthmup.report.interactive import json_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.words import NONE, Cells
-from depthmup.report.words import answers as answers
 from depthmup.settings import column
 from depthmup.trials.plan import size_keys, sizes
 from depthmup.trials.study import Study
@@ -31,7 +30,10 @@ from depthmup.trials.verdicts import best, variants
 
 
 class Unfinished(NamedTuple):
-    """Of a sweep that is going on: where it is, in words; the share that is done; the time of this, since the epoch."""
+    """A sweep that is going on.
+
+    words: its progress, such as the time that is left. share: of its work that is done. at: seconds since the epoch.
+    """
 
     words: str
     share: float
@@ -49,20 +51,19 @@ def write(
     """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report.
 
     Args:
-      command: what made the report. It says how the report's commands begin, too.
-      unfinished: of a sweep that is going on; then the report alone is written, and loads itself anew while it is open.
+      command: the command of the sweep, which the report shows; the report's other commands begin with its program.
+      unfinished: the state of a sweep that is going on; then the report alone is written, without pictures, and an open
+        one loads itself anew.
     """
-    found = summary(curves, study)
     if not unfinished:
-        write_atomically(workdir / "summary.json", json.dumps(found, indent=1))
-    pictures, settled = list[tuple[panels.Picture, str]](), list[list[float | None]]()
+        write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
+    learning, pictures = None, list[tuple[panels.Picture, str]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
         trials = interactive.trials(curves, study, learning, words.program(command))
         drawn = list(panels.pictures(curves, learning, trials.pop("keys")))
         data |= {"plots": interactive.plots(drawn), "trials": trials}
-        settled = [[None] * len(c.result.values) if unfinished else learning.settles(c) for c in curves]
         for picture in drawn:
             png = b"" if unfinished else figures.png(figures.draw(picture))  # drawing takes seconds
             if png:
@@ -75,12 +76,12 @@ def write(
         next="" if unfinished or not curves else words.next_steps(curves, study, command),
         laws=laws(curves),
         rules=rules(curves),
-        optima=optima(curves, settled),
+        optima=optima(curves, None if unfinished else learning),
         best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
         sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
         pictures=pictures,
-        settings=json.dumps(found["settings"], indent=1),
+        settings=json.dumps(study.identity, indent=1),
         environments=environments(rows),
         command=command,
     )
@@ -89,7 +90,7 @@ def write(
 
 
 def _block(block: words.Block, study: Study | None, command: str) -> dict[str, Any]:
-    """What the page shows of one axis and hyperparameter. study: None while the sweep is going on."""
+    """The answer of one axis and hyperparameter, which the page shows first. study: None while the sweep goes on."""
     rows = words.table(block)
     for c, row in zip(block, rows, strict=True):
         if c.result.verdict in (UNDECIDED, NOTHING):
@@ -104,7 +105,7 @@ def _block(block: words.Block, study: Study | None, command: str) -> dict[str, A
 
 
 def environments(rows: pandas.DataFrame) -> list[str]:
-    """What the trials were computed with, the most frequent first, with counts where there are several; as rows say."""
+    """The environments in which the trials were computed, the most frequent first, with counts if there are several."""
     if "environment" not in rows:
         return []
     counts = rows["environment"].fillna("not known").value_counts()
@@ -112,7 +113,7 @@ def environments(rows: pandas.DataFrame) -> list[str]:
 
 
 def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
-    """A page of this folder that needs no other file. data: what report.js reads; names: what the template does."""
+    """A page that needs no other file. template: of this folder. data: for report.js. names: for the template."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("depthmup.report", ""),
         autoescape=True,
@@ -132,12 +133,11 @@ def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
 
 def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
     """A row for each curve along depth: how far each rule is off the best learning rate, in octaves: mean, largest."""
-    result = []
-    for c in curves:
-        off = {r.name: NONE if r.mean is None else f"{r.mean:.2f}, {r.worst:.2f}" for r in c.laws.rules}
-        if off:
-            result.append({**_name(c), **off})
-    return result
+    return [
+        {"": c.title} | {r.name: NONE if r.mean is None else f"{r.mean:.2f}, {r.worst:.2f}" for r in c.laws.rules}
+        for c in curves
+        if c.laws.rules
+    ]
 
 
 def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
@@ -157,21 +157,22 @@ def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
             cells["R²"] = r2 + ("" if law.weighted else " (unweighted)")
         if segments:
             cells["error of two anchors' prediction"] = "; ".join(segments)
-        result.append({**_name(c, axis=True), **cells})
+        result.append(_name(c) | cells)
     return result
 
 
-def optima(curves: Sequence[TransferCurve], settled: Sequence[Sequence[float | None]]) -> list[Cells]:
-    """A row for each curve and size. settled: as `LearningCurves.settles` returns it, for each curve."""
+def optima(curves: Sequence[TransferCurve], learning: LearningCurves | None) -> list[Cells]:
+    """A row for each curve and size. learning: tells when the optimum settles; None: the table does not say it."""
     result = []
-    for c, shares in zip(curves, settled, strict=True):
+    for c in curves:
+        shares = learning.settles(c) if learning else [None] * len(c.result.values)
         loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
         for i, o in enumerate(c.result.optima):
             regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
             interval = "too few rates" if math.isnan(o.low) else f"[{words.rate(o.low)}, {words.rate(o.high)}]"
             result.append(
                 {
-                    **_name(c, axis=True),
+                    **_name(c),
                     "size": f"{c.result.values[i]:g}",
                     "best": words.rate(o.learning_rate) if o.learning_rate else o.reason,
                     "interval": interval if o.learning_rate else "",
@@ -192,19 +193,18 @@ def verdict_table(curves: Sequence[TransferCurve]) -> str:
     """The verdicts as text: a block of optima and one of edges for each axis and hyperparameter."""
     parts = []
     for block in words.blocks(curves):
-        axis, name = block[0].axis, block[0].hyperparameter.replace("_", " ")
+        axis, name = block[0].axis, block[0].hyperparameter_name
         best, edges = list[Cells](), list[Cells]()
         for c in block:
-            pairs = list(zip(c.result.values, c.result.optima, strict=True))
-            optima = {f"{size:g}": words.rate(o.learning_rate) + "*" * o.at_edge for size, o in pairs}
+            drift = {"drift per doubling": words.drift(c.result.drift)}
             cost = {"costs at most": str(c.result.cost or NONE), "verdict": c.result.verdict}
-            best.append({**_name(c), **optima, "drift per doubling": words.drift(c.result.drift), **cost})
-            if any(o.edge and o.edge.learning_rate for _, o in pairs):
+            best.append({"": c.title} | words.best_values(c) | drift | cost)
+            if any(o.edge and o.edge.learning_rate for o in c.result.optima):
                 ends = {
                     f"{size:g}": "none" if o.edge is None else words.rate(o.edge.learning_rate, "above")
-                    for size, o in pairs
+                    for size, o in zip(c.result.values, c.result.optima, strict=True)
                 }
-                edges.append({**_name(c), **ends, "drift per doubling": words.drift(c.result.edge_drift)})
+                edges.append({"": c.title} | ends | {"drift per doubling": words.drift(c.result.edge_drift)})
         parts.append(f"best {name} at {axis} (*: at the edge; none: no optimum inside the grid)\n{words.text(best)}")
         if edges:
             about = f"edge, the {name} above which training is not possible, at {axis}"
@@ -221,18 +221,22 @@ def rule_table(curves: Sequence[TransferCurve]) -> str:
 
 def best_table(rows: pandas.DataFrame, study: Study) -> str:
     """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
-    measure, found = study.sweep.judge_by, []
+    measure, cells = study.sweep.judge_by, []
     columns = [column(key) for key in size_keys(study)]
     for names, trials in variants(rows, study):
         for shape, of_shape in trials.groupby(columns, sort=False):
             rate, value = best(of_shape, measure)
             value = 1 - value if measure.endswith("accuracy") else value
             is_known = math.isfinite(value)
-            optimum = {"best learning rate": words.rate(rate) if is_known else "none"}
-            optimum[f"{measure} there"] = f"{value:.4f}" if is_known else ""
-            sizes = {name: str(size) for name, size in zip(columns, shape, strict=True)}
-            found.append({"": " ".join(names).strip(), **sizes, **optimum})
-    return words.text(found)
+            cells.append(
+                {
+                    "": " ".join(names).strip(),
+                    **{name: str(size) for name, size in zip(columns, shape, strict=True)},
+                    "best learning rate": words.rate(rate) if is_known else "none",
+                    f"{measure} there": f"{value:.4f}" if is_known else "",
+                }
+            )
+    return words.text(cells)
 
 
 def summary(curves: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
@@ -241,55 +245,42 @@ def summary(curves: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
 
 
 def _summary_of(c: TransferCurve) -> dict[str, Any]:
-    found, laws = c.result, c.laws
-    result: dict[str, Any] = {
-        "optimizer": c.optimizer,
-        "parameterization": c.parameterization,
-        "variant": c.variant,
-        "axis": c.axis,
-        "hyperparameter": c.hyperparameter,
-        "measure": c.measure,
+    result, laws, edges = c.result, c.laws, [o.edge for o in c.result.optima]
+    power_law = "exponent", "low", "high", "coefficient", "r2", "weighted"
+    return {
+        **_fields(c, "optimizer", "parameterization", "variant", "axis", "hyperparameter", "measure"),
         "trials": len(c.trials),
-        "values": found.values,
-        "optimal_lr": found.optimal_lr,
-        "interval": [[o.low, o.high] for o in found.optima],
-        "stderr_octaves": [o.stderr for o in found.optima],
-        "at_edge": [o.at_edge for o in found.optima],
+        **_fields(result, "values", "optimal_lr"),
+        "interval": [[o.low, o.high] for o in result.optima],
+        "stderr_octaves": [o.stderr for o in result.optima],
+        "at_edge": [o.at_edge for o in result.optima],
         "edge": {
-            "learning_rate": [o.edge and o.edge.learning_rate for o in found.optima],
-            "interval": [o.edge and [o.edge.low, o.edge.high] for o in found.optima],
-            "all_train": [o.edge and o.edge.all_train for o in found.optima],
-            "drift": _interval(found.edge_drift),
+            "learning_rate": [edge and edge.learning_rate for edge in edges],
+            "interval": [edge and [edge.low, edge.high] for edge in edges],
+            "all_train": [edge and edge.all_train for edge in edges],
+            "drift": _interval(result.edge_drift),
         },
-        "drift": _interval(found.drift),
-        "regret": found.regret,
-        "margin": found.margin,
-        "tuned": found.tuned,
-        "answers": found.answers,
-        "cost": [cost and cost._asdict() for cost in found.costs],
-        "largest_cost": found.cost and found.cost._asdict(),
-        "needs": [need._asdict() for need in found.needs],
-        "regret_accuracy": [cost and cost._asdict() for cost in found.regret_accuracy],
-        "best_loss": [o.loss for o in found.optima],
-        "verdict": found.verdict,
-        "reason": found.reason,
+        "drift": _interval(result.drift),
+        **_fields(result, "regret", "margin", "tuned", "answers"),
+        "cost": result.costs,
+        "largest_cost": result.cost,
+        **_fields(result, "needs", "regret_accuracy"),
+        "best_loss": [o.loss for o in result.optima],
+        **_fields(result, "verdict", "reason"),
+        **({"power_law": _fields(laws.power_law, *power_law)} if laws.power_law else {}),
+        "rules": {
+            rule.name: {"tuned": result.values[rule.tuned], **_fields(rule, "predicted", "octaves_off", "regret")}
+            for rule in laws.rules
+        },
+        "segments": laws.segments,
+        "maximal_update_lr": {f"{size:g}": update.learning_rate for size, update in laws.updates.items()},
     }
-    if laws.power_law:
-        names = "exponent", "low", "high", "coefficient", "r2", "weighted"
-        result["power_law"] = _fields(laws.power_law, *names)
-    result["rules"] = {
-        rule.name: {"tuned": found.values[rule.tuned], **_fields(rule, "predicted", "octaves_off", "regret")}
-        for rule in laws.rules
-    }
-    result["segments"] = [segment._asdict() for segment in laws.segments]
-    result["maximal_update_lr"] = {f"{size:g}": update.learning_rate for size, update in laws.updates.items()}
-    return result
 
 
-def _name(c: TransferCurve, axis: bool = False) -> Cells:
-    """The first cells of a row. axis: with the axis, in a table of several."""
-    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter.replace('_', ' ')} over "
-    return {"": f"{c.optimizer} {c.name}"} | ({"over": f"{other}{c.axis}"} if axis else {})
+def _name(c: TransferCurve) -> Cells:
+    """The first cells of a row in a table of several axes."""
+    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter_name} over "
+    return {"": c.title, "over": f"{other}{c.axis}"}
 
 
 def _interval(drift: Drift | None) -> dict[str, Any] | None:
@@ -303,5 +294,5 @@ def _edge(o: Optimum) -> str:
     return f"{words.rate(o.edge.learning_rate)}{interval}"
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}

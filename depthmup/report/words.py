@@ -85,6 +85,12 @@ def moved(result: Transfer) -> str:
     return f"{'rises' if octaves > 0 else 'falls'} {2 ** abs(octaves):.2g}x"
 
 
+def best_values(c: TransferCurve) -> Cells:
+    """{size: its best value, with * if it is at the edge of the grid}"""
+    pairs = zip(c.result.values, c.result.optima, strict=True)
+    return {f"{size:g}": rate(o.learning_rate) + "*" * o.at_edge for size, o in pairs}
+
+
 def table(block: Block) -> list[Cells]:
     """A row for each curve."""
     first = block[0].result
