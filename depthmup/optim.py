@@ -66,7 +66,7 @@ def _muon(specs: PyTree, momentum: Any, nesterov: bool, b1: Any, b2: Any, eps: A
     def of_matrices(tree: PyTree) -> PyTree:
         """The axes of each leaf, but where a leaf is hidden."""
         weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
-        return jax.tree.unflatten(treedef, [w if is_hidden(w) else own for w, own in zip(weights, axes, strict=True)])
+        return jax.tree.unflatten(treedef, [w if is_hidden(w) else dims for w, dims in zip(weights, axes, strict=True)])
 
     def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
         return jax.tree.unflatten(
@@ -187,15 +187,15 @@ def optimizer(
     """
     check_parameterization(p)
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
-    given = {key: value for key, value in options.items() if value is not None}
+    chosen = {key: value for key, value in options.items() if value is not None}
     # Adafactor's root mean square and Muon's singular values are those of a whole leaf, of which a form may have stored
     # only some entries times a factor.
-    own = p.in_form("mup") if name in OTHERS else p
-    factors = leaf_factors(own, specs, families_of(name, specs))
+    applied = p.in_form("mup") if name in OTHERS else p
+    factors = leaf_factors(applied, specs, families_of(name, specs))
     tx = from_factors(
-        factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **given
+        factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **chosen
     )
-    return _of_specs(specs, tx if own is p else in_form_mup(p, specs, tx))
+    return _of_specs(specs, tx if applied is p else in_form_mup(p, specs, tx))
 
 
 def from_factors(

@@ -266,13 +266,13 @@ def _warn_of_depth(source: Source, width: int, depth: int) -> None:
     )
 
 
-def _warn_of_layers(p: Parameterization, specs: PyTree, found: Sequence[Site]) -> None:
+def _warn_of_layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> None:
     """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
     if p.lr_depth != p.table.lr_depth:
         return
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
-    layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in found]
+    layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in sites]
     most = max(layers, key=len, default=[])
     if len(most) < 2:
         return
@@ -307,8 +307,8 @@ def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
         for _, parts in plain.readouts():
             check_readout(specs, parts or ())
     branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    there = {"branch": branches, "output": True, "attention": attends}
-    ignored = [kind for kind in p.kinds if there[kind] and not acts(kind)]
+    present = {"branch": branches, "output": True, "attention": attends}
+    ignored = [kind for kind in p.kinds if present[kind] and not acts(kind)]
     if ignored:
         warnings.warn(
             "the model takes factors, but does not use "
@@ -792,7 +792,7 @@ class Setup:
             return (optax.apply_updates(params, updates), state, kept), seen
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
-            trains = jax.tree.map(lambda own: np.float32(name in (ALL, own)), names)
+            trains = jax.tree.map(lambda group: np.float32(name in (ALL, group)), names)
             return {"seed": np.uint32(seed), "trains": trains}
 
         return Probe(init, step, None, hyper, tuple(dict.fromkeys(jax.tree.leaves(names))), batch)

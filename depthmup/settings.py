@@ -516,7 +516,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
 def _interval(text: Any, where: str) -> Interval:
     if text == "never":
         return Interval(0, "never")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) (step|epoch|minute)s?", text) if isinstance(text, str) else None
-    if not found or not 0 < float(found[1]) < 2**31:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) (step|epoch|minute)s?", text) if isinstance(text, str) else None
+    if not match or not 0 < float(match[1]) < 2**31:
         raise SettingsError(f"{where} must be like '100 steps', '1 epoch', '10 minutes' or 'never', got {short(text)}")
-    return Interval(float(found[1]), found[2])
+    return Interval(float(match[1]), match[2])

@@ -300,20 +300,20 @@ def _sizes(name: str, values: Sequence[int] | None, base: int) -> tuple[int, ...
     return chosen
 
 
-def _optimizers(given: Any) -> dict[str, Optimizer | None]:
+def _optimizers(optimizers: Any) -> dict[str, Optimizer | None]:
     """{name: None, or what makes the transformation}"""
-    if isinstance(given, str):
-        given = [given]
-    if callable(given):
-        return {_callable_name(given): given}
-    if isinstance(given, Mapping):
-        return dict(given)
-    for name in given:
+    if isinstance(optimizers, str):
+        optimizers = [optimizers]
+    if callable(optimizers):
+        return {_callable_name(optimizers): optimizers}
+    if isinstance(optimizers, Mapping):
+        return dict(optimizers)
+    for name in optimizers:
         if name not in OPTIONS:
             raise unknown(
                 "optimizer", name, OPTIONS, "; for another give a function, lambda m: m.wrap(optax.NAME(1.0))"
             )
-    return dict.fromkeys(given)
+    return dict.fromkeys(optimizers)
 
 
 def _axes(hyperparameters: Mapping[str, Any], optimizers: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
@@ -331,18 +331,18 @@ def _axes(hyperparameters: Mapping[str, Any], optimizers: Mapping[str, Any]) -> 
     return tuple(axes), fixed
 
 
-def _rates(given: LearningRates, optimizers: Mapping[str, Any], per_octave: int) -> tuple[Any, bool]:
+def _rates(learning_rates: LearningRates, optimizers: Mapping[str, Any], per_octave: int) -> tuple[Any, bool]:
     """({optimizer: log2 of the ends of its grid}, or an axis of rates that are no grid; whether to search there)"""
-    if given is None:
+    if learning_rates is None:
         missing = [name for name, make in optimizers.items() if make is not None]
         if missing:
             raise SettingsError(
                 f"no learning rate is known for {missing[0]}: give learning_rates=, a list, or one to search from"
             )
         return {name: GRIDS[name] for name in optimizers}, False
-    values: Any = np.atleast_1d(np.asarray(given, np.float64))
+    values: Any = np.atleast_1d(np.asarray(learning_rates, np.float64))
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise SettingsError(f"learning rates must be positive and finite, got {given}")
+        raise SettingsError(f"learning rates must be positive and finite, got {learning_rates}")
     if values.size == 1:
         middle = round(math.log2(float(values[0])) * per_octave) / per_octave
         return dict.fromkeys(optimizers, (middle - AROUND, middle + AROUND)), True

@@ -57,14 +57,14 @@ def load(data_dir: str | None = None, context: int | None = None) -> Dataset:
 def docstrings() -> np.ndarray:
     """The docstrings of NumPy's public functions and classes, each once, sorted by name; (bytes,), uint8: 1.5 million
     bytes of text that are on every machine where depthmup runs."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     modules: tuple[ModuleType, ...] = (np, np.linalg, np.fft, np.random, np.ma, np.polynomial.polynomial)
     for module in modules:
         for name in sorted(dir(module)):
             text = getattr(getattr(module, name), "__doc__", None) if not name.startswith("_") else None
             if isinstance(text, str) and len(text) > 200:
-                found[text] = None
-    return np.frombuffer("\n".join(found).encode(), np.uint8)
+                texts[text] = None
+    return np.frombuffer("\n".join(texts).encode(), np.uint8)
 
 
 def _read(path: Path) -> bytes:

@@ -198,22 +198,22 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     dear = max(groups, key=Estimator().work)
     point = dear.point
     assert isinstance(point, ConfigPoint)
-    own, model = point.settings, point.settings.model
-    share, task, batches = own.parallel.devices_per_trial, task_of(own), batches_of(own)
+    s, model = point.settings, point.settings.model
+    share, task, batches = s.parallel.devices_per_trial, task_of(s), batches_of(s)
     check_sets(len(devices), share)
     sets = len(devices) // share
     asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
-        return TrialLoop(task, batches, placement(own.parallel, each * sets, devices, described is not None))
+        return TrialLoop(task, batches, placement(s.parallel, each * sets, devices, described is not None))
 
     return Case(
         what=f"sweep: {len(trials):,} trials; the dearest: {model.name}, width {model.width}, depth {model.depth}, "
-        f"{model.options['dtype']}, {own.optimizer.name}, batch {own.data.batch_size}",
+        f"{model.options['dtype']}, {s.optimizer.name}, batch {s.data.batch_size}",
         unit="trials",
         devices=devices,
         share=share,
-        hyper=hyper_of(own),
+        hyper=hyper_of(s),
         asked=asked,
         of=loop,
     )

@@ -69,7 +69,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Progra
 
 def collectives(text: str) -> dict[str, tuple[int, int]]:
     """{kind: (number, bytes of their results)} of what devices exchange in a step, from an optimized program's text."""
-    found: dict[str, tuple[int, int]] = {}
+    exchanged: dict[str, tuple[int, int]] = {}
     for times, body in _computations(text):
         for shape, operation in INSTRUCTION.findall(body):
             kind = operation.removesuffix("-start")
@@ -77,9 +77,9 @@ def collectives(text: str) -> dict[str, tuple[int, int]]:
                 arrays = [_size(*array) for array in ARRAY.findall(shape)]
                 if operation != kind and kind != "all-reduce":  # the start of others also names its operands
                     arrays = arrays[len(arrays) // 2 :]
-                number, size = found.get(kind, (0, 0))
-                found[kind] = number + times, size + times * sum(arrays)
-    return found
+                number, size = exchanged.get(kind, (0, 0))
+                exchanged[kind] = number + times, size + times * sum(arrays)
+    return exchanged
 
 
 def _computations(text: str) -> Iterator[tuple[int, str]]:
@@ -90,11 +90,11 @@ def _computations(text: str) -> Iterator[tuple[int, str]]:
         name, times = following.pop()
         yield times, bodies[name]
         for line in bodies[name].splitlines():
-            if found := LOOP.search(line):
+            if match := LOOP.search(line):
                 # A scan compares its counter with a number; a loop of steps has no such number, and counts once.
-                ends = LENGTH.search(line) or LENGTH.search(bodies[found["condition"]])
+                ends = LENGTH.search(line) or LENGTH.search(bodies[match["condition"]])
                 length = int(ends[1] or ends[2]) if ends else 1
-                following.append((found["body"], times * length))
+                following.append((match["body"], times * length))
 
 
 def _size(kind: str, axes: str) -> int:

@@ -40,19 +40,19 @@ def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
     """The `Probe` of the config's model at one width and depth, trained by `name` at a constant learning rate."""
     beta0 = settings.parameterization.beta0 * settings.check.beta0
     rate = 2.0 ** settings.check.log2_learning_rates[name]
-    own = dataclasses.replace(
+    s = dataclasses.replace(
         settings,
         model=dataclasses.replace(settings.model, width=width, depth=depth),
         parameterization=dataclasses.replace(settings.parameterization, base_width=1, base_depth=1, beta0=beta0),
         optimizer=dataclasses.replace(settings.optimizer, name=name, learning_rate=rate),
     )
-    task = task_of(own, Recipe(schedule="constant", loss=settings.loss))
-    full = hyper_of(own)._replace(steps=FOREVER, warmup=0)
+    task = task_of(s, Recipe(schedule="constant", loss=settings.loss))
+    full = hyper_of(s)._replace(steps=FOREVER, warmup=0)
 
     def hyper(group: str, seed: int) -> Hyper:
         return full._replace(seed=seed, factors=train_only(full.factors, task.specs, group)).arrays()
 
-    batch = examples(batches_of(own), settings.check.batch_size)
+    batch = examples(batches_of(s), settings.check.batch_size)
     return Probe(jax.jit(task.init), task.step, _features(task), hyper, groups_of(task.specs), batch)
 
 

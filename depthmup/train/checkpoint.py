@@ -168,21 +168,21 @@ class Checkpoints:
         first difference.
         """
         wanted = flatten(like)
-        found: tuple[int, Arrays] | None = None
+        newest: tuple[int, Arrays] | None = None
         for step in reversed(self.steps()):
             try:
-                found = step, self._read(step, wanted)
+                newest = step, self._read(step, wanted)
                 break
             except CheckpointError as error:
                 aside = self.path.parent / UNUSABLE / str(step)
                 self._say(f"checkpoint {step} cannot be used, moved to {aside}: {error}")
                 self._move(step, aside)
-        found = _agreed(found, wanted)
-        if found is None:
+        newest = _agreed(newest, wanted)
+        if newest is None:
             return None
-        self._say(f"going on from step {found[0]}")
-        state = jax.tree.unflatten(jax.tree.structure(like), [found[1].pop(path) for path in wanted])
-        return found[0], state, found[1]
+        self._say(f"going on from step {newest[0]}")
+        state = jax.tree.unflatten(jax.tree.structure(like), [newest[1].pop(path) for path in wanted])
+        return newest[0], state, newest[1]
 
     def _open(self) -> None:
         """Open the folder. This takes 10 ms, so it is done only when there is something to read or to write."""
@@ -203,7 +203,7 @@ class Checkpoints:
             )
         here = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in wanted.items()}
         saved = {path: {k: array[k] for k in ("shape", "dtype")} for path, array in meta["arrays"].items()}
-        of_state = [path for path in saved if path.split("/")[0] in {own.split("/")[0] for own in here}]
+        of_state = [path for path in saved if path.split("/")[0] in {other.split("/")[0] for other in here}]
         for path in [*here, *of_state]:
             if saved.get(path) != here.get(path):
                 raise WorkdirError(
@@ -289,17 +289,17 @@ def _read_arrays(manager: CheckpointManager, step: int, meta: Mapping[str, Any])
     return arrays
 
 
-def _agreed(found: tuple[int, Arrays] | None, wanted: Mapping[str, Any]) -> tuple[int, Arrays] | None:
-    """Send the checkpoint that the first process found to all. Arrays travel as bytes, so nothing is rounded."""
+def _agreed(newest: tuple[int, Arrays] | None, wanted: Mapping[str, Any]) -> tuple[int, Arrays] | None:
+    """Send the newest checkpoint of the first process to all. Arrays travel as bytes, so nothing is rounded."""
     if jax.process_count() == 1:
-        return found
-    step = int(multihost_utils.broadcast_one_to_all(np.int32(found[0] if found else -1)))
+        return newest
+    step = int(multihost_utils.broadcast_one_to_all(np.int32(newest[0] if newest else -1)))
     if step < 0:
         return None
     result = {}
     for path, leaf in wanted.items():
         size = int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-        content = found[1][path].tobytes() if found else bytes(size)
+        content = newest[1][path].tobytes() if newest else bytes(size)
         agreed = np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(content, np.uint8)))
         result[path] = np.frombuffer(agreed.tobytes(), leaf.dtype).reshape(leaf.shape)
     return step, result

@@ -215,8 +215,8 @@ class TrialsOverDevices(Placement):
             return self.pmap(of_device, (0,) * trial + (None,) * (batch + shared), 0, donate)
 
         def of_shard(*arguments: PyTree) -> PyTree:
-            own = jax.tree.map(lambda leaf: leaf[0], arguments[:trial])
-            return jax.tree.map(lambda leaf: leaf[None], of_device(*own, *arguments[trial:]))
+            trial_arguments = jax.tree.map(lambda leaf: leaf[0], arguments[:trial])
+            return jax.tree.map(lambda leaf: leaf[None], of_device(*trial_arguments, *arguments[trial:]))
 
         over_trials = PartitionSpec(self.axis)
         sharded = jax.shard_map(

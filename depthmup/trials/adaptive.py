@@ -121,8 +121,8 @@ class Search:
         return [
             trial
             for curves in self._families.values()
-            for shape, found in self._walk(curves, rows)[1].items()
-            for number in sorted(found.asked)
+            for shape, result in self._walk(curves, rows)[1].items()
+            for number in sorted(result.asked)
             for trial in curves[shape].trials[number]
         ]
 
@@ -130,29 +130,29 @@ class Search:
         self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
     ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
         """({shape: numbers to train now}, {shape: what is found}) of one family of curves."""
-        wanted, found = dict[Shape, list[int]](), dict[Shape, Found]()
+        wanted, results = dict[Shape, list[int]](), dict[Shape, Found]()
         for shape, curve in curves.items():
-            start = self._start(shape, curve, found)
+            start = self._start(shape, curve, results)
             if start is not None:
                 missing, result = curve.search(rows, start)
                 if result:
-                    found[shape] = result
+                    results[shape] = result
                 else:
                     wanted[shape] = sorted(missing)
-        return wanted, found
+        return wanted, results
 
-    def _start(self, shape: Shape, curve: Curve, found: Mapping[Shape, Found]) -> set[int] | None:
+    def _start(self, shape: Shape, curve: Curve, results: Mapping[Shape, Found]) -> set[int] | None:
         """The numbers that a curve starts with; None if it must wait for the result of another shape."""
         before, smallest = self._before(shape)
         if before is None:
             return set(curve.grid)
-        if any(other not in found for other in (before, *smallest)):
+        if any(other not in results for other in (before, *smallest)):
             return None
-        centre = found[before].best
+        centre = results[before].best
         if centre is None:
             return set(curve.grid)
         # The verdict asks how good the smallest size's best rate is at every size, so every size trains it.
-        carried = {found[other].carried for other in smallest} - {None}
+        carried = {results[other].carried for other in smallest} - {None}
         return curve.window(centre) | {number for number in carried if number is not None}
 
     def _before(self, shape: Shape) -> tuple[Shape | None, list[Shape]]:

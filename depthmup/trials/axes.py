@@ -63,8 +63,8 @@ def parse(settings: Settings) -> tuple[Axis, ...]:
 
 def _values(text: str) -> list[Any]:
     """The values of one axis. Raises ValueError if the text cannot be read as values."""
-    found = re.fullmatch(r"(grid|log)\((.*)\)", text)
-    return _grid(found[1], found[2]) if found else _list(text)
+    match = re.fullmatch(r"(grid|log)\((.*)\)", text)
+    return _grid(match[1], match[2]) if match else _list(text)
 
 
 def _grid(name: str, text: str) -> list[float]:

@@ -76,7 +76,7 @@ class Cluster:
                     (node["Resources"].get("CPU", 0.0), self._cpus),
                     (node["Resources"].get("GPU", 0.0), self._gpus),
                 )
-                total += min((int(there / each) for there, each in resources if each), default=1)
+                total += min((int(available / each) for available, each in resources if each), default=1)
         return total
 
     def submit(self, group: Group) -> Any:

@@ -194,15 +194,15 @@ class GroupCheckpoints(Checkpoints):
         A checkpoint of another program is removed, and the group starts from the beginning.
         """
         try:
-            found = self.restore(like)
+            checkpoint = self.restore(like)
         except WorkdirError as error:
             self._say(f"a group of trials starts anew: {error}")
             self.remove()
             return None
-        if not found:
+        if not checkpoint:
             return None
-        history.restore(found[2], found[0])
-        return found[:2]
+        history.restore(checkpoint[2], checkpoint[0])
+        return checkpoint[:2]
 
     def remove(self) -> None:
         """Remove the checkpoints: the group is finished, or they cannot be used."""

@@ -72,8 +72,8 @@ class History:
         starts = np.arange(0, steps, -(-steps // POINTS))
         ends = np.append(starts[1:], steps)
         means = np.add.reduceat(self.values[:, trial, :steps], starts, axis=1) / (ends - starts).astype(np.float32)
-        there = ~np.isnan(means[0])
-        return {"step": ends[there].astype(np.int32), **dict(zip(METRICS, means[:, there], strict=True))}
+        finite = ~np.isnan(means[0])
+        return {"step": ends[finite].astype(np.int32), **dict(zip(METRICS, means[:, finite], strict=True))}
 
     def measurements(self, trial: int, steps: int, points: int) -> Columns:
         """The measurements of a trial: columns "step", "quantity", "layer" and "value", (measurements,) each.
@@ -81,14 +81,14 @@ class History:
         Only the steps in `measured_after` of this trial count, since other trials of the group may have other numbers
         of steps. Values that are not finite (the trial has diverged) are left out.
         """
-        own = measured_after(steps, points)
-        found = [
+        measured_steps = measured_after(steps, points)
+        entries = [
             (at, name, layer, value)
             for at, quantities in sorted(self.measured.items())
             for name, values in quantities.items()
             for layer, value in enumerate(values[trial])
-            if at in own and np.isfinite(value)
+            if at in measured_steps and np.isfinite(value)
         ]
-        columns = zip(*found, strict=True) if found else ((), (), (), ())
+        columns = zip(*entries, strict=True) if entries else ((), (), (), ())
         kinds = {"step": np.int32, "quantity": str, "layer": np.int32, "value": np.float32}
         return {name: np.array(values, kind) for (name, kind), values in zip(kinds.items(), columns, strict=True)}

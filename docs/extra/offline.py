@@ -20,6 +20,6 @@ def loaded(site):
 def on_post_build(config):
     from mkdocs.exceptions import PluginError  # here, since tests have no mkdocs
 
-    found = loaded(Path(config.site_dir))
-    if found:
-        raise PluginError("the site must need no network: " + "; ".join(found[:5]))
+    addresses = loaded(Path(config.site_dir))
+    if addresses:
+        raise PluginError("the site must need no network: " + "; ".join(addresses[:5]))
