@@ -46,7 +46,7 @@ from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import IMAGES, best_losses, markdown
+from experiments.figures.figure import IMAGES, Interval, best_losses, markdown
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
 from experiments.published import RESULTS, ROOT
@@ -95,11 +95,11 @@ def curves() -> list[TransferCurve]:
     return list(judge(pandas.read_parquet(ROWS), chance=CHANCE).curves)
 
 
-def answer(low: float, high: float) -> str:
-    """The rule of decision, of the interval of a cost in percent."""
-    if math.isnan(low):
+def answer(cost: Interval | None) -> str:
+    """The rule of decision, of a cost in percent."""
+    if cost is None:
         return "does not: diverges"
-    return "carries" if high < LIMIT else "does not" if low > LIMIT else "undecided"
+    return "carries" if cost.high < LIMIT else "does not" if cost.low > LIMIT else "undecided"
 
 
 def table() -> str:
@@ -107,11 +107,10 @@ def table() -> str:
     lines = []
     for c in curves():
         small, large = (math.log2(rate) if rate else math.nan for rate in c.result.optimal_lr)
-        mean, low, high = regret(c.result, 0.0, 1, -1)
-        cost = "diverges" if math.isnan(mean) else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
-        loss = f"{best_losses(c.result, -1).mean() * (1 + mean / 100):.2f}"
-        moved = f"{large - small:+.2f}"
-        lines.append((f"`{c.parameterization}`", f"{small:.2f}", moved, loss, cost, answer(low, high)))
+        cost = regret(c.result, 0.0, 1, -1)
+        loss = f"{best_losses(c.result, -1).mean() * (1 + cost.value / 100):.2f}" if cost else "-"
+        words = cost.text("+.1f", "%") if cost else "diverges"
+        lines.append((f"`{c.parameterization}`", f"{small:.2f}", f"{large - small:+.2f}", loss, words, answer(cost)))
     head = ("", "log2 of the tuned rate", "the best one moves by, octaves", "its loss", "it costs", "the jump")
     return markdown(head, lines)
 
@@ -120,19 +119,16 @@ def draw() -> None:
     """README's picture: for the cases that are `PICTURED` the loss against the learning rate, small and large."""
     committed = [c for c in curves() if c.parameterization in PICTURED]
     figure = Figure(figsize=(figures.WIDTH, 6.2), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True, subplot_kw={"xscale": "log", "yscale": "log"})
     for panel, c in zip(panels.flat, committed, strict=True):
-        panel.set_xscale("log")
-        panel.set_yscale("log")
         lines = zip(("small", "1,024 times the compute"), c.result.learning_rates, c.result.optima, strict=True)
         for i, ((name, rates, best), color) in enumerate(zip(lines, size_colors(2), strict=True)):
             paint(panel, loss_marks(rates, c.result.log_losses(i), best), color, name)
-        tuned = c.result.optimal_lr[0]
-        if tuned:
+        if tuned := c.result.optimal_lr[0]:
             panel.axvline(tuned, color="gray", ls="--", lw=1, label="tuned rate")
-        mean, _, _ = regret(c.result, 0.0, 1, -1)
-        cost = "diverges" if math.isnan(mean) else f"costs {mean:+.1f}%"
-        panel.set_title(f"{c.parameterization}\nthe tuned rate {cost}", fontsize=10)
+        cost = regret(c.result, 0.0, 1, -1)
+        words = f"costs {cost.value:+.1f}%" if cost else "diverges"
+        panel.set_title(f"{c.parameterization}\nthe tuned rate {words}", fontsize=10)
     plain_log(panels[0, 0].xaxis)
     plain_log(panels[0, 0].yaxis)
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)

@@ -41,6 +41,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
+from depthmup.measure.slope import Estimate
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.sweep import judge
@@ -230,8 +231,7 @@ def answers(rows: pandas.DataFrame) -> dict[str, str]:
 def slopes(check: dict[str, Any], axis: str) -> str:
     """The judged slope that is farthest from 0 along an axis, and what was trained."""
     worst = max((s for s in check["slopes"] if s["axis"] == axis), key=lambda s: abs(s["slope"][0]))
-    middle, low, high = worst["slope"]
-    return f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] {worst['group']}, {worst['answer']}"
+    return f"{Estimate(*worst['slope'])} {worst['group']}, {worst['answer']}"
 
 
 def holds(check: dict[str, Any], verdicts: Iterable[str]) -> str:
@@ -256,11 +256,11 @@ def table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.layer_kinds", description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
-    given = parser.parse_args()
-    if unknown := set(given.kinds) - set(KINDS):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     prepare_cpu()
-    for kind in given.kinds or KINDS:
+    for kind in arguments.kinds or KINDS:
         run(kind)
     print(table())
 

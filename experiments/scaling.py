@@ -60,7 +60,7 @@ from depthmup.optim import family_of
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import IMAGES, best_losses, markdown, paired
+from experiments.figures.figure import IMAGES, Interval, best_losses, markdown, percent
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, batches, loss, setup
 from experiments.published import RESULTS, ROOT
@@ -68,8 +68,8 @@ from experiments.published import RESULTS, ROOT
 RUNS = ROOT / "runs" / "scaling"
 ROWS = RESULTS / "scaling.parquet"
 COLUMNS = ["case", "batch_size", "steps", "learning_rate", "seed", "loss", "diverged"]
-BASE_BATCH, BASE_STEPS = 32, 512
 SIZES = {"batch_size": (32, 8, 16, 64, 128, 256, 512), "steps": (512, 64, 128, 256, 1024, 2048)}
+BASE = {axis: sizes[0] for axis, sizes in SIZES.items()}
 DECAYS = (0.0, 1 / 32, 1 / 8, 1 / 2)
 
 
@@ -126,7 +126,7 @@ def train(case: str) -> pandas.DataFrame:
     low, high = CASES[case]["learning_rates"]
     arguments = {
         **SIZES, **CASES[case], "learning_rates": 2.0 ** np.arange(low, high + 0.1, 0.5), "widths": (), "depths": (),
-        "seeds": 3, "adaptive": True, "warmup": BASE_STEPS // 10, "chance": problem.chance,
+        "seeds": 3, "adaptive": True, "warmup": BASE["steps"] // 10, "chance": problem.chance,
         "workdir": RUNS / case.replace(", ", "_"),
     }  # fmt: skip
     rows = problem.setup().sweep(loss, problem.batches, **arguments).rows
@@ -162,21 +162,17 @@ def draw() -> None:
             write_atomically(IMAGES / f"scaling_{axis}.png", figures.png(figure))
 
 
-def regret(result: Transfer, exponent: float, base: int, i: int) -> tuple[float, float, float]:
-    """(mean, low, high): percent by which the loss at the base's best rate times (size / base)^exponent is above the
-    best one, at the size with index i; between rates losses are interpolated. NaN where it diverges or was not trained.
-    """
+def regret(result: Transfer, exponent: float, base: int, i: int) -> Interval | None:
+    """By how many percent the loss at the base's best rate times (size / base)^exponent is above the best one, at the
+    size with index i; between rates losses are interpolated. None where it diverges or was not trained."""
     tuned = result.optimal_lr[result.values.index(base)]
     if tuned is None:
-        return (math.nan,) * 3
+        return None
     rates = np.log2(np.asarray(result.learning_rates[i]))
     losses = np.where(result.diverged[i], np.nan, result.losses[i])  # (rates, seeds)
     rate = math.log2(tuned) + exponent * math.log2(result.values[i] / base)
     transferred = np.array([np.interp(rate, rates, of_seed, left=np.nan, right=np.nan) for of_seed in losses.T])
-    if np.isnan(transferred).any():
-        return (math.nan,) * 3
-    mean, low, high = (100 * math.expm1(x) for x in paired(np.log(transferred / best_losses(result, i))))
-    return mean, low, high
+    return None if np.isnan(transferred).any() else percent(transferred / best_losses(result, i))
 
 
 def rules_of(optimizer: str, axis: str) -> dict[str, float]:
@@ -189,17 +185,14 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
 def table() -> str:
     """For each case and axis the exponent of the rows, and the rules with the answer and the largest cost of each."""
     lines = []
-    for c in (c for c in curves() if "decay" not in c.optimizer):
-        base = BASE_BATCH if c.axis == "batch_size" else BASE_STEPS
-        of_exponent: dict[float, list[str]] = {}
-        for name, exponent in rules_of(CASES[case_of(c.optimizer)]["optimizer"], c.axis).items():
-            of_exponent.setdefault(exponent, []).append(f"`{name}`")
+    for c in (c for c in curves() if "weight_decay" not in CASES[case_of(c.optimizer)]):
+        rules = rules_of(CASES[case_of(c.optimizer)]["optimizer"], c.axis)
         cells: dict[Answer, list[str]] = {answer: [] for answer in ANSWERS}
-        for exponent, names in sorted(of_exponent.items()):
-            cost = largest_cost(c.result, exponent, base)
-            cells[held(c.result, exponent)].append(f"{exponent:+.2f} ({', '.join(names)}): {cost}")
-        drift = c.result.drift
-        measured = f"{drift.octaves_per_doubling:+.2f} [{drift.low:+.2f}, {drift.high:+.2f}]" if drift else "none"
+        for exponent in sorted(set(rules.values())):
+            names = ", ".join(f"`{name}`" for name, of_rule in rules.items() if of_rule == exponent)
+            cost = largest_cost(c.result, exponent, BASE[c.axis])
+            cells[held(c.result, exponent)].append(f"{exponent:+.2f} ({names}): {cost}")
+        measured = Interval(*c.result.drift[:3]).text() if c.result.drift else "none"
         texts = ("; ".join(of_answer) or "-" for of_answer in cells.values())
         lines.append((c.optimizer, c.axis.replace("_", " "), measured, *texts))
     return markdown(("case", "along", "exponent", *ANSWERS), lines)
@@ -208,10 +201,8 @@ def table() -> str:
 def largest_cost(result: Transfer, exponent: float, base: int) -> str:
     """The largest `regret` at the smallest and the two largest sizes, in words."""
     costs = [regret(result, exponent, base, i) for i in (0, -2, -1)]
-    if any(math.isnan(mean) for mean, _, _ in costs):
-        return "beyond the rates trained"
-    mean, low, high = max(costs)
-    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
+    known = [cost for cost in costs if cost]
+    return max(known).text(".1f", "%") if len(known) == len(costs) else "beyond the rates trained"
 
 
 def held(result: Transfer, exponent: float) -> Answer:
@@ -243,11 +234,9 @@ def decays() -> str:
         best = {decay: of_decay.loc[of_decay.mean(axis=1).idxmin()] for decay, of_decay in at.groupby(level="decay")}
         decay = min(best, key=lambda d: best[d].mean())
         rate = best[decay].name[1]
-        mean, low, high = (100 * math.expm1(x) for x in paired(np.log(best[decay] / best[0.0]).to_numpy()))
-        won = "-" if decay == 0 else f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}]"
-        lines.append(
-            (f"{batch:g}", f"{steps:g}", f"{decay:g}", f"{math.log2(rate):g}", f"{rate * decay * steps:.2f}", won)
-        )
+        won = percent((best[decay] / best[0.0]).to_numpy()).text("+.1f", "%") if decay else "-"
+        sizes = (f"{batch:g}", f"{steps:g}", f"{decay:g}", f"{math.log2(rate):g}")
+        lines.append((*sizes, f"{rate * decay * steps:.2f}", won))
     columns = ("batch size", "steps", "best decay", "log2 of the rate", "rate x decay x steps", "loss against no decay")
     return markdown(columns, lines)
 
@@ -255,19 +244,19 @@ def decays() -> str:
 def noise() -> str:
     """The gradient noise scale while the base is trained at its best learning rate, by 64 parts of 16 sequences."""
     m = gpt()
-    tx = m.optimizer("adamw", optax.linear_schedule(2**-5.75, 0.0, BASE_STEPS), b2=0.95)
+    tx = m.optimizer("adamw", optax.linear_schedule(2**-5.75, 0.0, BASE["steps"]), b2=0.95)
     params = m.init(jax.random.key(0))
     state = tx.init(params)
 
     @jax.jit
     def step(params: Any, state: Any, number: jax.Array) -> Any:
-        tokens, targets = batches(number, BASE_BATCH)
+        tokens, targets = batches(number, BASE["batch_size"])
         grads = jax.grad(lambda params: loss(m.apply(params, tokens), targets))(params)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     lines = []
-    for number in range(BASE_STEPS + 1):
+    for number in range(BASE["steps"] + 1):
         if number in (0, 32, 64, 128, 256, 512):
             scale = m.noise_scale(loss, batches(jnp.int32(10_000), 1024), params, part=16)
             lines.append((str(number), str(scale)))

@@ -5,6 +5,7 @@ import pandas
 import pytest
 
 from experiments import jump, scaling
+from experiments.figures.figure import Interval
 
 OPTIMA = {
     "sp": -3.0,
@@ -51,8 +52,7 @@ def test_the_numbers_of_readme():
     costs = {c.parameterization: scaling.regret(c.result, 0.0, 1, -1) for c in jump.curves()}
     text = " ".join((jump.ROOT / "README.md").read_text().split())
     for case, digits in (("sp", 0), ("mup", 1), ("depth_mup", 1), ("completep", 1)):
-        mean, low, high = (f"{value:.{digits}f}" for value in costs[case])
-        assert f"{mean}% [{low}, {high}]" in text
+        assert costs[case].text(f".{digits}f", "%") in text
 
 
 def test_the_averages_in_batch():
@@ -66,5 +66,5 @@ def test_the_averages_in_batch():
 
 
 def test_the_answer():
-    assert jump.answer(1.0, 3.0) == "undecided"
-    assert jump.answer(float("nan"), float("nan")) == "does not: diverges"
+    assert jump.answer(Interval(1.8, 1.0, 3.0)) == "undecided"
+    assert jump.answer(None) == "does not: diverges"

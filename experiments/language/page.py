@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from depthmup.files import write_atomically
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import IMAGES, along, best_losses, loss_pictures, markdown, paired, words
+from experiments.figures.figure import IMAGES, along, best_losses, loss_pictures, markdown, percent, words
 from experiments.language.sweeps import SCALES, published
 
 COLUMNS = ("model", "along", "drift of the best learning rate, verdict, cost", "best loss at each size")
@@ -62,6 +61,5 @@ def compared(best: list[np.ndarray], others: list[np.ndarray], depths: tuple[int
     """How the best losses of two parameterizations, (seeds,) at each depth, differ above the base depth."""
     changes = []
     for a, b, depth in zip(best[1:], others[1:], depths[1:], strict=True):
-        mean, low, high = (100 * math.expm1(x) for x in paired(np.log(a / b)))
-        changes.append(f"{mean:+.1f}% [{low:+.1f}, {high:+.1f}] at depth {depth}")
+        changes.append(f"{percent(a / b).text('+.1f', '%')} at depth {depth}")
     return ", ".join(changes)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.report.curves import TransferCurve
@@ -108,16 +109,20 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | {"fig4_dynamics": _dynamics(sweeps)}
 
 
+def draw_losses(panel: Axes, c: TransferCurve, size: str, xlabel: str) -> None:
+    """The training loss over time at every size, with the smallest one's best learning rate."""
+    for value, losses in losses_over_time(c).items():
+        panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"{size} {value:g}", lw=1.4)
+    panel.set(title=c.parameterization, xlabel=xlabel)
+    panel.legend(fontsize=8)
+
+
 def _dynamics(sweeps: Sweeps) -> Figure:
     """The training loss over time at every depth, with the smallest depth's best learning rate."""
     figure = Figure(figsize=(10.5, 3.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for panel, name in zip(panels, ("sp", "mup", "depth_mup"), strict=True):
-        for size, losses in losses_over_time(curve_of(sweeps["simple_resnet"].curves, "depth", name)).items():
-            panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"depth {size:g}", lw=1.4)
-        panel.set_title(name)
-        panel.set_xlabel("epochs")
-        panel.legend(fontsize=8)
+        draw_losses(panel, curve_of(sweeps["simple_resnet"].curves, "depth", name), "depth", "epochs")
     panels[0].set_ylabel("training loss")
     figure.suptitle("Training loss at every depth with the best learning rate of depth 3 (missing: diverged)")
     return figure

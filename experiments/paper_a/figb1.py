@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
 from depthmup.parameterization import Name, parameterization
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown, paired
+from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown, percent
 from experiments.paper_a import fig1
 from experiments.results import ticks
 
@@ -85,12 +85,6 @@ def bests(sweeps: Sweeps) -> dict[tuple[int, int], Best]:
     return result
 
 
-def change(before: Best, after: Best) -> tuple[float, float, float]:
-    """By what share the loss changes from one size to another, with its 95% interval from the paired seeds."""
-    mean, low, high = paired(np.log(after.losses / before.losses))
-    return math.expm1(mean), math.expm1(low), math.expm1(high)
-
-
 def larger_is_better(sweeps: Sweeps) -> Outcome:
     """Every doubling of the width and of the depth: all must fall; one that surely rises disagrees."""
     by_size, parts, rows = bests(sweeps), [], []
@@ -98,14 +92,11 @@ def larger_is_better(sweeps: Sweeps) -> Outcome:
         ("width", [((w, d), (2 * w, d)) for d in DEPTHS for w in WIDTHS[:-1]]),
         ("depth", [((w, d), (w, 2 * d)) for w in WIDTHS for d in DEPTHS[:-1]]),
     ):
-        changes = [change(by_size[a], by_size[b]) for a, b in steps]
+        changes = [percent(by_size[b].losses / by_size[a].losses) for a, b in steps]
         falls, rises = sum(high < 0 for _, _, high in changes), sum(low > 0 for _, low, _ in changes)
-        share, low, high = (100 * end for end in max(changes))
         answer = DISAGREES if rises else AGREES if falls == len(changes) else UNDECIDED
         parts.append((f"{falls} of {len(changes)} doublings of the {along} surely lower the loss", answer))
-        rows.append(
-            [along, *map(str, (len(changes), falls, rises)), f"{share:+.1f}% [{low:+.1f}, {high:+.1f}]", answer]
-        )
+        rows.append([along, *map(str, (len(changes), falls, rises)), max(changes).text("+.1f", "%"), answer])
     columns = ("doublings of", "all", "lower the loss", "raise it", "the worst", "here")
     return Outcome.of(parts, markdown(columns, rows))
 
@@ -115,11 +106,11 @@ def best_depth(sweeps: Sweeps) -> Outcome:
     by_size = bests(sweeps)
     losses = [[str(width), *(f"{by_size[width, depth].losses.mean():.3f}" for depth in DEPTHS)] for width in WIDTHS]
     best = [min(DEPTHS, key=lambda depth: by_size[width, depth].losses.mean()) for width in WIDTHS]
-    widest = [by_size[WIDTHS[-1], depth] for depth in DEPTHS]
-    beaten = [change(other, widest[-1])[1] > 0 for other in widest[:-1]]
-    ahead = [change(other, widest[-1])[2] < 0 for other in widest[:-1]]
+    *others, deepest = [by_size[WIDTHS[-1], depth].losses for depth in DEPTHS]
+    changes = [percent(deepest / losses) for losses in others]
+    beaten, ahead = any(low > 0 for _, low, _ in changes), all(high < 0 for _, _, high in changes)
     return Outcome(
-        DISAGREES if any(beaten) else AGREES if all(ahead) else UNDECIDED,
+        DISAGREES if beaten else AGREES if ahead else UNDECIDED,
         f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}",
         markdown(["loss at width", *(f"depth {depth}" for depth in DEPTHS)], losses),
     )
@@ -139,10 +130,7 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
         slope, start = np.polyfit(np.log(sizes), np.log(losses), 1)
         panels[1].plot(sizes, np.exp(start) * sizes**slope, "--", lw=0.9, color=f"C{place}")
     for panel, title in zip(panels, ("equal widths", "equal depths (dashed: power laws)"), strict=True):
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_xlabel("parameters")
-        panel.set_title(title)
+        panel.set(xscale="log", yscale="log", xlabel="parameters", title=title)
         panel.legend(fontsize=8)
     ticks(panels[0].yaxis, (1.2, 1.3, 1.4, 1.5, 1.6))
     panels[0].set_ylabel("training loss")

@@ -80,8 +80,7 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
             best = [optimum(rates, at, c.chance_loss).learning_rate for at in losses]
             times = (np.arange(TIMES) + 1) / TIMES
             panel.plot(times, [np.nan if b is None else np.log2(b) for b in best], "-o", ms=3, label=f"depth {size:g}")
-        panel.set_title(name)
-        panel.set_xlabel("epochs")
+        panel.set(title=name, xlabel="epochs")
         panel.legend(fontsize=8)
     panels[0].set_ylabel("log2 best learning rate of this tenth")
     figure.suptitle("The best learning rate while training")

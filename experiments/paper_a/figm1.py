@@ -36,6 +36,7 @@ from experiments.figures.figure import (
     DISAGREES,
     UNDECIDED,
     Experiment,
+    Interval,
     Outcome,
     Sweeps,
     curve_of,
@@ -45,7 +46,7 @@ from experiments.figures.figure import (
     says,
 )
 from experiments.paper_a import fig2
-from experiments.paper_a.fig4 import losses_over_time
+from experiments.paper_a.fig4 import draw_losses
 from experiments.published import STRETCHES
 
 EARLY = slice(STRETCHES // 4, None)  # of the first fifth of the training: all losses are equal at its start
@@ -72,7 +73,7 @@ def early(scale: str) -> Any:
     return config
 
 
-def growth(rows: pandas.DataFrame, part: slice = EARLY) -> tuple[float, float, float]:
+def growth(rows: pandas.DataFrame, part: slice = EARLY) -> Interval:
     """By how much the loss in a part of the training grows with every doubling of depth, as a share, with its 95%
     interval.
 
@@ -80,7 +81,7 @@ def growth(rows: pandas.DataFrame, part: slice = EARLY) -> tuple[float, float, f
     slope; their scatter gives the interval. NaN if a training diverges.
     """
     if rows["diverged"].any():
-        return math.nan, math.nan, math.nan
+        return Interval(math.nan, math.nan, math.nan)
     losses = rows.assign(loss=[np.asarray(curve)[part].mean() for curve in rows["curve"]])
     table = losses.pivot(index="depth", columns="seed", values="loss").dropna(axis="columns")
     return paired(np.polyfit(np.log2(table.index), np.log(table.to_numpy()), 1)[0])
@@ -92,9 +93,9 @@ def of_time(sweeps: Sweeps, name: str) -> dict[str, tuple[str, str]]:
     for when, sweep, part in (("early", "zero_init_early", EARLY), ("at the end", "zero_init", LATE)):
         rows = curve_of(sweeps[sweep].curves, "depth", name).trials
         rates = np.unique(rows["learning_rate"])
-        change, low, high = growth(rows[rows["learning_rate"] == rates[nearest(rates, best or np.median(rates))]], part)
-        way = "rises" if low > 0 else "falls" if high < 0 else "undecided"
-        growths[when] = f"{change:+.2%} [{low:+.2%}, {high:+.2%}], {way}", way
+        change = growth(rows[rows["learning_rate"] == rates[nearest(rates, best or np.median(rates))]], part)
+        way = "rises" if change.low > 0 else "falls" if change.high < 0 else "undecided"
+        growths[when] = f"{change.text('+.2%')}, {way}", way
     return growths
 
 
@@ -105,9 +106,8 @@ def between(sweeps: Sweeps) -> str:
         c.at(max(c.result.values)).pivot(index="learning_rate", columns="seed", values="last_loss") for c in (mup, ode)
     ]
     ratios = np.log(tables[1] / tables[0]).dropna()
-    changes = (paired(row) for row in ratios.to_numpy())
-    words = ", ".join(f"{mean:+.1%} [{low:+.1%}, {high:+.1%}] at 2^{math.log2(rate):g}"
-                      for rate, (mean, low, high) in zip(ratios.index, changes, strict=True))  # fmt: skip
+    words = ", ".join(f"{paired(row).text('+.1%')} at 2^{math.log2(rate):g}"
+                      for rate, row in zip(ratios.index, ratios.to_numpy(), strict=True))  # fmt: skip
     return f"Loss of depth_ode against depth_mup at n = 8 in the last tenth: {words}."
 
 
@@ -133,12 +133,8 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     assert over_rate
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     for panel, c in zip(figure.subplots(1, 2, sharey=True), curves, strict=True):
-        for size, losses in losses_over_time(c).items():
-            panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"n = {size:g}", lw=1.4)
-        panel.set_title(c.parameterization)
-        panel.set_xlabel("share of the training")
+        draw_losses(panel, c, "n =", "share of the training")
         panel.set_ylabel("training loss")
-        panel.legend(fontsize=8)
     figure.suptitle("Training loss at every depth with the best learning rate of n = 1")
     return {"figm1": over_rate, "figm1_dynamics": figure}
 
