@@ -36,14 +36,17 @@ def scripts() -> Markup:
 
 
 def plots(pictures: Iterable[Picture]) -> dict[str, Json]:
-    """{name: the picture as JSON}, with the names that can be switched off, and the places of their colors."""
+    """{name: the picture as JSON}, with {kind: [(name that can be switched off, place of its color or None)]}."""
     result = {}
     for picture in pictures:
         lines = [line for panel in picture.panels for line in panel.lines]
         places = {line.name: line.place for line in sorted(lines, key=lambda line: line.place)}
-        letters = dict.fromkeys(line.sweep for line in lines)
-        switches = {picture.lines: list(places.items()), "sweep": [[letter, None] for letter in letters]}
-        result[picture.name] = {**json_of(picture, DIGITS), "switches": switches}
+        names = {"sweep": [line.sweep for line in lines]}
+        names |= {kind: [panel.names[kind] for panel in picture.panels] for kind in picture.panels[0].names}
+        switches = {kind: [(name, None) for name in dict.fromkeys(values)] for kind, values in names.items()}
+        result[picture.name] = json_of(picture, DIGITS) | {
+            "switches": {picture.lines: list(places.items()), **switches}
+        }
     return result
 
 

@@ -1,4 +1,4 @@
-// Draws the plots of a page with Plotly, from the JSON in #data (depthmup/report/panels.py and interactive.py say what it holds).
+// Draws the plots of a page with Plotly from the JSON in #data, whose content panels.py and interactive.py explain.
 // Names of the user are written as text, never as HTML, and never into a plot.
 "use strict";
 (() => {
@@ -19,19 +19,19 @@
     return node;
   };
 
-  // What a page that loads itself anew finds again: the switches that are not as at first, where plots are zoomed to, and
-  // how far down the reader is. The browser cannot keep that: the page is short until the plots are there.
+  // A page that loads itself anew keeps the switches that are not as at first, where plots are zoomed to, and how far
+  // down the reader is. The browser cannot keep that: the page is short until the plots are there.
   const remembered = `depthmup ${location.pathname}`;
   const before = JSON.parse(sessionStorage.getItem(remembered) || '{"changed": [], "zoomed": {}, "down": 0}');
   const changed = new Set(before.changed);
   const zoomed = before.zoomed;
+  const idOf = (...words) => words.join(" "); // of a switch: plot, kind, value; of a panel: plot, names
   addEventListener("pagehide", () => {
     sessionStorage.setItem(remembered, JSON.stringify({ changed: [...changed], zoomed, down: scrollY }));
   });
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
-  const ofVerdict = (verdict) => verdict.replaceAll(" ", "-"); // its class
 
   // Ticks of a logarithmic axis: 0.1, 0.2, 0.5, 1 (D2); of a long one, powers of ten; of a short one, Plotly's.
   const axisOf = (title, range, scale, ticks = []) => ({
@@ -113,7 +113,8 @@
       trace.y = [...mark.high, ...mark.low.toReversed()];
     }
     if (mark.kind === "optima") {
-      const [array, arrayminus] = [mark.high.map((end, i) => end - mark.y[i]), mark.low.map((end, i) => mark.y[i] - end)];
+      const array = mark.high.map((end, i) => end - mark.y[i]);
+      const arrayminus = mark.low.map((end, i) => mark.y[i] - end);
       trace.error_y = { type: "data", symmetric: false, array, arrayminus, thickness: 1, width: 3 };
     }
     return trace;
@@ -124,31 +125,32 @@
     return [...traces.filter(isBand), ...traces.filter((trace) => !isBand(trace))];
   };
 
+  // The frame of a panel, with its names and verdicts as text; its plot is painted when it comes into view.
+  function framed(plot, panel, grid) {
+    const box = make("div", grid, "", "panel");
+    make("h3", box, Object.values(panel.names).filter(Boolean).join(", "));
+    for (const [sweep, verdict, price] of panel.notes) {
+      const note = make("p", box, sweep && `${sweep}: `);
+      make("b", note, verdict, verdict.replaceAll(" ", "-"));
+      note.append(price && `: ${price}`);
+    }
+    if (plot.lines === "parameterization") {
+      for (const line of panel.lines) make("p", box, line.label);
+    }
+    return { panel, box, canvas: make("div", box, "", "canvas"), traces: null };
+  }
+
   function draw(name, place) {
     const plot = plots[name];
     const switches = make("div", place, "", "switches");
     const grid = make("div", place, "", "panels");
-    const isOff = (kind, value) => changed.has(`${name} ${kind} ${value}`);
-    const seedsOn = () => changed.has(`${name} seeds`); // at first they are off
-    const shows = ({ meta }) =>
-      !isOff(plot.lines, meta.name) && !isOff("sweep", meta.sweep) && (meta.kind !== "seeds" || seedsOn());
-
-    const panels = plot.panels.map((panel) => {
-      const box = make("div", grid, "", "panel");
-      make("h3", box, Object.values(panel.names).filter(Boolean).join(", "));
-      for (const [sweep, verdict, price] of panel.notes) {
-        const note = make("p", box, sweep && `${sweep}: `);
-        make("b", note, verdict, ofVerdict(verdict));
-        note.append(price && `: ${price}`);
-      }
-      if (plot.lines === "parameterization") {
-        for (const line of panel.lines) make("p", box, line.label);
-      }
-      return { panel, box, canvas: make("div", box, "", "canvas"), traces: null };
-    });
+    const panels = plot.panels.map((panel) => framed(plot, panel, grid));
+    const isChanged = (kind, value) => changed.has(idOf(name, kind, value));
+    const shows = ({ meta: { name, sweep, kind } }) =>
+      !isChanged(plot.lines, name) && !isChanged("sweep", sweep) && (kind !== "seeds" || isChanged("seeds", "each"));
     const update = () => {
       for (const { panel, box, canvas, traces } of panels) {
-        box.hidden = Object.entries(panel.names).some(([kind, value]) => isOff(kind, value));
+        box.hidden = Object.entries(panel.names).some(([kind, value]) => isChanged(kind, value));
         if (traces && !box.hidden) Plotly.restyle(canvas, { visible: traces.map(shows) });
       }
     };
@@ -158,41 +160,12 @@
       return Plotly.react(one.canvas, shown, layoutOfPanel(plot, one.panel), config);
     };
     dark.addEventListener("change", () => panels.filter(({ traces }) => traces).forEach(paint));
-    const checkbox = (parent, words, mark, place, on) => {
-      const label = make("label", parent);
-      const box = make("input", label);
-      box.type = "checkbox";
-      box.checked = on;
-      box.onchange = () => {
-        if (!changed.delete(mark)) changed.add(mark);
-        update();
-      };
-      if (place !== null) make("i", label).style.background = `light-dark(${plot.colors.map((inks) => inks[place])})`;
-      label.append(words);
-    };
-    const group = (kind, title, values) => {
-      if (values.length < 2) return;
-      const set = make("fieldset", switches);
-      make("legend", set, title);
-      for (const [value, place] of values) {
-        checkbox(set, value || "none", `${name} ${kind} ${value}`, place, !isOff(kind, value));
-      }
-    };
-    for (const [kind, values] of Object.entries(plot.switches)) group(kind, kind.replace("_", " "), values);
-    for (const kind of Object.keys(plot.panels[0].names)) {
-      group(kind, kind, [...new Set(plot.panels.map((panel) => panel.names[kind]))].map((value) => [value, null]));
-    }
-    if (plot.main) {
-      const set = make("fieldset", switches);
-      make("legend", set, "seeds");
-      checkbox(set, "each", `${name} seeds`, null, seedsOn());
-    }
-
+    addSwitches(name, switches, update);
     const observer = new IntersectionObserver(
-      (seen) => {
+      (entries) => {
         for (const one of panels) {
-          if (one.traces || !seen.some((entry) => entry.isIntersecting && entry.target === one.box)) continue;
-          const id = [name, ...Object.values(one.panel.names)].join(" ");
+          if (one.traces || !entries.some((entry) => entry.isIntersecting && entry.target === one.box)) continue;
+          const id = idOf(name, ...Object.values(one.panel.names));
           paint(one).then(() => {
             if (zoomed[id]) Plotly.relayout(one.canvas, zoomed[id]);
             one.canvas.on("plotly_click", ({ points }) => clicked(points[0]));
@@ -207,6 +180,32 @@
     );
     for (const { box } of panels) observer.observe(box);
     update();
+  }
+
+  // A checkbox for each name that has others beside it, and one for the points of single seeds, which are off at first.
+  function addSwitches(name, parent, update) {
+    const { switches, colors, main } = plots[name];
+    const add = (kind, values, first) => {
+      const set = make("fieldset", parent);
+      make("legend", set, kind.replace("_", " "));
+      for (const [value, place] of values) {
+        const id = idOf(name, kind, value);
+        const label = make("label", set);
+        const box = make("input", label);
+        box.type = "checkbox";
+        box.checked = changed.has(id) !== first;
+        box.onchange = () => {
+          if (!changed.delete(id)) changed.add(id);
+          update();
+        };
+        if (place !== null) make("i", label).style.background = `light-dark(${colors.map((inks) => inks[place])})`;
+        label.append(value || "none");
+      }
+    };
+    for (const [kind, values] of Object.entries(switches)) {
+      if (values.length > 1) add(kind, values, true);
+    }
+    if (main) add("seeds", [["each", null]], false);
   }
 
   // A click on a point: the trials that it stands for.
@@ -227,22 +226,23 @@
   }
 
   function clicked(point) {
-    const found = trials && point.data.trials ? point.data.trials[point.pointIndex] : [];
-    if (found.length) show(found, found[0]);
+    const numbers = point.data.trials[point.pointIndex];
+    if (numbers) show(numbers, numbers[0]);
   }
 
-  function show(found, chosen) {
+  // numbers: of the trials of a point; the settings and the learning curve of the chosen one stand out.
+  function show(numbers, chosen) {
     const body = dialog.querySelector("div");
     body.textContent = "";
     const settings = Object.entries(trials.settings);
     const at = (setting, list) => setting[list][setting.of[chosen]];
     const ended = (i) => (trials.diverged[i] ? "diverged" : `loss ${trials.loss[i]}`);
     const buttons = make("p", body, "", "seeds");
-    for (const i of found) {
+    for (const i of numbers) {
       const seed = trials.settings.seed;
       const button = make("button", buttons, `${seed ? `seed ${seed.values[seed.of[i]]}: ` : ""}${ended(i)}`);
       button.disabled = i === chosen;
-      button.onclick = () => show(found, i);
+      button.onclick = () => show(numbers, i);
     }
     const table = make("table", body);
     for (const [key, setting] of settings) {
@@ -257,7 +257,7 @@
     const copy = make("button", body, "copy");
     copy.onclick = () => navigator.clipboard.writeText(command).then(() => (copy.textContent = "copied"));
     if (!dialog.open) dialog.showModal();
-    const last = [...found.filter((i) => i !== chosen), chosen]; // drawn over the others
+    const last = [...numbers.filter((i) => i !== chosen), chosen]; // drawn over the others
     const lines = last.map((i) => ({ i, ...learningCurve(i) })).filter(({ y }) => y.length);
     if (!lines.length) {
       canvas.className = "";
@@ -281,8 +281,8 @@
   // The page of a sweep that is going on: loads itself anew, but not under the reader's hands.
   function follow() {
     let touched = -Infinity;
-    for (const what of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"]) {
-      addEventListener(what, () => (touched = performance.now()), { passive: true });
+    for (const event of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"]) {
+      addEventListener(event, () => (touched = performance.now()), { passive: true });
     }
     const note = document.getElementById("written");
     const tick = () => {
