@@ -71,9 +71,7 @@ PAPER_B = {  # the segments of which the sweep has both anchors and all depths t
     "papers:residual_cnn,imagenet2012": TWO,
 }
 CONFIGS = sorted(SHAPES.keys() - {"default", "digits", "transfer"})
-
-
-SOME = {name.partition(":")[0]: name for name in SHAPES}  # {file: one of its configs}
+FILES = {name.partition(":")[0]: name for name in SHAPES}  # {file: one of its configs}
 
 
 def config_of(name):
@@ -110,11 +108,11 @@ def mocked(monkeypatch):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_steps(name, mocked):
-    two_steps(config_of(name))
+    assert_trains(config_of(name))
 
 
-def two_steps(config):
-    """Take two steps with a config's settings at a small width and depth."""
+def assert_trains(config):
+    """Two steps at a small width and depth: all losses are finite, and the classes are those of the data set."""
     for key, value in SMALLEST[config.model.name].items():
         if key in config.model and (key != "stages" or config.model.stem == "imagenet"):
             config.model[key] = value
@@ -137,7 +135,7 @@ def two_steps(config):
     assert 0 <= metrics["test_accuracy"][0] <= 1
 
 
-@pytest.mark.parametrize("file", sorted({name.partition(":")[0] for name in SHAPES} - {"default"}))
+@pytest.mark.parametrize("file", sorted(FILES.keys() - {"default"}))
 def test_header(file):
     """A headline, commands, what they cost and gave, if they were run; they name this file and a data set there is."""
     text = (ROOT / "configs" / f"{file}.py").read_text().split('"""')[1]
@@ -147,11 +145,11 @@ def test_header(file):
     assert re.search(r"\n(Result.*:|Not run[:;]) ", text)
     for name in re.findall(r"depthmup\.data\.prepare (\w+)\n", text):
         assert name in TFDS
-    assert ("depthmup.data.prepare" in text) == (settings_of(SOME[file]).data.name in TFDS)
+    assert ("depthmup.data.prepare" in text) == (settings_of(FILES[file]).data.name in TFDS)
 
 
 def test_every_config_is_in_the_table():
-    assert {p.stem for p in (ROOT / "configs").glob("*.py")} == {name.partition(":")[0] for name in SHAPES}
+    assert {p.stem for p in (ROOT / "configs").glob("*.py")} == FILES.keys()
 
 
 @pytest.mark.parametrize("which", ["", "vit", "vit,imagenet2012", "cnn,tiny_imagenet", "cnn,cifar10,"])
@@ -192,9 +190,9 @@ def test_the_protocol_of_paper_b(name, segments):
     study = ConfigStudy(settings)
     (rates,) = (np.array(axis.values) for axis in study.axes if axis.key == LEARNING_RATE)
     np.testing.assert_allclose(np.log10(rates), np.linspace(-4, 1, 40), atol=1e-12)
-    found = fit.segmented(sweep.depths, [depth**-1.5 for depth in sweep.depths])
-    assert [s.name for s in found] == segments
-    assert [len(s.depths) for s in found] == [5] * len(segments)
+    laws = fit.segmented(sweep.depths, [depth**-1.5 for depth in sweep.depths])
+    assert [law.name for law in laws] == segments
+    assert [len(law.depths) for law in laws] == [5] * len(segments)
     assert count(study) == len(sweep.depths) * 40 * sweep.seeds
     assert 64 <= model.width <= 512
     assert model.options["padding"] == "circular"

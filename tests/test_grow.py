@@ -80,11 +80,11 @@ def test_the_settings_of_a_sweep(tmp_path):
     """Its only optimizer, its shape and its training; what a call gives stays as it is given."""
     workdir = store(tmp_path, tiny.study(**GRID | ADAM, model__width=24, epochs=1.5, loss="mse"))
     mine = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
-    found = swept_settings(mine, workdir)
-    assert (found.model.width, found.epochs, found.loss, found.optimizer.weight_decay) == (24, 1.5, "mse", 0.0)
-    assert (found.optimizer.name, found.parameterization.name) == ("adam", "depth_mup")
-    found = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
-    assert (found.epochs, found.loss, found.parameterization.name) == (3.0, "mse", "mup")
+    s = swept_settings(mine, workdir)
+    assert (s.model.width, s.epochs, s.loss, s.optimizer.weight_decay) == (24, 1.5, "mse", 0.0)
+    assert (s.optimizer.name, s.parameterization.name) == ("adam", "depth_mup")
+    s = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
+    assert (s.epochs, s.loss, s.parameterization.name) == (3.0, "mse", "mup")
     assert swept_settings(mine, tmp_path / "nothing") == mine
     swept = swept_settings(mine, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
     assert swept.sweep.log2_learning_rates["adam"] == (-12.0, 2.0)  # as the sweep had it, whatever a call gives

@@ -207,8 +207,8 @@ def test_the_map_has_every_module():
     for line in block.splitlines():
         folder = folder if line.startswith(" ") else line.split(":")[0]
         mapped += [folder + name for name in re.findall(r"\b[a-z]\w*\.py\b", line)]
-    there = (path for room in (PACKAGE, ROOT / "experiments") for path in room.rglob("[a-z]*.py"))
-    assert sorted(mapped) == sorted(str(path.relative_to(ROOT)) for path in there)
+    modules = (path for room in (PACKAGE, ROOT / "experiments") for path in room.rglob("[a-z]*.py"))
+    assert sorted(mapped) == sorted(str(path.relative_to(ROOT)) for path in modules)
 
 
 def test_configs_import_only_ml_collections():

@@ -84,8 +84,8 @@ def by_hand(start, y, activation="tanh", readout="phi", alpha=0.5, a=None, kap=N
     return np.array(predictions) - predictions[0], W
 
 
-def check(y, *, of_hand, **options):
-    """Every network of the ensemble by hand: predictions and last weights."""
+def assert_by_hand(y, *, of_hand, **options):
+    """Every network of the ensemble has the predictions and last weights that are computed by hand; the predictions."""
     predictions, observed = ensemble(y, **options)
     for seed in range(SEEDS):
         expected, weights = by_hand(canonical(observed, seed, 0), y.reshape(P, -1), **of_hand)
@@ -100,7 +100,7 @@ def check(y, *, of_hand, **options):
     [(Y[:, 0], dict(activation="tanh")), (Y, dict(activation="relu", readout="linear", alpha=0.75))],
 )
 def test_canonical_network(x64, y, options):
-    predictions = check(y, **options, of_hand=options)
+    predictions = assert_by_hand(y, **options, of_hand=options)
     assert predictions.shape == (SEEDS, T, *y.shape)
     assert predictions.dtype == np.float64
     assert np.mean((predictions[:, -1] - y) ** 2) < 0.8 * np.mean(y**2)  # it learns
@@ -143,7 +143,7 @@ def test_effective_form(x64, options, effective):
     m = None
     if "batches" in options:
         m = np.array([[batch.count(nu) / 2 for nu in range(P)] for batch in BATCHES])
-    check(Y[:, 0], **options, of_hand=dict(a=effective[0], kap=effective[1], m=m))
+    assert_by_hand(Y[:, 0], **options, of_hand=dict(a=effective[0], kap=effective[1], m=m))
 
 
 @pytest.mark.parametrize("group", ["readin", "branch", "readout"])

@@ -44,7 +44,7 @@ from experiments.paper_b import (
     zero_shot,
 )
 from tests import figures
-from tests.test_configs import mocked, two_steps  # noqa: F401 - mocked is a fixture
+from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
 
 SWEEPS = PAPER.sweeps
 STEPS = np.arange(-3, 3.1, 0.5)  # octaves around the planted optimum
@@ -193,7 +193,7 @@ def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
     assert config.data.name == data
     assert (config.epochs, config.sweep.seeds) == (1.0, 3)
     assert config.model.width == (128 if name == "plain_channels" else 64)
-    two_steps(config)
+    assert_trains(config)
 
 
 def test_ingredients_are_what_they_say():

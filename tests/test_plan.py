@@ -64,13 +64,13 @@ def test_a_program_is_read():
 
 def test_a_plan_of_this_machine():
     s = tiny.settings(parallel__devices=2)
-    found, loop = plan(s), loop_of(s)
+    result, loop = plan(s), loop_of(s)
     state = loop.state_shapes([module.hyper_of(s)])
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    assert (found.devices, found.each, found.unit, found.refused) == (2, 32, "examples", "")
-    assert found.program.donated == size
-    assert found.program.collectives["all-reduce"][1] >= 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    assert "on this machine: 2 x cpu, 32 examples a device" in str(found)
+    assert (result.devices, result.each, result.unit, result.refused) == (2, 32, "examples", "")
+    assert result.program.donated == size
+    assert result.program.collectives["all-reduce"][1] >= 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert "on this machine: 2 x cpu, 32 examples a device" in str(result)
 
 
 @pytest.mark.parametrize("share", [1, 4])
@@ -78,22 +78,22 @@ def test_a_plan_of_a_sweep(share):
     """The dearest program, for the largest of its groups on all devices. Devices that share trials have more of them,
     and sum the gradients of each."""
     s = tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=share)
-    found = plan(s, of_sweep=True)
+    result = plan(s, of_sweep=True)
     study = ConfigStudy(s)
     trials = checked(study)
     dear = [t for t in trials if t.point.depth == max(t.point.depth for t in trials)]
-    assert (found.unit, found.devices) == ("trials", len(jax.devices()))
-    assert found.asked == -(
-        -len([t for t in dear if t.point.program == dear[0].point.program]) // (found.devices // share)
+    assert (result.unit, result.devices) == ("trials", len(jax.devices()))
+    assert result.asked == -(
+        -len([t for t in dear if t.point.program == dear[0].point.program]) // (result.devices // share)
     )
     if share == 1:
-        assert "exchanged    nothing" in str(found)
+        assert "exchanged    nothing" in str(result)
         return
-    params = jax.eval_shape(dear[0].point.task.init, dear[0].hyper.arrays()).params
-    assert set(found.program.collectives) == {"all-reduce"}
-    assert found.program.collectives["all-reduce"][1] >= found.asked * 4 * sum(p.size for p in jax.tree.leaves(params))
-    assert f"{found.each} trials a device, each trial on 4; of each" in str(found)
-    assert dataclasses.replace(found, largest=3).remedy == "set sweep.at_once=6, 3 on each of 8 devices"
+    params = jax.tree.leaves(jax.eval_shape(dear[0].point.task.init, dear[0].hyper.arrays()).params)
+    assert set(result.program.collectives) == {"all-reduce"}
+    assert result.program.collectives["all-reduce"][1] >= result.asked * 4 * sum(p.size for p in params)
+    assert f"{result.each} trials a device, each trial on 4; of each" in str(result)
+    assert dataclasses.replace(result, largest=3).remedy == "set sweep.at_once=6, 3 on each of 8 devices"
 
 
 def fake(memory, room=None):
@@ -113,10 +113,10 @@ def test_what_does_not_fit(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(module, "compiled", fake(lambda each: 100 + 10 * each, room=400))
     monkeypatch.setattr(module, "free_memory", lambda device: 400.0)
     s = tiny.settings()
-    found = plan(s)
-    assert (found.asked, found.each, found.largest) == (64, 16, 30)
-    assert "set data.batch_size=30," in found.remedy
-    assert "accumulate=3" in found.remedy
+    result = plan(s)
+    assert (result.asked, result.each, result.largest) == (64, 16, 30)
+    assert "set data.batch_size=30," in result.remedy
+    assert "accumulate=3" in result.remedy
     assert verbs.VERBS["plan"](s, tmp_path, "a command") == 1
     assert "DOES NOT FIT with 64 examples a device, compiled with 16. needs 740 of 400" in capsys.readouterr().out
     saved = json.loads((tmp_path / "plan_here.json").read_text())
@@ -179,5 +179,5 @@ def test_data_that_are_not_there_can_be_planned(monkeypatch):
     monkeypatch.setattr(module, "compiled", fake(lambda each: 1000 * each))
     config = imagenet_resnet.get_config()
     config.model.width = 4
-    found = plan(from_config(config))
-    assert " 180,160 steps" in found.what  # the number in the config's header
+    result = plan(from_config(config))
+    assert " 180,160 steps" in result.what  # the number in the config's header

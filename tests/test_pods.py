@@ -62,21 +62,21 @@ LARGE = {
 }
 
 
-def check(settings, topology, of_sweep, norms):
+def assert_fits(settings, topology, of_sweep, norms):
     """It fits; it donates its state; a run sums gradients once and each batch norm's statistics once forwards and once
     backwards, of all trials of a sweep that devices share together; a sweep of others exchanges nothing."""
-    found = plan(settings, topology, of_sweep)
-    print(f"\n{found}")
-    program = found.program
-    assert not found.refused
-    assert program.memory < found.memory
-    if of_sweep and found.share == 1:
+    result = plan(settings, topology, of_sweep)
+    print(f"\n{result}")
+    program = result.program
+    assert not result.refused
+    assert program.memory < result.memory
+    if of_sweep and result.share == 1:
         assert not program.collectives
         return
     name = settings.data.name if settings.data.name == "digits" else BLANK + settings.data.name
     s = put(settings, {"data.name": name})
     state = jax.eval_shape(task_of(s).init, hyper_of(s).arrays())
-    trials = found.each if of_sweep else 1
+    trials = result.each if of_sweep else 1
     bytes_of = lambda tree: trials * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert program.donated >= bytes_of(state)
     assert set(program.collectives) == {"all-reduce"}
@@ -89,14 +89,14 @@ def check(settings, topology, of_sweep, norms):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_small_programs(name):
-    check(*SMALL[name])
+    assert_fits(*SMALL[name])
 
 
 @needs_libtpu
 @pytest.mark.pods
 @pytest.mark.parametrize("name", LARGE)
 def test_large_programs(name):
-    check(*LARGE[name])
+    assert_fits(*LARGE[name])
 
 
 @needs_libtpu
@@ -104,7 +104,7 @@ def test_large_programs(name):
 def test_the_training_split_is_not_copied():
     """Into the layout in which a program picks a batch from it: for images that would be eight times its bytes."""
     s = put(from_config(patches16_simple_resnet.get_config()), {"model.width": 16})
-    found = plan(s, "v5e:2x2")
+    result = plan(s, "v5e:2x2")
     split = batches_of(s).dataset.train.inputs.nbytes
-    assert found.program.arguments > split
-    assert found.program.temporaries < 0.5 * split
+    assert result.program.arguments > split
+    assert result.program.temporaries < 0.5 * split

@@ -16,8 +16,8 @@ def around(stack):
     return lambda w, d: {"read_in": z((20, w)), **stack(w, d), "head": {"kernel": z((w, 10)), "bias": z(10)}}
 
 
-def check(found, branch):
-    """The matrices at these paths are in branches, nothing else is."""
+def assert_in_branches(found, branch):
+    """The matrices at these paths are in branches. Nothing else is."""
     assert {path for path, role in found.items() if role.startswith("branch/")} == set(branch)
     assert (found["read_in"], found["head/kernel"], found["head/bias"]) == ("input", "readout", "scalar")
 
@@ -25,17 +25,17 @@ def check(found, branch):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_numbers_inside_names(depth):
     flat = around(lambda w, d: {f"layer_{i}_{k}": {"w": z((w, w))} for i in range(d) for k in ("attn", "mlp")})
-    check(infer(flat, depth=depth), {f"layer_{i}_{k}/w" for i in range(depth) for k in ("attn", "mlp")})
+    assert_in_branches(infer(flat, depth=depth), {f"layer_{i}_{k}/w" for i in range(depth) for k in ("attn", "mlp")})
     staged = around(
         lambda w, d: {f"stages_{s}_{i}_{k}": z((w, w)) for s in range(2) for i in range(d) for k in ("dw", "pw1x1")}
     )
-    check(infer(staged, depth=depth),
-          {f"stages_{s}_{i}_{k}" for s in range(2) for i in range(depth) for k in ("dw", "pw1x1")})  # fmt: skip
+    names = {f"stages_{s}_{i}_{k}" for s in range(2) for i in range(depth) for k in ("dw", "pw1x1")}
+    assert_in_branches(infer(staged, depth=depth), names)
 
 
 def test_named_blocks():
     named = around(lambda w, d: {"blocks": {"abcdefgh"[i]: {"w": z((w, w)), "b": z(w)} for i in range(d)}})
-    check(infer(named, depth=3), {f"blocks/{c}/{k}" for c in "abc" for k in "wb"})
+    assert_in_branches(infer(named, depth=3), {f"blocks/{c}/{k}" for c in "abc" for k in "wb"})
 
 
 def test_named_blocks_at_the_top_ask():
