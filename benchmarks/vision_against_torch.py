@@ -86,10 +86,10 @@ def ours(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass,
     return lambda: predict(state["params"]).block_until_ready(), step
 
 
-def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
-    """The same functions as `ours` in PyTorch, from parameters with unrolled blocks."""
+def torch_parameters(model: Model, params: Any) -> dict[str, Any]:
+    """{path: tensor} of parameters with unrolled blocks, in PyTorch's layout. A ViT's queries, keys and values are one
+    product."""
     import torch
-    from torch.nn import functional
 
     p = {}
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -101,12 +101,21 @@ def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pas
             p[name] = torch.tensor(array.reshape(-1, columns).T).contiguous()
         else:
             p[name] = torch.tensor(array if name in ("positions", "class_token") else array.reshape(-1))
-    for i in range(model.depth if isinstance(model, ViT) else 0):  # queries, keys and values become one product
+    for i in range(model.depth if isinstance(model, ViT) else 0):
         for kind in ("kernel", "bias"):
             three = [p.pop(f"block_{i}/attention/{part}/{kind}") for part in ("query", "key", "value")]
             p[f"block_{i}/attention/qkv/{kind}"] = torch.cat(three)
     for tensor in p.values():
         tensor.requires_grad_()
+    return p
+
+
+def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
+    """The same functions as `ours` in PyTorch, from parameters with unrolled blocks."""
+    import torch
+    from torch.nn import functional
+
+    p = torch_parameters(model, params)
     images = torch.tensor(x.transpose(0, 3, 1, 2)).contiguous(memory_format=torch.channels_last)
     labels = torch.tensor(y).long()
     branch, _, attention = forward_factors(model)

@@ -42,7 +42,7 @@ def find(value: str) -> str:
 
 
 def _near(name: str) -> str:
-    """The names of shipped configs that were perhaps meant, and where all of them are listed."""
+    """A hint for an unknown name: shipped configs with similar names, and where all of them are listed."""
     near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     return f"{meant} --help lists all that ship"

@@ -217,7 +217,7 @@ def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup
 
 
 def _check_arguments(inputs: Sequence[Any], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for inputs of no call, and for an argument that neither `setup` nor `parameterization` has."""
+    """Raises ValueError for inputs without arrays, and for an argument that `setup` and `parameterization` lack."""
     known = inspect.signature(parameterization).parameters.keys() - {"name", "base_width", "base_depth"}
     for name in settings:
         if name not in known:

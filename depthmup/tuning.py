@@ -134,8 +134,8 @@ def study_of(
     durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
     base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
     runs = tuple(map(_run_size, sizes))
-    _check(base_steps, seeds, schedule, until, warmup, max_seeds)
-    _check_names(fixed, measure)
+    _check_names(schedule, until, fixed, measure)
+    _check_numbers(base_steps, warmup, seeds, max_seeds, until)
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
@@ -182,24 +182,27 @@ def study_of(
     return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
-def _check(steps: int, seeds: int, schedule: str, until: str, warmup: int, max_seeds: int) -> None:
+def _check_names(schedule: str, until: str, fixed: str, measure: Sequence[str]) -> None:
+    """Raises ValueError for a name that the argument does not take."""
+    for argument, name, known in (
+        ("schedule", schedule, SCHEDULES),
+        ("until", until, get_args(Until)),
+        ("fixed", fixed, get_args(Fixed)),
+    ):
+        if name not in known:
+            raise unknown(argument, name, known)
+    if set(measure) - {"noise_scale"}:
+        raise SettingsError(f"of a model of your own only 'noise_scale' is measured, got measure={tuple(measure)}")
+
+
+def _check_numbers(steps: int, warmup: int, seeds: int, max_seeds: int, until: Until) -> None:
+    """Raises ValueError for a number that is out of range."""
     at_least_one("steps", steps)
     at_least_one("seeds", seeds)
-    if schedule not in SCHEDULES:
-        raise unknown("schedule", schedule, SCHEDULES)
-    if until not in get_args(Until):
-        raise unknown("until", until, get_args(Until))
     if not 0 <= warmup < steps:
         raise SettingsError(f"warmup must be from 0 to steps - 1 = {steps - 1}, got {warmup}")
     if until == "decided" and not 1 < seeds <= max_seeds:
         raise SettingsError(f"until='decided' needs seeds from 2 to max_seeds = {max_seeds}, got {seeds}")
-
-
-def _check_names(fixed: str, measure: Sequence[str]) -> None:
-    if fixed not in get_args(Fixed):
-        raise unknown("fixed", fixed, get_args(Fixed))
-    if set(measure) - {"noise_scale"}:
-        raise SettingsError(f"of a model of your own only 'noise_scale' is measured, got measure={tuple(measure)}")
 
 
 def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -112,14 +112,20 @@ def command(site, cwd, *arguments, without):
     )
 
 
-def test_the_command_finds_configs_in_the_wheel(site, tmp_path):
+@pytest.mark.parametrize(
+    ("verb", "depth", "says"),
+    [
+        ("shrink", 2, "verb 'shrink': give one of train, sweep, check, calibrate, explain, grow, plan, compare"),
+        ("train", 0, "model.depth must be at least 1 and less than 1,048,576, got 0"),
+    ],
+)
+def test_the_command_finds_configs_in_the_wheel(site, tmp_path, verb, depth, says):
     """A config that imports another one, which imports a third; importing the verbs does not need TensorFlow.
 
-    The verb is looked at last, so nothing else was wrong.
+    A wrong verb is seen before the verbs are imported, a wrong depth after it.
     """
-    done = command(site, tmp_path, "shrink", "--config=patches:vit", "--config.model.depth=2", without="tensorflow")
-    verbs = "train, sweep, check, calibrate, explain, grow, plan, compare"
-    assert done.stderr == f"error: verb 'shrink': give one of {verbs}\n"
+    words = verb, "--config=patches:vit", f"--config.model.depth={depth}"
+    assert command(site, tmp_path, *words, without="tensorflow").stderr == f"error: {says}\n"
 
 
 def test_without_the_extra_the_command_names_it(site, tmp_path):

@@ -148,7 +148,7 @@ def coordinate_check(
 
 
 def _axes(widths: Sequence[int], depths: Sequence[int], width: int, depth: int) -> dict[str, list[tuple[int, int]]]:
-    """{axis: its shapes} of the axes with two shapes or more. Raises ValueError for what is no width or depth."""
+    """{axis: its shapes} of the axes with two shapes or more. Raises ValueError for a wrong width or depth."""
     axes = {
         "width": [(w, depth) for w in listed("widths", widths)],
         "depth": [(width, d) for d in listed("depths", depths)],

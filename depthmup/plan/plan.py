@@ -26,7 +26,7 @@ from depthmup.trials.plan import grouped
 
 Unit = Literal["examples", "trials"]
 HERE = "this machine"
-BEYOND = 16  # the line through two numbers of examples says nothing of numbers more than so many times as large
+BEYOND = 16  # the line through two measured numbers of examples predicts memory up to so many times as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +106,8 @@ def size(number: float) -> str:
 
 
 class Case(NamedTuple):
-    """What is to be compiled. of: number of examples or trials of a device -> its loop; or a ValueError if it is
-    impossible. share, asked: as in `Plan`."""
+    """What is to be compiled. share, asked: as in `Plan`. of: number of examples or trials on a device -> loop. It
+    raises ValueError for a number that is impossible."""
 
     what: str
     unit: Unit
@@ -147,7 +147,7 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
                 ) from error
             each //= 2
     points = {each: program.memory}
-    with contextlib.suppress(DoesNotFit, ValueError):  # then memory over their number is not known
+    with contextlib.suppress(DoesNotFit, ValueError):  # then `largest` has one point alone
         points[each // 2 or 2] = program_of(each // 2 or 2).memory
     return Plan(
         what=case.what,

@@ -125,7 +125,7 @@ def lazy_kernels(
 
 
 def _check_values(Kx: ArrayLike, norms: tuple[ArrayLike, ArrayLike] | None) -> None:
-    """Raises ValueError for a kernel that is none, and for a block or norms that are not finite."""
+    """Raises ValueError unless Kx is a kernel or, where norms are given, a block of one with finite numbers."""
     if norms is None:
         check_kernel(Kx)
         return

@@ -108,10 +108,10 @@ def in_words(metrics: Mapping[str, Any]) -> str:
 
 
 def _difference(saved: Any, here: Any) -> str:
-    """`first_difference`, and why another length is one."""
+    """`first_difference`. If the length of the training differs, the text says why a longer one starts anew."""
     difference = first_difference(saved, here)
-    ends = " the schedule of the learning rate is that of the whole training, so that a longer one starts anew"
-    return f"{difference};{ends}" if difference.startswith("epochs was") else difference
+    reason = " the schedule of the learning rate is that of the whole training, so that a longer one starts anew"
+    return f"{difference};{reason}" if difference.startswith("epochs was") else difference
 
 
 def _finish(log: RunLog, workdir: Path | None, metrics: Mapping[str, Any], content: str) -> None:

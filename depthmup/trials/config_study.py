@@ -211,7 +211,7 @@ class ConfigStudy(Study):
         return [f"--config=default:{family}", *(flag for parts in flags for flag in parts)]
 
     def flag(self, key: str, value: Any) -> list[str]:
-        """Nothing if this is the default of the key; a learning rate is always said, since optimizers differ in it."""
+        """[] for the default of a key; but a learning rate always has its flag, since optimizers differ in it."""
         is_default = value == value_of(defaults(self.settings.model.name), key) and key != LEARNING_RATE
         return [] if is_default else [f"--config.{key}={value}"]
 

@@ -300,7 +300,7 @@ class ModelStudy(Study):
         return Size(self.width, self.depth, self.about["batch_size"], self.about["steps"])
 
     def _compute(self, size: Size) -> float:
-        """In units of the base's."""
+        """The compute of a run, in units of the base's."""
         return size.compute / self._base.compute
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class TableStudy(Study):
 
 
 def _together(rows: pandas.DataFrame, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
-    """{compute, times that of the smallest: its sizes} where several sizes differ at once; {} if two of them take equal
-    compute, which does not tell them apart."""
+    """{compute of a run over that of the smallest: sizes of the run} where several sizes differ at once. {} if two runs
+    take equal compute, since they would be one point on this axis."""
     runs = rows[list(sizes)].drop_duplicates().to_dict("records")
     powers = dict.fromkeys(sizes, 1) | {"width": 2}
     if "epochs" in powers:  # as many examples at every batch size

@@ -49,7 +49,7 @@ def execute(path):
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         NotebookClient(notebook, timeout=1800, record_timing=False, resources=resources).execute()
-    notebook.metadata = about  # not this machine's
+    notebook.metadata = about  # nbclient writes the version of this machine's Python
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
