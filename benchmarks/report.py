@@ -48,22 +48,18 @@ def made_up() -> tuple[Study, list[Row]]:
 
 
 def written(study: Study, rows: list[Row], folder: Path) -> Path:
-    store, step, rng = (
-        Store(folder, study.identity),
-        np.arange(1, STEPS + 1, dtype=np.int32),
-        np.random.default_rng(1),
-    )
-    values = rng.uniform(0.1, 1, (len(rows), STEPS)).astype(np.float32)
-    curves = ({"step": step, "loss": value, "grad_norm": value} for value in values)
-    store.add([Finished(row, curve) for row, curve in zip(rows, curves, strict=True)])
+    store, step = Store(folder, study.identity), np.arange(1, STEPS + 1, dtype=np.int32)
+    losses = np.random.default_rng(1).uniform(0.1, 1, (len(rows), STEPS)).astype(np.float32)
+    histories = ({"step": step, "loss": loss, "grad_norm": loss} for loss in losses)
+    store.add([Finished(row, history) for row, history in zip(rows, histories, strict=True)])
     store.close()
     start = time.perf_counter()
     table = pandas.DataFrame(rows)
-    found = judge(table, study)
+    curves = judge(table, study)
     judged = time.perf_counter()
-    path = page.write(found, table, study, folder, "")
+    path = page.write(curves, table, study, folder, "")
     done = time.perf_counter()
-    print(f"{len(rows):,} trials, {len(found)} curves: verdicts and laws {judged - start:.1f} s, pictures and page "
+    print(f"{len(rows):,} trials, {len(curves)} curves: verdicts and laws {judged - start:.1f} s, pictures and page "
           f"{done - judged:.1f} s, {path.stat().st_size / 1e6:.2f} MB")  # fmt: skip
     return path
 
@@ -79,14 +75,14 @@ def live(study: Study, rows: list[Row], folder: Path) -> None:
 
 
 def opened(path: Path, folder: Path) -> None:
-    with browser.opened(folder / "profile") as found:
+    with browser.opened(folder / "profile") as window:
         for width in (1200, 400):
             seconds = []
             for _ in range(OPENED):
-                found.open(Path("/dev/null"))
+                window.open(Path("/dev/null"))
                 start = time.perf_counter()
-                found.open(path, width=width)
-                found.wait(f"document.querySelector('.canvas') && {DRAWN}")
+                window.open(path, width=width)
+                window.wait(f"document.querySelector('.canvas') && {DRAWN}")
                 seconds.append(time.perf_counter() - start)
             print(
                 f"{width} pixels wide: open after {np.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"

@@ -24,6 +24,7 @@ STYLES: dict[Kind, dict[str, Any]] = {
     "line": {"lw": 1.6},
     "best": {"ls": "none", "marker": "*", "ms": 13, "mec": "black", "mew": 0.8, "zorder": 5},
     "edge": {"ls": "none", "marker": "|", "ms": 11, "mew": 2},
+    "optima": {"ls": "none", "capsize": 3, "elinewidth": 0.8},
     "fit": {"ls": "--", "lw": 1},
     "edges": {"ls": ":", "lw": 0.8, "marker": "_", "ms": 9, "alpha": 0.7},
     "none": {"ls": "none", "marker": "x", "ms": 7, "mew": 2},
@@ -38,7 +39,7 @@ class Mark(NamedTuple):
       hyperparameter, "band" from low to high, "seeds" (a dot for each training); of the optimum over sizes "optima"
       (bars from low to high), their "fit", "edges", and "none" (a cross at the foot: no optimum).
     x, y: (points,); of a kind in FOOT, y is a share of the height. low, high: (points,), or empty.
-    about: what is said of each point, or nothing. trials: the numbers of the trials behind each point, or nothing.
+    about: the text of each point, or empty. trials: the numbers of the trials behind each point, or empty.
     """
 
     kind: Kind
@@ -66,18 +67,13 @@ def loss_marks(values: np.ndarray, log_losses: np.ndarray, optimum: Optimum) -> 
 
 
 def paint(panel: Axes, marks: Sequence[Mark], color: Any, label: str, place: int = 0) -> None:
-    """Draw marks. label: of the legend. place: of the color, which decides the marker of optima."""
+    """Draw marks. label: of the legend. place: the index of the color, which decides the marker of optima."""
     for mark in marks:
         if mark.kind == "band":
             panel.fill_between(mark.x, mark.low, mark.high, color=color, alpha=0.15, lw=0)
         elif mark.kind == "optima":
-            style: dict[str, Any] = {
-                "marker": MARKERS[place % len(MARKERS)],
-                "ls": "none",
-                "capsize": 3,
-                "elinewidth": 0.8,
-            }
             bars = np.subtract(mark.y, mark.low), np.subtract(mark.high, mark.y)
+            style = STYLES["optima"] | {"marker": MARKERS[place % len(MARKERS)]}
             panel.errorbar(mark.x, mark.y, bars, color=color, label=plain(label), **style)
         elif mark.kind in STYLES:
             where = panel.get_xaxis_transform() if mark.kind in FOOT else panel.transData

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup.batch_rules import RULES
-from depthmup.report.curves import TransferCurve, judge
+from depthmup.report.curves import TransferCurve, grouped_by, judge
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
@@ -16,7 +16,7 @@ from depthmup.trials.store import load
 
 
 class Grown(NamedTuple):
-    """settings: of the larger run. changes: {key: its value there} of all that differs. notes: what they rest on."""
+    """settings: of the larger run. changes: {key: its value} of all settings that differ. notes: their evidence."""
 
     settings: Settings
     changes: dict[str, Any]
@@ -55,9 +55,8 @@ def grow(
         changes[LEARNING_RATE] = float(f"{_best(curves[0]):.4g}")
         tuned = put(settings, {f"model.{curves[0].axis}": int(curves[0].result.values[0])})
         for c in curves:
-            best, found = _best(c), c.result
-            at = "no best learning rate" if best is None else f"best learning rate {best:.4g}"
-            notes.append(f"{c.name}, {c.optimizer}: {at} at {c.axis} {found.values[0]:g}; {found.line}")
+            best = "no best learning rate" if _best(c) is None else f"best learning rate {_best(c):.4g}"
+            notes.append(f"{c.name}, {c.optimizer}: {best} at {c.axis} {c.result.values[0]:g}; {c.result.line}")
     if settings.parameterization.name == "sp":
         model = task_of(tuned).model
         changes["parameterization.name"] = "depth_mup"
@@ -76,12 +75,12 @@ def grow(
 
 
 def swept_settings(settings: Settings, workdir: str | Path, given: Collection[str] = ()) -> Settings:
-    """`settings` with those of the sweep of a config in a workdir, so that they need not be said again.
+    """The settings of the sweep of a config in a workdir, so that a user need not give them again.
 
     The parameterization and the optimizer are those of `settings` if the sweep has them, else the sweep's only one.
 
     Args:
-      given: keys whose value is that of `settings`, whatever the sweep has; but what was swept, the sweep knows.
+      given: keys whose value is that of `settings`, whatever the sweep has; keys of the sweep.* group do not count.
 
     Raises SettingsError if the sweep has several others, WorkdirError for a workdir that is not one of such a sweep.
     Without a settings.json, where rows were copied alone, it returns `settings`.
@@ -94,23 +93,19 @@ def swept_settings(settings: Settings, workdir: str | Path, given: Collection[st
         swept = from_identity(saved, settings.data.data_dir).settings
     except (KeyError, TypeError, ValueError) as error:
         raise WorkdirError(f"{path} is not that of a sweep of a config: give the --workdir of main.py sweep") from error
-    names = "parameterization.name", "optimizer.name"
-    values = {key: value_of(settings, key) for key in given if key not in names and not key.startswith("sweep.")}
-    for key, there in (
-        ("parameterization.name", swept.sweep.parameterizations),
-        ("optimizer.name", swept.sweep.optimizers),
-    ):
-        name = value_of(settings, key)
-        if name not in there and key not in given:
-            if len(there) > 1:
-                raise SettingsError(f"give --config.{key}, one of {', '.join(there)}: the sweep in {workdir} has them")
-            name = there[0]
-        values[key] = name
+    names = {"parameterization.name": swept.sweep.parameterizations, "optimizer.name": swept.sweep.optimizers}
+    values = {key: value_of(settings, key) for key in given if not key.startswith("sweep.")}
+    for key, known in names.items():
+        values[key] = name = value_of(settings, key)
+        if name not in known and key not in given:
+            if len(known) > 1:
+                raise SettingsError(f"give --config.{key}, one of {', '.join(known)}: the sweep in {workdir} has them")
+            values[key] = known[0]
     return put(swept, values)
 
 
 def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule: str | None) -> dict[str, Any]:
-    """What changes with the batch size and the length of a training."""
+    """{key: its value in the larger run} of the batch size, the length, and the base of the rule that follows them."""
     if rule is None and settings.parameterization.batch_rule is None:
         raise SettingsError(
             "batch size and epochs change the best learning rate, and no rule says how: give --batch_rule, one of "
@@ -130,21 +125,21 @@ def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule:
 
 
 def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
-    """The sweep's learning-rate curves for the parameterization and optimizer of `settings`; the first has a best."""
-    wanted = settings.parameterization.name, settings.optimizer.name
-    found = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
-    shapes = [c for c in found if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
-    own = [c for c in shapes if (c.parameterization, c.optimizer) == wanted]
-    if variants := {c.variant for c in own} - {""}:
+    """The sweep's learning-rate curves over depth and width for the parameterization and optimizer of `settings`.
+
+    The first curve has a best learning rate. `grow` says what is raised.
+    """
+    wanted = f"{settings.parameterization.name} with {settings.optimizer.name}"
+    rates = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
+    names = grouped_by(rates, lambda c: f"{c.parameterization} with {c.optimizer}")
+    curves = [c for c in names.get(wanted, []) if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
+    if variants := {c.variant for c in curves} - {""}:
         raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")
-    own.sort(key=lambda c: _best(c) is None)
-    if not own or _best(own[0]) is None:
-        there = ", ".join(sorted({f"{c.parameterization} with {c.optimizer}" for c in found})) or "none"
-        raise SettingsError(
-            f"{workdir} has no best learning rate of {wanted[0]} with {wanted[1]} at its smallest size (curves: "
-            f"{there})"
-        )
-    return own
+    curves.sort(key=lambda c: _best(c) is None)
+    if not curves or _best(curves[0]) is None:
+        known = ", ".join(sorted(names)) or "none"
+        raise SettingsError(f"{workdir} has no best learning rate of {wanted} at its smallest size (curves: {known})")
+    return curves
 
 
 def _best(curve: TransferCurve) -> float | None:

@@ -98,6 +98,6 @@ def json_of(tree: Any, digits: int | None = None) -> Any:
 def _coded(values: pandas.Series, key: str, study: Study) -> Json:
     """A setting of all trials: its distinct values and their flags, and the number of each trial's value."""
     codes, distinct = pandas.factorize(values, use_na_sentinel=False)
-    found = [None if value is None or value != value else json_of(value) for value in distinct]  # NaN stands for None
-    flags = [shlex.join(study.flag(key, value)) for value in found]
-    return {"values": [str(value) for value in found], "flags": flags, "of": codes.tolist()}
+    distinct = [None if value is None or value != value else json_of(value) for value in distinct]  # NaN: None
+    flags = [shlex.join(study.flag(key, value)) for value in distinct]
+    return {"values": [str(value) for value in distinct], "flags": flags, "of": codes.tolist()}

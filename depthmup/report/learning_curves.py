@@ -26,7 +26,7 @@ class LearningCurves:
         self._losses = _read(store.curves, workdir)
         self._measured = _read(store.measured, workdir)
         self.quantities = set(self._measured["quantity"])
-        # Tables of millions of rows: where the rows of each trial are is found once.
+        # {key: positions of its rows}, computed once: the tables may have millions of rows.
         self._losses_of = self._losses.groupby("key").indices
         self._measured_of = self._measured.groupby("key").indices
 
@@ -49,13 +49,12 @@ class LearningCurves:
         steps, result = np.zeros(len(keys), int), np.full((len(keys), points), np.nan)
         all_steps, all_losses = (self._losses[name].to_numpy(float) for name in ("step", "loss"))
         for i, key in enumerate(keys):
-            own = self._losses_of.get(key, np.array([], int))
-            if len(own):
-                steps[i] = all_steps[own[-1]]
-                count = min(points, len(own))
-                starts = np.arange(count) * len(own) // count
-                lengths = np.diff(starts, append=len(own))
-                result[i, :count] = np.add.reduceat(all_losses[own], starts) / lengths
+            positions = self._losses_of.get(key, np.array([], int))
+            if length := len(positions):
+                steps[i] = all_steps[positions[-1]]
+                count = min(points, length)
+                starts = np.arange(count) * length // count
+                result[i, :count] = np.add.reduceat(all_losses[positions], starts) / np.diff(starts, append=length)
         return steps, result
 
     def measured(self, quantity: str, trials: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
@@ -128,5 +127,5 @@ def _read(reader: Callable[[Path], pandas.DataFrame], workdir: Path) -> pandas.D
 def _rows_of(
     trials: pandas.DataFrame, table: pandas.DataFrame, positions: Mapping[str, np.ndarray]
 ) -> pandas.DataFrame:
-    found = [positions[key] for key in trials["key"] if key in positions]
-    return table.take(np.concatenate(found) if found else [])
+    rows = [positions[key] for key in trials["key"] if key in positions]
+    return table.take(np.concatenate(rows) if rows else [])

@@ -55,10 +55,8 @@ class LiveReport:
         rows, line, share = self._last
         if rows and not self._plan and not self._study.sweep.adaptive:
             self._plan = trials(self._study)
-        found = finished(rows, self._study, self._plan) if rows else None
+        judged = finished(rows, self._study, self._plan) if rows else None
+        table, study = judged or (pandas.DataFrame(rows.values()), self._study)
+        curves = judge(table, study) if judged else []
         unfinished = page.Unfinished(stopped or line, share, time.time())
-        if found:
-            table, study = found
-            page.write(judge(table, study), table, study, self._workdir, self._command, unfinished)
-        else:
-            page.write([], pandas.DataFrame(rows.values()), self._study, self._workdir, self._command, unfinished)
+        page.write(curves, table, study, self._workdir, self._command, unfinished)

@@ -1,4 +1,4 @@
-"""What a table of trials says: verdicts in words, a picture, a report."""
+"""The result of a sweep from Python: verdicts in words, a picture, a report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 
 from depthmup.names import unknown
 from depthmup.report import figures, page, words
-from depthmup.report.curves import TransferCurve, judge
+from depthmup.report.curves import TransferCurve, grouped_by, judge
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SweepResult:
-    """What a sweep has found. `print` says it in words; a notebook shows the picture too.
+    """The result of a sweep. `print` shows it in words; a notebook shows the picture too.
 
     rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
-    workdir: None if nothing was stored. note: what else there is to say.
+    workdir: None if nothing was stored. note: a line after the words, such as one about the gradient noise scale.
     """
 
     rows: pandas.DataFrame
@@ -46,8 +46,8 @@ class SweepResult:
         return None if means.empty else float(means.idxmin())
 
     def __str__(self) -> str:
-        said = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
-        return "\n".join(filter(None, (said, self.note)))
+        conclusion = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
+        return "\n".join(filter(None, (conclusion, self.note)))
 
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
         """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
@@ -55,15 +55,13 @@ class SweepResult:
         axis: which sizes: "depth", "width", "batch_size", "steps", "compute"; None: the first that the sweep has. The
         result is None where no two sizes are compared.
         """
-        axes: dict[str, None] = dict.fromkeys(c.axis for c in self.curves if c.hyperparameter == "learning_rate")
+        axes = grouped_by([c for c in self.curves if c.hyperparameter == "learning_rate"], lambda c: c.axis)
         if not axes:
             return None
-        chosen: str = axis or next(iter(axes))
+        chosen = axis or next(iter(axes))
         if chosen not in axes:
             raise unknown("axis of this sweep", chosen, axes)
-        figure = figures.loss_curves(
-            [c for c in self.curves if c.axis == chosen and c.hyperparameter == "learning_rate"]
-        )
+        figure = figures.loss_curves(axes[chosen])
         if path is not None and figure is not None:
             Path(path).write_bytes(figures.png(figure))
         return figure

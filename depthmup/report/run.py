@@ -25,8 +25,8 @@ from depthmup.trials.study import Row, Study
 
 class Result(NamedTuple):
     """rows: of all trials. verdicts: a short table, the learning rates to use, and what to do next. page: the path of
-    report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text. curves: what the
-    verdicts are of. noise: the lines of the verdicts about the gradient noise scale."""
+    report.html, or None for a part of a sweep. tables: optima, edges and rules at every size, as text. curves: with the
+    verdicts as data. noise: the lines of `verdicts` about the gradient noise scale."""
 
     rows: list[Row]
     verdicts: str
@@ -43,7 +43,7 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
     While it trains, report.html has the progress and what is known so far.
 
     Args:
-      command: the command that the report says it was made by.
+      command: the command of the sweep, which the report shows.
       options: arguments of `sweep.train`, which also says what is raised.
     """
     study = ConfigStudy.of(config)
@@ -55,16 +55,16 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
         live.stop()
         raise
     if parts > 1:
-        said = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
-        return Result(rows, said, None)
+        note = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
+        return Result(rows, note, None)
     table = pandas.DataFrame(rows)
     curves = judge(table, study, _calibrated(study, Path(workdir)))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
     path = page.write(curves, table, study, Path(workdir), command)
-    said = words.conclusion(curves, study, command) or page.best_table(table, study)
+    conclusion = words.conclusion(curves, study, command) or page.best_table(table, study)
     measured = "noise_scale" in study.sweep.measure
     noise = noise_scales(curves, LearningCurves(Path(workdir))) if measured else ""
-    return Result(rows, "\n".join(filter(None, (said, noise))), path, "\n\n".join(tables), curves, noise)
+    return Result(rows, "\n".join(filter(None, (conclusion, noise))), path, "\n\n".join(tables), curves, noise)
 
 
 def _calibrated(study: Study, workdir: Path) -> dict[str, MaximalUpdate]:
