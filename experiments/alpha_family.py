@@ -32,9 +32,9 @@ from matplotlib.figure import Figure
 from depthmup.backend import prepare_cpu
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Dynamics, Problem, dmft, lazy_kernels, linear_dmft
-from experiments.networks import Observe, network, train
-from experiments.results import ticks, write
-from experiments.richness import KX, Law, Measured, X, Y, exponent, mean, movement, of_draws, rms, words
+from experiments.networks import KX, Observe, Y, network, train
+from experiments.results import interval, ticks, write
+from experiments.richness import Law, Measured, X, exponent, mean, movement, of_draws, rms
 
 COLORS = {0.5: "C0", 0.75: "C1", 1.0: "C2"}  # {alpha: color}
 ETA0 = {"linear": 0.15, "tanh": 1.0}
@@ -100,8 +100,8 @@ def at_initialization(axis: Axes, depths: Sequence[int], trained: Trained) -> di
         law = deep_law(depths, line)
         numbers[f"{alpha:g}"] = {"theory": line, "slope of theory": law, **found._asdict()}
         at = dict(zip(depths, line, strict=True))
-        report(f"alpha = {alpha:<4g}", runs, found, at, f"slopes {words(found.law)} {words(law)}")
-        axis.plot(depths, line, color=COLORS[alpha], label=f"alpha = {alpha:g}, theory: slope {words(law)}")
+        report(f"alpha = {alpha:<4g}", runs, found, at, f"slopes {interval(found.law)} {interval(law)}")
+        axis.plot(depths, line, color=COLORS[alpha], label=f"alpha = {alpha:g}, theory: slope {interval(law)}")
         axis.errorbar(list(runs), found.value, 2 * found.stderr, fmt="o", ms=4, color=COLORS[alpha])
     axis.set(xscale="log", yscale="log", xlabel="L", ylabel="|H^L - H^0| / |H^0|")
     axis.set_title("1. What random branches add at initialization, tanh", fontsize=10)
@@ -135,8 +135,8 @@ def to_infinite_depth(axis: Axes, linear: Exact, solved: Solved) -> dict[str, An
             print(f"  tanh   alpha = {alpha:<4g}  {seen.sum()} depths above twice the noise, {noise.max():.4f}")
         for name, (at, found) in lines.items():
             numbers[f"{name}, {alpha:g}"] = {"depths": at, **found._asdict()}
-            report(f"{name:6} alpha = {alpha:<4g}", at, found, {}, f"slope {words(found.law)}")
-            label = f"{name}, alpha = {alpha:g}: slope {words(found.law)}"
+            report(f"{name:6} alpha = {alpha:<4g}", at, found, {}, f"slope {interval(found.law)}")
+            label = f"{name}, alpha = {alpha:g}: slope {interval(found.law)}"
             style = dict(fmt=".-") if name == "linear" else dict(fmt="s", ms=4, mfc="white", lw=1)
             bars = 2 * found.stderr if name == "tanh" else None
             axis.errorbar(at, found.value, bars, color=COLORS[alpha], label=label, **style)
@@ -187,18 +187,13 @@ def moves(axis: Axes, linear: Exact, solved: Solved, trained: Trained) -> dict[s
         numbers[f"{alpha:g}"] = dict(
             found._asdict(), depths=list(runs), tanh=sampled, linear=exact, linear_law=linear_law, infinite=infinite
         )
-        report(
-            f"tanh   alpha = {alpha:<4g}",
-            runs,
-            found,
-            sampled,
-            f"inf: {infinite['tanh']:.4f}  slope {words(found.law)}",
-        )
+        slope = f"inf: {infinite['tanh']:.4f}  slope {interval(found.law)}"
+        report(f"tanh   alpha = {alpha:<4g}", runs, found, sampled, slope)
         texts = (f"{depth}: {moved:.4f}" for depth, moved in exact.items())
-        print(f"  linear alpha = {alpha:<4g}", *texts, f"inf: {infinite['linear']:.4f}", words(linear_law), sep="  ")
+        print(f"  linear alpha = {alpha:<4g}", *texts, f"inf: {infinite['linear']:.4f}", interval(linear_law), sep="  ")
         axis.plot(list(exact), list(exact.values()), "--", lw=1, color=COLORS[alpha])
         axis.plot(list(sampled), list(sampled.values()), color=COLORS[alpha])
-        label = f"alpha = {alpha:g}: slope {words(found.law)}"
+        label = f"alpha = {alpha:g}: slope {interval(found.law)}"
         axis.errorbar(list(runs), found.value, 2 * found.stderr, fmt="o", ms=4, color=COLORS[alpha], label=label)
     axis.set(xscale="log", xlabel="L", ylabel="|H(T-1) - H(0)| / |H(0)|", ylim=(0, None))
     axis.set_title("4. Movement of the last feature kernel: tanh; linear (dashed)", fontsize=10)

@@ -28,14 +28,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
-from depthmup.fit import Coefficient, FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
+from depthmup.fit import FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.fit.curve import half_width
 from depthmup.theory import Problem, dmft, linear_dmft
-from experiments.networks import train
-from experiments.results import ticks, write
+from experiments.networks import KX, Y, noisy_law, train
+from experiments.results import interval, ticks, write
 
-KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
-Y = np.array([1.0, -0.5, 0.8])
 DEPTH, STEPS, ETA0 = 3, 10, 0.5
 DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # for panel 4. A linear network's NTK is larger: at eta_0 = .5 it would overshoot.
 ENSEMBLES = (1, 4, 16, 64)
@@ -99,17 +97,12 @@ def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], l
 
     def law(blocks: np.ndarray) -> PowerLaw:
         value, error = np.array([square.root for square in squares(blocks)]).T
-        return power_law(sizes, value.tolist(), error / value / math.log(2))
+        return noisy_law(sizes, value, error)
 
     found, others = law(limit), [law(np.delete(limit, i, axis=0)).exponent for i in range(len(limit))]
     jackknife = half_width(len(others) - 1) * math.sqrt(len(others) - 1) * float(np.std(others))
     low, high = (math.hypot(found.exponent - end, jackknife) for end in (found.low, found.high))
     return found._replace(low=found.exponent - low, high=found.exponent + high)
-
-
-def interval(of: PowerLaw | Coefficient, digits: str = "+.2f") -> str:
-    value, low, high = of[:3]
-    return f"{value:{digits}} [{low:{digits}}, {high:{digits}}]"
 
 
 def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
@@ -148,7 +141,7 @@ def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, A
     """The variance between the networks of each width, and its power law."""
     widths = list(found)
     variance, error = np.array([ensemble_errors(of, limit.mean(axis=0)).variance for of in found.values()]).T
-    law = power_law(widths, variance.tolist(), error / variance / math.log(2))
+    law = noisy_law(widths, variance, error)
     v = finite_size(widths, None, variance, error, terms=("v",)).v
     assert v is not None
     print(f"    variance: slope, claimed -1, {interval(law)}; times N {interval(v, '.3f')}")

@@ -25,22 +25,17 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import digits
 from depthmup.data.dataset import Split
-from depthmup.fit import ensemble_errors, power_law
+from depthmup.fit import ensemble_errors
 from depthmup.models import ResidualCNN, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import ConvKernels, lazy_conv_kernels
-from experiments.ntk_depth import depth_slopes, interval
-from experiments.results import ticks, write
+from experiments.networks import noisy_law
+from experiments.ntk_depth import depth_slopes
+from experiments.results import interval, ticks, write
 
 GAIN, TAPS = 2.0, 9
 PARTS = {"H": "C4", "ntk_branch": "C0", "ntk_readin": "C1", "ntk_readout": "C2", "ntk": "C3"}
-LABELS = {
-    "H": "H of the last layer",
-    "ntk_branch": "branches",
-    "ntk_readin": "read-in",
-    "ntk_readout": "readout",
-    "ntk": "NTK",
-}
+LABELS = dict(zip(PARTS, ("H of the last layer", "branches", "read-in", "readout", "NTK"), strict=True))
 
 
 def images(samples: int) -> np.ndarray:
@@ -105,10 +100,10 @@ def draw_width(axes: Axes, found: dict[int, dict[str, np.ndarray]], exact: dict[
     for name, color in PARTS.items():
         size = float(np.mean(exact[name] ** 2))
         mse, error = np.array([ensemble_errors(of[name], exact[name]).squared_error for of in found.values()]).T / size
-        law = power_law(widths, mse.tolist(), error / mse / math.log(2))
-        print(f"  {LABELS[name]:20}{' '.join(f'{v:6.2f}' for v in widths * mse)}   {interval(law)}")
+        law = noisy_law(widths, mse, error)
+        print(f"  {LABELS[name]:20}{' '.join(f'{v:6.2f}' for v in widths * mse)}   {interval(law, '+.3f')}")
         axes.errorbar(widths, mse, 2 * error, fmt="o", ms=3.5, capsize=2, color=color)
-        axes.plot(widths, law(widths), color=color, lw=1, label=f"{LABELS[name]}: {interval(law)}")
+        axes.plot(widths, law(widths), color=color, lw=1, label=f"{LABELS[name]}: {interval(law, '+.3f')}")
         numbers[name] = {"mse": mse, "stderr": error, "slope": law[:3]}
     axes.set(title="2. Error: slope in N [95%]", xlabel="channels N", xscale="log", yscale="log")
     axes.set(ylabel="relative mean squared error (bars: 2 s.e.)")

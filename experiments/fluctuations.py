@@ -34,8 +34,8 @@ from depthmup.fit import Estimate, ensemble_errors, power_law
 from depthmup.measure import feature_kernels
 from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import network, train
-from experiments.ntk_depth import interval, network_ntk
-from experiments.results import ticks, write
+from experiments.ntk_depth import network_ntk
+from experiments.results import interval, ticks, write
 
 KINDS = {"residual": True, "plain": False}
 PAPER = {"residual": 0, "plain": 1}  # the paper's slopes in L
@@ -102,22 +102,17 @@ def draw(
             late = np.log2(scaled[-1] / scaled[-3]) / np.log2(depths[-1] / depths[-3])
             half = 1.96 * math.hypot(octaves[-1], octaves[-3]) / np.log2(depths[-1] / depths[-3])
             row = "".join(f"{f'{v:.3g} ({e:.2g})':>15}" for v, e in zip(scaled, errors, strict=True))
-            print(f"  {kind:9}{state:23}{name:4}{width:4}{row}   {interval(law)}   {late:+.2f} +- {half:.2f}")
-            numbers[f"{name}, N = {width}"] = {
-                "value": scaled,
-                "stderr": errors,
-                "slope": law[:3],
-                "late": (late, half),
-            }
-            color, label = QUANTITIES[name], f"{name}, N = {width}: {interval(law)}" if mark == "s" else None
+            print(f"  {kind:9}{state:23}{name:4}{width:4}{row}   {interval(law, '+.3f')}   {late:+.2f} +- {half:.2f}")
+            measured = {"value": scaled, "stderr": errors, "slope": law[:3], "late": (late, half)}
+            numbers[f"{name}, N = {width}"] = measured
+            color, label = QUANTITIES[name], f"{name}, N = {width}: {interval(law, '+.3f')}" if mark == "s" else None
             bars: dict[str, Any] = dict(fmt=mark, ms=4, capsize=2, lw=1, mfc="white" if mark == "s" else color)
-            axes.errorbar(
-                depths * (1.03 if mark == "s" else 0.97), scaled, 2 * errors, color=color, label=label, **bars
-            )
+            shifted = depths * (1.03 if mark == "s" else 0.97)
+            axes.errorbar(shifted, scaled, 2 * errors, color=color, label=label, **bars)
             if (name, kind, state) == ("H", "plain", STATES[0]):
                 exact, line = plain_variance(width, depths), np.geomspace(depths[0], depths[-1], 50)
                 slope = power_law(depths, exact.tolist(), octaves)
-                print(f"{'exact':>38}{width:4}{''.join(f'{v:15.3g}' for v in exact)}   {interval(slope)}")
+                print(f"{'exact':>38}{width:4}{''.join(f'{v:15.3g}' for v in exact)}   {interval(slope, '+.3f')}")
                 numbers[f"H, N = {width}"] |= {"exact": exact, "slope of exact": slope[:3]}
                 axes.plot(line, plain_variance(width, line), style, color=color, lw=1, label=f"exact, N = {width}")
         (narrow, narrow_error), (wide, wide_error) = curves

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup import fit
+from experiments.networks import noisy_law
 
 SWEEPS = 2000
 SHIFTS = 400  # curves from which the bias beside a cliff is taken
@@ -116,7 +117,7 @@ def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: flo
             if found is not None:
                 hold[f"{part} {term}"] = found.low <= truth[term] <= found.high
     variances, stderr = np.array([ensemble.variance for ensemble in ensembles]).T
-    law = fit.power_law(WIDTHS, variances.tolist(), stderr / variances / math.log(2))
+    law = noisy_law(WIDTHS, variances, stderr)
     return hold | {"exponent": law.low <= -1 <= law.high}
 
 

@@ -29,11 +29,9 @@ from scipy.special import chdtrc
 
 from depthmup.backend import prepare_cpu
 from depthmup.theory import Problem, dmft, linear_dmft
-from experiments.networks import train
+from experiments.networks import KX, Y, train
 from experiments.results import write
 
-KX = np.array([[1.0, 0.3, -0.2], [0.3, 1.0, 0.1], [-0.2, 0.1, 1.0]])
-Y = np.array([1.0, -0.5, 0.8])
 STEPS = 6
 ETA0 = {"linear": 0.15, "relu": 0.5}
 DEPTHS = (2, 4, 8, 16, 32)

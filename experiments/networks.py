@@ -7,6 +7,7 @@ A network is the canonical one of docs/theory.md section 0, with its learning ra
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 
 import depthmup as dm
+from depthmup.fit import PowerLaw, power_law
 from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
 from depthmup.parameterization import ForwardFactors, LeafFactors, Name
@@ -27,6 +29,10 @@ from depthmup.train.devices import trial_layout
 from depthmup.train.trainable import FOREVER
 
 PyTree = Any
+KX, Y = (
+    np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]]),
+    np.array([1, -0.5, 0.8]),
+)  # a problem of three samples
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
@@ -129,6 +135,11 @@ def inputs(Kx: np.ndarray) -> np.ndarray:
     if values[0] < -1e-12 * values[-1]:
         raise ValueError(f"Kx must be positive semidefinite, its smallest eigenvalue is {values[0]:.3g}")
     return vectors * np.sqrt(len(Kx) * np.maximum(values, 0))
+
+
+def noisy_law(sizes: Sequence[float] | np.ndarray, value: np.ndarray, stderr: np.ndarray) -> PowerLaw:
+    """The power law of positive values with these standard errors, (sizes,)."""
+    return power_law(sizes, value.tolist(), stderr / value / math.log(2))
 
 
 class RegressionTask(Task):

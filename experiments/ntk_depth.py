@@ -26,13 +26,13 @@ from matplotlib.figure import Figure
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.fit import PowerLaw, ensemble_errors, finite_size, power_law
+from depthmup.fit import ensemble_errors, finite_size, power_law
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import Problem, lazy_kernels
-from experiments.networks import GROUPS, inputs, network, train
-from experiments.results import ticks, write
+from experiments.networks import GROUPS, inputs, network, noisy_law, train
+from experiments.results import interval, ticks, write
 
 PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
 DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # depths of panel 2
@@ -84,10 +84,6 @@ def by_angle(kernels: np.ndarray) -> np.ndarray:
     return np.stack(pairs, axis=-1)
 
 
-def interval(law: PowerLaw) -> str:
-    return f"{law.exponent:+.3f} [{law.low:+.3f}, {law.high:+.3f}]"
-
-
 def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dict[str, Any]]:
     """Slopes of distances without noise, in words and in numbers: over all depths, over the upper half of the depths,
     and between the last two depths.
@@ -98,7 +94,7 @@ def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dic
     whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
     last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
     numbers = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
-    return f"{interval(whole)}  {interval(upper)}  {last:+.4f}", numbers
+    return f"{interval(whole, '+.3f')}  {interval(upper, '+.3f')}  {last:+.4f}", numbers
 
 
 def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]:
@@ -157,15 +153,15 @@ def draw_networks(
     for name, color in PARTS.items():
         errors = [ensemble_errors(found[width][name], limit[name][apart]).squared_error for width in widths]
         mse, mse_error = np.array(errors).T
-        law = power_law(widths, mse.tolist(), mse_error / mse / math.log(2))
+        law = noisy_law(widths, mse, mse_error)
         terms = finite_size(widths, None, mse, mse_error)
         means = np.stack([by_angle(found[width][name]).mean(axis=0) for width in widths])
         stderr = np.stack([by_angle(found[width][name]).std(axis=0, ddof=1) for width in widths]) / math.sqrt(seeds)
         weights = (n[:, None] * stderr) ** -2
         m = (weights * n[:, None] * (means - limit[name])).sum(axis=0) / weights.sum(axis=0)
         m_error = weights.sum(axis=0) ** -0.5
-        fitted = "  ".join(f"{term.value:.3g} [{term.low:.3g}, {term.high:.3g}]" for term in terms if term)
-        print(f"  {name:8}{' '.join(f'{value:6.2f}' for value in n * mse)}   {interval(law)}   {fitted}")
+        fitted = "  ".join(interval(term, ".3g") for term in terms if term)
+        print(f"  {name:8}{' '.join(f'{value:6.2f}' for value in n * mse)}   {interval(law, '+.3f')}   {fitted}")
         by_angles = " ".join(f"{value:+.2f} ({e:.2f})" for value, e in zip(m, m_error, strict=True))
         print(f"  {'':8}m {by_angles}   {np.abs(m / m_error).max():.1f}")
         numbers[name] = {"limit": limit[name], "mean": means, "stderr": stderr, "mse": mse, "mse stderr": mse_error}
@@ -178,7 +174,7 @@ def draw_networks(
             shifted = ANGLES + 2 * (list(PARTS).index(name) - 2)
             biases.errorbar(shifted, m, 2 * m_error, fmt="o-", **bars, label=name)
         over_width.errorbar(widths, mse, 2 * mse_error, fmt="o", **bars)
-        over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
+        over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law, '+.3f')}")
     at_angles.set(title="1. Limit and networks (bars: 2 s.e.)")
     biases.axhline(0, color="black", lw=0.8)
     farthest = max(np.abs(numbers[name]["m"] / numbers[name]["m stderr"]).max() for name in PARTS)

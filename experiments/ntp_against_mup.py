@@ -35,9 +35,9 @@ from depthmup.fit.drift import fitted_drift
 from depthmup.fit.transfer import nearest
 from depthmup.measure import distance
 from depthmup.theory import Problem, dmft
-from experiments.networks import train
-from experiments.results import ticks, write
-from experiments.richness import KX, SMALL, Y, exponent, last_kernels, mean, movement, of_draws, rms, words
+from experiments.networks import KX, Y, train
+from experiments.results import interval, ticks, write
+from experiments.richness import SMALL, exponent, last_kernels, mean, movement, of_draws, rms
 
 START = 16
 RULES: dict[str, Callable[[int], float]] = {
@@ -91,9 +91,9 @@ def moves(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int])
         for n, *row in zip(widths, value, error, line, effective, effective_error, strict=True):
             texts = "{:.4f} ({:.4f}) {:.4f}  {:.3f} ({:.3f})".format(*row)
             print(f"  {name:11} N = {n:4}  {texts} {rule(n):.3f}")
-        print(f"  {name:11} slopes:", ", ".join(f"{what} {words(law)}" for what, law in laws.items()))
+        print(f"  {name:11} slopes:", ", ".join(f"{what} {interval(law)}" for what, law in laws.items()))
         axis.plot(widths, line, color=COLORS[name])
-        label = f"{name}: slope {words(laws['movement'])}"
+        label = f"{name}: slope {interval(laws['movement'])}"
         axis.errorbar(widths, value, 2 * error, fmt="o", ms=4, color=COLORS[name], label=label)
     axis.set(xscale="log", yscale="log", xlabel="N", ylabel="|H(T-1) - H(0)| / |H(0)|")
     axis.set_title("1. Movement of the last feature kernel; lines: theory at gamma0(N)", fontsize=10)
@@ -124,14 +124,12 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
             law = exponent(widths, value, stderr)
             numbers[name][what] = dict(value=value, stderr=stderr, law=law)
             row = " ".join(f"{one:.4f} ({se:.4f})" for one, se in zip(value, stderr, strict=True))
-            interval = "" if term is None else f"{term.value:.2f} [{term.low:.2f}, {term.high:.2f}]"
-            print(
-                f"  {name:11} {what:4} network: {row}, slope {words(law)}, {'v' if what == 'one' else 'm2'} {interval}"
-            )
+            fitted = f"{'v' if what == 'one' else 'm2'} {interval(term, '.2f') if term else ''}"
+            print(f"  {name:11} {what:4} network: {row}, slope {interval(law)}, {fitted}")
             if name != list(RULES)[-1]:
                 seen = value > 2 * stderr
                 bars = np.array(widths)[seen], value[seen], 2 * stderr[seen]
-                face, label = ("white" if what == "mean" else COLORS[name]), f"{name}, {what} network: {words(law)}"
+                face, label = ("white" if what == "mean" else COLORS[name]), f"{name}, {what} network: {interval(law)}"
                 axis.errorbar(*bars, fmt=marker, ms=4, mfc=face, color=COLORS[name], label=label)
         for activation, style in (("relu", "-"), ("tanh", "--")) if name != "muP" else ():
             small = limit(SMALL, ETA0, depth, **theory, activation=activation)[0]
@@ -139,8 +137,8 @@ def errors(axis: Axes, seeds: dict[int, int], depth: int, theory: dict[str, int]
             far = of_draws(np.stack(own, axis=1), rms, widths)
             numbers[name][f"to lazy, {activation}"] = far._asdict()
             row = " ".join(f"{one:.4f} ({se:.4f})" for one, se in zip(far.value, far.stderr, strict=True))
-            print(f"  {name:11} limit to lazy, {activation}: {row}, slope {words(far.law)}")
-            label = f"{name}, limit to lazy, {activation}: {words(far.law)}"
+            print(f"  {name:11} limit to lazy, {activation}: {row}, slope {interval(far.law)}")
+            label = f"{name}, limit to lazy, {activation}: {interval(far.law)}"
             axis.plot(widths, far.value, style, color=COLORS[name], label=label)
     axis.set(xscale="log", yscale="log", xlabel="N", ylabel="rms error", ylim=(4e-6, None))
     axis.set_title("2. Errors from the limit at gamma0(N), and of it from the lazy limit", fontsize=10)
@@ -176,7 +174,7 @@ def tuned(
         for n, own, of_theory in zip(widths, optima, best, strict=True):
             rate_of = own.learning_rate or math.nan
             print(f"  {name:11} N = {n:4}  {rate_of:.3f} [{own.low:.3f}, {own.high:.3f}] {of_theory:.3f}")
-        print(f"  {name:11} drift {words(drift[:3])}, theory {words((law.exponent, law.low, law.high))}; ", end="")
+        print(f"  {name:11} drift {interval(drift)}, theory {interval(law)}; ", end="")
         print(f"loss at the largest N with the eta0 of the smallest over the best {transferred:.3g}")
         for n, style, marker, face in ((widths[0], "--", "s", "white"), (widths[-1], "-", "o", COLORS[name])):
             logs = log_losses(losses[n], CAP)
@@ -187,7 +185,7 @@ def tuned(
             middle.plot(rates, np.minimum(line[n], CAP), style, color=COLORS[name], lw=1)
         found = [(n, o.learning_rate, o.low, o.high) for n, o in zip(widths, optima, strict=True) if o.learning_rate]
         at, centre, low, high = np.array(found).T
-        label = f"{name}: drift {words(drift[:3])}, theory {law.exponent:+.2f}"
+        label = f"{name}: drift {interval(drift[:3])}, theory {law.exponent:+.2f}"
         right.errorbar(at, centre, (centre - low, high - centre), fmt="o", ms=4, color=COLORS[name], label=label)
         right.plot(widths, best, color=COLORS[name], lw=1)
     middle.set(xscale="log", yscale="log", xlabel="eta0", ylabel=f"loss after {theory['steps'] - 1} steps")

@@ -168,27 +168,16 @@ def probe_at(case: Case, width: int, depth: int) -> Probe:
     def hyper(group: str, seed: int) -> Any:
         return {"seed": np.uint32(seed), "lr": {k: np.float32(lr * (group in ("all", k))) for k, lr in rates.items()}}
 
-    return Probe(
-        jax.jit(start),
-        step,
-        lambda state, batch, hyper: features(state[0], batch[0], forward),
-        hyper,
-        tuple(specs),
-        (x, y),
-    )
+    def observe(state: Any, batch: Any, hyper: Any) -> dict[str, jax.Array]:
+        return features(state[0], batch[0], forward)
+
+    return Probe(jax.jit(start), step, observe, hyper, tuple(specs), (x, y))
 
 
 def row(case: Case, sizes: Sizes) -> str:
     """A row of the table."""
-    report = dm.coordinate_check(
-        lambda width, depth: probe_at(case, width, depth),
-        widths=sizes.widths,
-        depth=4,
-        depths=sizes.depths,
-        width=64,
-        steps=(sizes.steps,),
-        max_seeds=32,
-    )
+    axes: dict[str, Any] = {"widths": sizes.widths, "depth": 4, "depths": sizes.depths, "width": 64}
+    report = dm.coordinate_check(functools.partial(probe_at, case), **axes, steps=(sizes.steps,), max_seeds=32)
     cells = {(s.axis, s.group): f"{s.plain.slope:+.2f} {s.answer}" for s in report.slopes if s.judged}
     groups = ("in", "branch_0", "branch_1", "out", "all")
     found = [cells.get((axis, group), "") for axis in ("width", "depth") for group in groups]
@@ -199,13 +188,8 @@ def row(case: Case, sizes: Sizes) -> str:
 def main(arguments: Sequence[str]) -> None:
     cases, sizes = (MATRICES, Sizes((64, 128, 256), (4, 8, 16, 32), 5)) if "matrices" in arguments else (CASES, Sizes())
     groups = ("read-in", "inner", "outer", "readout", "all")
-    head = [
-        "update",
-        "rule",
-        "parameterization",
-        "matrices",
-        *(f"{a}: {g}" for a in ("width", "depth") for g in groups),
-    ]
+    head = ["update", "rule", "parameterization", "matrices"]
+    head += [f"{axis}: {group}" for axis in ("width", "depth") for group in groups]
     print(" | ".join(["", *head, "verdict", ""]).strip() + "\n" + "|---" * (len(head) + 1) + "|")
     for case in cases:
         print(row(case, sizes), flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,9 @@ import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
+from depthmup.files import write_atomically
+from depthmup.report.figures import png
+
 
 def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
     """Write the picture as PNG and the numbers as JSON, and print where. The path ends in .png; it is the command
@@ -20,13 +22,15 @@ def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else default)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = path.with_suffix(".json")
-    # Written elsewhere first, so that a killed run leaves the old files whole.
-    drawn, written = (of.with_name(f".{of.name}.part") for of in (path, table))
-    figure.savefig(drawn, dpi=120, format="png")
-    written.write_text(json.dumps(numbers, indent=1, default=_plain) + "\n")
-    os.replace(drawn, path)
-    os.replace(written, table)
+    write_atomically(path, png(figure))
+    write_atomically(table, json.dumps(numbers, indent=1, default=_plain) + "\n")
     print(f"{path}\n{table}")
+
+
+def interval(of: tuple[Any, ...], form: str = "+.2f", unit: str = "") -> str:
+    """Such as "+0.5% [-0.1, +1.1]": a number and the ends of its 95% interval, which are the first three of `of`."""
+    value, low, high = of[:3]
+    return f"{value:{form}}{unit} [{low:{form}}, {high:{form}}]"
 
 
 def ticks(axis: Axis, values: Sequence[float]) -> None:

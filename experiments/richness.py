@@ -27,16 +27,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
-from depthmup.fit import power_law
 from depthmup.fit.curve import half_width
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Problem, dmft, linear_dmft
-from experiments.networks import Observe, inputs, network, train
-from experiments.results import write
+from experiments.networks import KX, Observe, Y, inputs, network, noisy_law, train
+from experiments.results import interval, write
 
-KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
 X = inputs(KX)
-Y = np.array([1, -0.5, 0.8])
 SMALL = 1e-3  # stands for gamma0 = 0 where runs must have the same draws
 ETA0 = {"linear": 0.15, "tanh": 0.5, "relu": 0.5}  # at 0.5 linear networks are close to unstable
 FITTED = {"linear": 0.2, "tanh": 0.2, "relu": 0.05}  # largest gamma0 of the fits: above it, higher powers count too
@@ -54,17 +51,13 @@ class Measured(NamedTuple):
     law: Law  # (exponent, low, high), the exponent with its 95% interval
 
 
-def words(law: Law) -> str:
-    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*law)
-
-
 def mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over the first axis, and its standard error."""
     return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
 
 
 def line(x: np.ndarray, value: np.ndarray, stderr: np.ndarray) -> Law:
-    law = power_law(x, value.tolist(), stderr / value / np.log(2))
+    law = noisy_law(x, value, stderr)
     return law.exponent, law.low, law.high
 
 
@@ -159,11 +152,11 @@ def approach(
         for name, found in lines.items():
             numbers[name] = found._asdict()
             row = (f"{v:.2e} ({e:.0e})" for v, e in zip(found.value, found.stderr, strict=True))
-            print(f"{name:15}", *row, words(found.law))
+            print(f"{name:15}", *row, interval(found.law))
             style = dict(fmt="s", ms=4, mfc="white", lw=1) if "networks" in name else dict(fmt=".-")
             seen = found.value > 2 * found.stderr
             points = np.asarray(gammas)[seen], found.value[seen], 2 * found.stderr[seen]
-            label = f"{name}: slope {words(found.law)}"
+            label = f"{name}: slope {interval(found.law)}"
             axis.errorbar(*points, color=COLORS[activation], label=label, **style)
     axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="max |F - F(gamma0 = 0)|")
     axis.set_title("1. Distance to the lazy limit (above 2 s.e.)", fontsize=10)
@@ -189,9 +182,9 @@ def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: A
         numbers[name] = {"theory": exact, "networks": values, "stderr": errors, "laws": laws}
         triples = zip(gammas[::2], values, errors, exact[::2], strict=True)
         print(f"{name:3}", *(f"{g:g}: {v:.4g} ({e:.1g}) {t:.4g}" for g, v, e, t in triples), sep="  ", end="  ")
-        print(words(laws[1]), words(laws[0]))
-        axis.plot(gammas, exact, color=f"C{i}", label=f"{name}, theory: slope {words(laws[0])}")
-        label = f"{name}, N = {nets['width']}: slope {words(laws[1])}"
+        print(interval(laws[1]), interval(laws[0]))
+        axis.plot(gammas, exact, color=f"C{i}", label=f"{name}, theory: slope {interval(laws[0])}")
+        label = f"{name}, N = {nets['width']}: slope {interval(laws[1])}"
         axis.errorbar(gammas[::2], values, 2 * errors, fmt="o", ms=4, color=f"C{i}", label=label)
     axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="|K(T-1) - K(0)| / |K(0)|")
     axis.set_title(f"2. Movement of the last kernels, tanh (slopes: gamma0 <= {FITTED['tanh']})", fontsize=10)

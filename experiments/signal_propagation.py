@@ -167,12 +167,8 @@ def draw(path: str) -> None:
         right.errorbar(range(1, layers + 1, 3), mean[::3], 2 * error[::3], fmt="o", ms=3, color=f"C{i}", lw=1)
         print(f"  side {side:3}: {theory[-1]:.3f} {mean[-1]:.3f} ({error[-1]:.3f})")
     right.axhline(1, color="black", lw=1, label="circular")
-    right.set(
-        title="3. ReLU, zero padding",
-        xlabel="layer",
-        ylabel="mean square of z^l over z^1, and over circular",
-        ylim=(0, 1.3),
-    )
+    right.set(title="3. ReLU, zero padding", xlabel="layer", ylim=(0, 1.3))
+    right.set_ylabel("mean square of z^l over z^1, and over circular")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 

@@ -27,19 +27,17 @@ import optax
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.fit import ensemble_errors, power_law
+from depthmup.fit import ensemble_errors
 from depthmup.fit.curve import half_width
 from depthmup.measure import update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.theory import Problem, dmft, lazy_kernels, linear_dmft, minibatches
-from experiments.networks import train
+from experiments.networks import KX, Y, noisy_law, train
 from experiments.one_step_kernels import X as ONE_SAMPLE
 from experiments.one_step_kernels import feature_kernel
 
 PyTree = Any
 Band = tuple[float, float]
-KX = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]])
-Y = np.array([1, -0.5, 0.8])
 CLASSES, FEATURES, BATCH = 10, 64, 16
 
 
@@ -210,21 +208,12 @@ def linear_networks(
         ("squared bias of F: slope in N", "squared_bias", "4.1", about(-2, 0.4)),
     ):
         value, error = np.array([getattr(of, part) for of in wide]).T
-        law = power_law(list(widths), value.tolist(), error / value / np.log(2))
+        law = noisy_law(list(widths), value, error)
         rows.append(Row(section, f"linear, L = 4, {name}", band, law.exponent, law.high - law.exponent))
     value, error = 64 * np.array([of.variance for of in deep]).T
-    law = power_law(list(depths), value.tolist(), error / value / np.log(2))
-    shown = ", ".join(f"{of:.2f}" for of in value)
-    rows.append(
-        Row(
-            "5",
-            f"linear, N = 64: N x variance of F ({shown}): slope in L",
-            about(0, 0.5),
-            law.exponent,
-            law.high - law.exponent,
-        )
-    )
-    return rows
+    law = noisy_law(list(depths), value, error)
+    name = f"linear, N = 64: N x variance of F ({', '.join(f'{of:.2f}' for of in value)}): slope in L"
+    return [*rows, Row("5", name, about(0, 0.5), law.exponent, law.high - law.exponent)]
 
 
 def extrapolation(largest: int = 32) -> list[Row]:
@@ -237,13 +226,9 @@ def extrapolation(largest: int = 32) -> list[Row]:
     limit, coarse = (last((n, 2 * n, 4 * n)) for n in (largest // 4, largest // 8))
     far, near = (np.abs(last(n) - limit).max() for n in (largest // 2, largest))
     two = 2 * last(largest) - last(largest // 2)
+    name = f"F_L - F_inf, linear: slope from L = {largest // 2} to {largest}"
     return [
-        Row(
-            "4.1",
-            f"F_L - F_inf, linear: slope from L = {largest // 2} to {largest}",
-            (-1.05, -0.9),
-            np.log2(near / far),
-        ),
+        Row("4.1", name, (-1.05, -0.9), np.log2(near / far)),
         Row("4.1", "extrapolations from three depths up to L and up to L/2", (0, 2e-3), np.abs(limit - coarse).max()),
         Row("4.1", "extrapolations from three depths and from two", (0, 2e-3), np.abs(limit - two).max()),
     ]
@@ -252,9 +237,8 @@ def extrapolation(largest: int = 32) -> list[Row]:
 def sampling(samples: Sequence[int] = (2000, 8000), replicates: int = 12) -> list[Row]:
     """The Monte Carlo solver: exact for linear networks, and its standard deviation between seeds for others."""
     options: dict[str, Any] = dict(depth=3, steps=10, activation="linear", eta0=0.15)
-    gap = np.abs(
-        dmft(KX, Y, samples=2000, replicates=1, **options).predictions - linear_dmft(KX, Y, **options).predictions
-    )
+    sampled = dmft(KX, Y, samples=2000, replicates=1, **options)
+    gap = np.abs(sampled.predictions - linear_dmft(KX, Y, **options).predictions)
     rows = [Row("4.2", "linear, S = 2000: Monte Carlo minus exact", (0, 1e-12), float(gap.max()))]
     expected = {("tanh", 2000): 0.007, ("tanh", 8000): 0.003, ("relu", 2000): 0.0011, ("relu", 8000): 0.0004}
     for (activation, S), deviation in expected.items():
@@ -520,10 +504,8 @@ def own_change(depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int
     rows.append(Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *slope(depths, s**-0.5)))
     last = per_layer[-1]
     ratio = last[:, -len(last[0]) // 4 :].mean(1) / last[:, : len(last[0]) // 4].mean(1)
-    rows.append(
-        Row("6", f"{kind}, L = {depths[-1]}: that of the last quarter over the first", about(2.1, 0.7), *mean(ratio))
-    )
-    return rows
+    name = f"{kind}, L = {depths[-1]}: that of the last quarter over the first"
+    return [*rows, Row("6", name, about(2.1, 0.7), *mean(ratio))]
 
 
 def first_order(
@@ -561,26 +543,15 @@ def mean_change_of_cnns(
     depths: Sequence[int] = (4, 8, 16), width: int = 256, seeds: int = 12, sides: Sequence[int] = (8, 32)
 ) -> list[Row]:
     """eta* of one-dimensional CNNs with kernels of 3 and He init, one sample."""
-    cases: list[tuple[str, str, Band, Callable[[int, str], Model], dict[str, Any]]] = [
-        (
-            "plain CNN",
-            "circular",
-            (-1.75, -1.25),
-            lambda depth, padding: CNN(width, depth, padding=padding),
-            dict(name="sp"),
-        ),
-        ("plain CNN", "zero", (-1.6, -0.6), lambda depth, padding: CNN(width, depth, padding=padding), dict(name="sp")),
-        (
-            "CNN with branches of one layer",
-            "circular",
-            about(-1, 0.25),
-            lambda depth, padding: ResidualCNN(width, depth, kernels=(3,), padding=padding),
-            AM,
-        ),
-    ]
+    plain: tuple[Any, ...] = ("plain CNN", CNN, dict(name="sp"))
+    residual = ("CNN with branches of one layer", functools.partial(ResidualCNN, kernels=(3,)), AM)
+    cases = [
+        (*plain, "circular", (-1.75, -1.25)), (*plain, "zero", (-1.6, -0.6)), (*residual, "circular", about(-1, 0.25)),
+    ]  # fmt: skip
     rows = []
-    for (name, padding, band, make, rule), side in itertools.product(cases, sides):
-        nets = [Net(make(depth, padding), dm.parameterization(**rule), (side, FEATURES)) for depth in depths]
+    for (name, make, rule, padding, band), side in itertools.product(cases, sides):
+        models = [make(width, depth, padding=padding) for depth in depths]
+        nets = [Net(model, dm.parameterization(**rule), (side, FEATURES)) for model in models]
         s = np.stack([mean_changes(of, [Variant()], seeds)[0] for of in nets], axis=1)
         rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *slope(depths, s**-0.5)))
     return rows
@@ -639,9 +610,8 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
 
         def step(params: PyTree, i: jax.Array) -> tuple[PyTree, None]:
             batch = jax.random.randint(jax.random.fold_in(key, i), (32,), 0, len(x))
-            return jax.tree.map(
-                lambda w, g, own: w - rate * own * g, params, jax.grad(loss)(params, batch), rates
-            ), None
+            grads = jax.grad(loss)(params, batch)
+            return jax.tree.map(lambda w, g, own: w - rate * own * g, params, grads, rates), None
 
         return loss(jax.lax.scan(step, init(seed), jnp.arange(steps))[0], slice(None))
 
@@ -653,24 +623,11 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
 CHECKS: dict[str, Callable[..., list[Row]]] = {
     check.__name__: check
     for check in (
-        powers_of_depth,
-        series_remainder,
-        lazy_depth,
-        one_step_scatter,
-        linear_networks,
-        extrapolation,
-        sampling,
-        descent,
-        mean_change_over_depth,
-        mean_change_at_infinite_width,
-        overlaps,
-        own_change,
-        first_order,
-        mean_change_of_cnns,
-        mean_change_over_width,
-        training,
+        powers_of_depth, series_remainder, lazy_depth, one_step_scatter, linear_networks, extrapolation, sampling,
+        descent, mean_change_over_depth, mean_change_at_infinite_width, overlaps, own_change, first_order,
+        mean_change_of_cnns, mean_change_over_width, training,
     )
-}
+}  # fmt: skip
 
 
 def main(names: Sequence[str]) -> None:

@@ -29,11 +29,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.backend import prepare_cpu
-from depthmup.fit import power_law
 from depthmup.theory import Problem
-from experiments.convergence import KX, Y, blocks, draw_bias, draw_curves, draw_depth, finish, interval
-from experiments.networks import inputs
-from experiments.results import write
+from experiments.convergence import blocks, draw_bias, draw_curves, draw_depth, finish
+from experiments.networks import KX, Y, inputs, noisy_law
+from experiments.results import interval, write
 
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
 DEPTH_STEPS = 6  # number of steps in panel 4
@@ -149,7 +148,7 @@ def draw_changes(axes: Axes, found: Mapping[int, tuple[np.ndarray, np.ndarray]])
     numbers: dict[str, Any] = {"depths": depths, **means}
     for color, name in (("C0", "inner"), ("C1", "outer")):
         value, error = means[name]
-        law = power_law(depths, value.tolist(), error / value / math.log(2))
+        law = noisy_law(depths, value, error)
         print(f"    only the {name} matrices: slope in L {interval(law)}")
         axes.errorbar(depths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
         axes.plot(depths, law(depths), color=color, lw=1, label=f"only {name} matrices trained: {interval(law)}")

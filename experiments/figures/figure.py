@@ -17,6 +17,7 @@ from depthmup.fit.curve import half_width
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.published import RESULTS, ROOT, Sweep
+from experiments.results import interval
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
@@ -34,7 +35,7 @@ class Interval(NamedTuple):
 
     def text(self, form: str = "+.2f", unit: str = "") -> str:
         """Such as "+0.5% [-0.1, +1.1]", each number in the format `form`."""
-        return f"{self.value:{form}}{unit} [{self.low:{form}}, {self.high:{form}}]"
+        return interval(self, form, unit)
 
     def minus(self, other: Interval) -> Interval:
         """The difference of two numbers whose errors are independent."""
