@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup import fit
+from experiments.figures.figure import markdown
 
 REDRAWS = 500
 CAP = math.log(10)
@@ -109,16 +110,11 @@ CLIFFS = [
 ]
 SHALLOW = Kind("shallow", lambda u: 0.004 * u**2, 0.003)  # as of language models
 JUMPS = [
-    kind._replace(
-        name=f"{kind.name}, finite cliff {'half an octave' if distance < 1 else '1 or 2 octaves'} above",
-        cliff=distance,
-        jump=jump,
-        ramp=ramp,
-    )
+    kind._replace(name=f"{kind.name}, finite cliff {place} above", cliff=distance, jump=jump, ramp=ramp)
     for kind, jumps in ((SHALLOW, (1.02, 1.1, 3.0)), (SYMMETRIC, (1.5, 3.0)))
     for jump in jumps
     for ramp in (0.25, 1.0)
-    for distance in (0.5, 1.0, 2.0)
+    for distance, place in ((0.5, "half an octave"), (1.0, "1 or 2 octaves"), (2.0, "1 or 2 octaves"))
 ]
 KINDS = (*SMOOTH, SHALLOW, FLAT, SHARP, *CLIFFS, *JUMPS)
 
@@ -154,14 +150,10 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
     star, low, high = (math.log2(value) for value in (found.learning_rate, found.low, found.high))
     finite = np.isfinite(planted.losses).all(axis=1)
     log = np.log(planted.losses[finite])
-    best = log[log.mean(axis=1).argmin()]
-    rows = np.log(planted.losses[np.isfinite(planted.losses).all(axis=1)]).mean(axis=1)
-    first = int(rows.argmin())
-    worst = (
-        best.mean() + best.std(ddof=1) / math.sqrt(len(best))
-        if len(best) > 1
-        else max(rows[max(first - 1, 0) : first + 2])
-    )
+    means = log.mean(axis=1)
+    first = int(means.argmin())
+    best, neighbours = log[first], means[max(first - 1, 0) : first + 2]
+    worst = best.mean() + best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else max(neighbours)
     assert found.edge
     edge = math.nan
     if kind.cliff is not None and kind.jump is None and not math.isnan(found.edge.low):
@@ -202,25 +194,22 @@ def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
                     yield kind, step, seeds, measured(kind, step, seeds, redraws)
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> str:
+def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """The table of docs/laws.md, of grids of half an octave and several seeds: a row for the bowls without a cliff, for
     each other curve without one, and for each kind of cliff, with ranges over all such curves."""
     of_group: dict[str, list[Mapping[str, Any]]] = {}
-    for row in found:
+    for row in results:
         if row["step"] == 0.5 and row["seeds"] > 1 and row["curve"] != FLAT.name:
             cliff = row["curve"].rpartition(", ")[2]
             name = cliff if "cliff" in cliff else SHARP.name if row["curve"] == SHARP.name else "no cliff"
             of_group.setdefault(name, []).append(row)
-    lines = ["| curve | bias | coverage | width |", "|---|---|---|---|"]
     columns = ("bias", "+.2f", 1), ("coverage", ".1f", 100), ("width", ".2f", 1)
-    for name, rows_of_group in of_group.items():
-        cells = [_range(rows_of_group, *column) for column in columns]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    lines = [[name, *(_range(of_curve, *column) for column in columns)] for name, of_curve in of_group.items()]
+    return markdown(("curve", *(name for name, _, _ in columns)), lines)
 
 
-def _range(found: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
-    values = [row[column] for row in found]
+def _range(rows_of_group: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
+    values = [row[column] for row in rows_of_group]
     low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 

@@ -36,6 +36,7 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
+from experiments.figures.figure import markdown
 from experiments.planted_curves import OF_SEED, PLACES, Shape, bowl, corner
 
 REDRAWS = 200
@@ -135,12 +136,8 @@ def rows(redraws: int) -> Iterator[dict[str, Any]]:
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """The table of docs/laws.md: a row for each kind of bowl. Wrong: the most of all drifts and numbers of seeds."""
-    titles = [
-        "bowl",
-        *(f"{drift}, {n} seeds" for drift in ("no drift", "2 octaves or more") for n in SHOWN),
-        "wrong at most",
-    ]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    titles = [f"{drift}, {n} seeds" for drift in ("no drift", "2 octaves or more") for n in SHOWN]
+    lines = []
     for name in dict.fromkeys(row["bowl"] for row in results):
         of_bowl = [row for row in results if row["bowl"] == name]
         cells = [name]
@@ -148,9 +145,8 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
             for seeds in SHOWN:
                 decided = [row["decided"] for row in of_bowl if row["drift"] in drifts and row["seeds"] == seeds]
                 cells.append(f"{100 * min(decided):.0f}" if decided else "")
-        cells.append(f"{100 * max(row['wrong'] for row in of_bowl if row['truth']):.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{100 * max(row['wrong'] for row in of_bowl if row['truth']):.1f}"])
+    return markdown(("bowl", *titles, "wrong at most"), lines)
 
 
 def main(redraws: int, path: Path | None) -> None:

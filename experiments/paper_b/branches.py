@@ -6,13 +6,10 @@ Claim (C.1.1, C.1.2): branches of m layers, m = o(L), dense or convolutional, le
 
             paper                       here
 branches    any; no experiment          3x3, 3x3, 3x3; 1x3x1 with a bottleneck of 4; two dense layers; 3x3 and dense
-trained     -                           100 steps, with the trials of ingredients.py
+trained     -                           100 steps, with the trials of ingredients.py; judged as in networks.py
 
 A dense layer acts on the channels of each position (a kernel of 1). Out of reach: dense layers over all positions,
 groups and dilation, which `ResidualCNN` does not have.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
 
 Cost: none besides those of ingredients.py.
 Expect: by theory the changes of a branch of m >= 2 layers that all carry 1/sqrt(K) do not grow with the number of

@@ -9,13 +9,9 @@ as depth^-3/2 (-1.435 in figure 2b), whatever the branch is made of, and PathSum
 (docs/theory.md, section 6b): Sbar = 1 at initialization gives -1 where a branch has one layer, 0 where it has two that
 both carry 1/K, -1 where the last one alone does, and -3/2 without skips.
 
-The paper's settings and ours: experiments/paper_b/networks.py. Each ingredient is changed alone, against the paper's
-own network ("baseline"). Head: the paper's readout has weights of variance 1 / N, a factor 1/sqrt(N); "mean_field_head"
-has 1/N, by parameterization.gamma0 = sqrt(N), which at a single width is the same but for a constant factor in all
-learning rates. Time: the full sweeps are judged after the first 100 steps, too.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py.
+Each ingredient (ingredients.py) is changed alone, against the paper's own network ("baseline"). The full sweeps are
+judged after the first 100 steps, too.
 
 Cost: ingredients, 18 sweeps of about 100 trainings of 100 steps, 10 h on one core; initial, an hour; full sweeps, about
 640 trainings of 351 steps, 7 h.

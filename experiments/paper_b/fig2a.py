@@ -5,11 +5,8 @@
 Claim (4.2, theorem 1): a line in log-log with slope -1.337, close to -3/2; in each segment of depths the line through
 two anchors, {3, 4}, {10, 11} and {18, 20}, predicts the best learning rate at the other depths.
 
-The paper's settings and ours: experiments/paper_b/networks.py. Ours: 16 channels on 8x8 pixels, and of each segment
-the depths {6, 9}, {13, 16} and {24, 30} to predict.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py.
+Of each segment the depths {6, 9}, {13, 16} and {24, 30} are predicted.
 
 Cost: 369 trainings of 351 steps, 96 minutes on one core.
 Expect: about -3/2 by either criterion; large errors of the anchors, which lie so close together that a grid of half

@@ -5,11 +5,9 @@
 Claim (D.1): with GELU and He's variance times sqrt(2), which is meant to keep the variance over depth, the slope is
 -1.38. Claim (appendix E): GELU's exponent is a little more negative than ReLU's (-1.40 against -1.35).
 
-The paper's settings and ours: experiments/paper_b/networks.py; both initial variances, 2 sqrt(2) / fan_in as in the
-paper ("paper"), under which the variance grows (docs/theory.md, section 6a), and 2.352 / fan_in ("stationary").
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py.
+Both initial variances: 2 sqrt(2) / fan_in as in the paper ("paper"), under which the variance grows (docs/theory.md,
+section 6a), and 2.352 / fan_in ("stationary").
 
 Cost: two sweeps of about 150 trainings of 351 steps, 27 minutes on one core, besides figure 2a's.
 Expect: with the paper's variance a steeper exponent, since features and gradients grow with depth.

@@ -4,10 +4,7 @@
 
 Claim (D.1): both paddings follow the same law; they differ by a factor, not by the exponent.
 
-The paper's settings and ours: experiments/paper_b/networks.py.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py.
 
 Cost: 150 trainings of 351 steps besides figure 2a's, 14 minutes on one core.
 Expect: on 8x8 pixels zero padding loses a part of the variance that grows with depth (docs/theory.md, section 6a), and

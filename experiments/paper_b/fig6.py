@@ -5,11 +5,8 @@
 Claim (D.2): the exponent stays: -1.568 with dropout, -1.869 with batch norm, -1.803 with both; "the depth-learning-rate
 rule is robust to these regularizers".
 
-The paper's settings and ours: experiments/paper_b/networks.py, after 100 steps, with the trials of ingredients.py. The
-rate of dropout, .1, is ours: the paper does not give it.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py;
+100 steps, with the trials of ingredients.py. The rate of dropout is .1; the paper does not give it.
 
 Cost: none besides those of ingredients.py.
 Expect: by Sbar at initialization dropout changes nothing; batch norm makes branches independent of the initial variance

@@ -5,11 +5,8 @@
 Claim: with cross-entropy, which the experiments have, and with the squared error, which the proofs have, the best
 learning rate has the same exponent; the two fits are shifted against each other.
 
-The paper's settings and ours: experiments/paper_b/networks.py; plain networks for an epoch, residual ones for 100 steps
-with the trials of ingredients.py.
-
-Judged by validation accuracy at the depths at which a network learned, for the reasons in
-experiments/paper_b/networks.py.
+Settings, the paper's beside those used here, and how it is judged: experiments/paper_b/networks.py.
+Plain networks have an epoch, residual ones 100 steps with the trials of ingredients.py.
 
 Cost: 150 trainings of 351 steps besides figure 2a's and the ingredients, 11 minutes on one core.
 Expect: equal exponents, as at initialization (docs/theory.md, section 6).
