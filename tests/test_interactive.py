@@ -50,7 +50,7 @@ def sweep(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(sweep):
+def plotted(sweep):
     study, _, curves, workdir = sweep
     trials = interactive.trials(curves, study, LearningCurves(workdir), "python main.py")
     keys = trials.pop("keys")
@@ -81,9 +81,9 @@ def marks_of(plot, panel, name):
     return {mark["kind"]: mark for mark in line["marks"]}
 
 
-def test_points_are_means_over_their_trials(sweep, found):
+def test_points_are_means_over_their_trials(sweep, plotted):
     _, rows, curves, _ = sweep
-    keys, _, plots = found
+    keys, _, plots = plotted
     rows = rows.set_index("key")
     plot, seen = plots["loss_over_depth"], 0
     assert [panel["names"]["parameterization"] for panel in plot["panels"]] == ["mup", "depth_mup"]
@@ -94,22 +94,22 @@ def test_points_are_means_over_their_trials(sweep, found):
             for kind in ("line", "seeds"):
                 mark = marks[kind]
                 for x, y, about, behind in zip(*(mark[name] for name in ("x", "y", "about", "trials")), strict=True):
-                    own = rows.loc[[keys[trial] for trial in behind]]
-                    assert (own["depth"] == size).all()
-                    assert (own["parameterization"] == c.parameterization).all()
-                    assert own["learning_rate"].tolist() == pytest.approx([x] * len(own), rel=1e-4)
-                    values = np.where(own["diverged"], c.chance, own["loss"].fillna(np.inf)).clip(max=c.chance)
+                    group = rows.loc[[keys[trial] for trial in behind]]
+                    assert (group["depth"] == size).all()
+                    assert (group["parameterization"] == c.parameterization).all()
+                    assert group["learning_rate"].tolist() == pytest.approx([x] * len(group), rel=1e-4)
+                    values = np.where(group["diverged"], c.chance, group["loss"].fillna(np.inf)).clip(max=c.chance)
                     assert y == pytest.approx(np.exp(np.log(values).mean()), rel=1e-4)
                     if kind == "line":
-                        assert about.endswith(f"<br>seeds: 3, diverged: {own['diverged'].sum()}")
-                    seen += len(own)
+                        assert about.endswith(f"<br>seeds: 3, diverged: {group['diverged'].sum()}")
+                    seen += len(group)
     assert seen == 2 * len(rows)
 
 
-def test_the_band_the_star_and_the_edge(sweep, found):
+def test_the_band_the_star_and_the_edge(sweep, plotted):
     """Both pictures have them: they are drawn of the same marks."""
     _, _, curves, _ = sweep
-    plot = found[2]["loss_over_depth"]
+    plot = plotted[2]["loss_over_depth"]
     drawn = figures.loss_curves(curves).axes
     for i, c in enumerate(curves):
         edges = 0
@@ -128,9 +128,9 @@ def test_the_band_the_star_and_the_edge(sweep, found):
         assert (kinds.count("*"), kinds.count("|")) == (len(c.result.values), edges)
 
 
-def test_optima_have_their_intervals(sweep, found):
+def test_optima_have_their_intervals(sweep, plotted):
     _, _, curves, _ = sweep
-    plot = found[2]["optimum_over_depth"]
+    plot = plotted[2]["optimum_over_depth"]
     assert plot["ticks"] == curves[0].result.values
     for c in curves:
         marks = marks_of(plot, 0, c.parameterization)
@@ -151,10 +151,10 @@ def test_marks_of_both_painters():
     assert set(picture.STYLES) | {"band", "seeds", "optima"} == set(get_args(picture.Kind))
 
 
-def test_learning_curves_are_thinned(sweep, found):
+def test_learning_curves_are_thinned(sweep, plotted):
     """To 64 means, whose mean is that of the curve; a curve that is not there has no points."""
     _, rows, _, workdir = sweep
-    keys, trials, _ = found
+    keys, trials, _ = plotted
     packed = np.frombuffer(base64.b64decode(trials["curves"]), "<i2").reshape(len(keys), interactive.POINTS)
     assert (packed[keys.index(rows["key"].iloc[-1])] == interactive.MISSING).all()
     assert (trials["steps"][keys.index(rows["key"].iloc[-1])], trials["steps"][0]) == (0, STEPS)
@@ -175,15 +175,15 @@ def test_the_command_of_a_trial_is_that_of_the_trial():
     study = tiny.study(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes, model__use_bias=True,
                        data__augment__scale=(0.5, 1.0), loss="mse", data__data_dir="/a b/$c'd")  # fmt: skip
     rows, of_key = planted(study), {trial.key: trial for trial in trials(study)}
-    found = interactive.trials(judge(rows, study), study, LearningCurves(Path("nowhere")), "x")
-    assert len(found["keys"]) == len(of_key)
+    shown = interactive.trials(judge(rows, study), study, LearningCurves(Path("nowhere")), "x")
+    assert len(shown["keys"]) == len(of_key)
     for i in range(0, len(of_key), 97):
-        program, verb, *words = command_of(found, i)
+        program, verb, *words = command_of(shown, i)
         assert (program, verb) == ("x", "train")
         read = settings_from(words)
-        assert digest({"schema": SCHEMA, **flat(read)}) == found["keys"][i]
+        assert digest({"schema": SCHEMA, **flat(read)}) == shown["keys"][i]
         assert read.data.data_dir == "/a b/$c'd"
-    assert found["curves"] == ""
+    assert shown["curves"] == ""
 
 
 def test_commands_begin_as_the_sweep_did():
@@ -201,8 +201,8 @@ def test_what_decides_and_what_is_next(sweep):
     undecided = [c for c in noisy if c.result.verdict == "undecided"]
     most = max(need.seeds for c in undecided for need in c.result.needs if need.kind == "seeds")
     command = "python main.py sweep --config=digits --config.sweep.until planned --yes --launcher=local --workdir=a"
-    said = words.next_steps([*undecided, transfers], study, command)
-    head, decide, then, grow = said.splitlines()
+    text = words.next_steps([*undecided, transfers], study, command)
+    head, decide, then, grow = text.splitlines()
     assert (head, then) == ("Next: decide what is undecided", "Next: train the large network with what was tuned")
     assert decide.startswith("  python main.py sweep --config=digits --workdir=a --config.sweep.until=decided")
     read = settings_from(shlex.split(decide)[2:])
@@ -240,8 +240,8 @@ def test_names_that_contain_html_are_data(sweep, tmp_path):
 
 @pytest.fixture(scope="module")
 def open_page(tmp_path_factory):
-    with browser.opened(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser.opened(tmp_path_factory.mktemp("profile")) as window:
+        yield window
 
 
 CANVAS = "document.querySelectorAll('#loss_over_depth .canvas')[%d]"
@@ -255,10 +255,10 @@ PLACE = """(() => {
 
 
 @needs_chromium
-def test_in_a_browser(sweep, found, open_page, tmp_path):
+def test_in_a_browser(sweep, plotted, open_page, tmp_path):
     """Offline and without an error: hover and click show what is in the rows, and names do nothing."""
     _, rows, _, _ = sweep
-    keys, trials, plots = found
+    keys, trials, plots = plotted
     path, plot = written(sweep, tmp_path, HOSTILE), plots["loss_over_depth"]
     open_page.open(path, height=1000)
     open_page.wait("document.querySelectorAll('#loss_over_depth .main-svg').length >= 4")
@@ -272,12 +272,12 @@ def test_in_a_browser(sweep, found, open_page, tmp_path):
     shown = "document.querySelector('.hoverlayer').textContent"
     for j, depth in (9, "3"), (-1, "24"):
         line = marks_of(plot, 0, depth)["line"]
-        own = rows.set_index("key").loc[[keys[trial] for trial in line["trials"][j]]]
-        rate, bad = own["learning_rate"].iloc[0], own["diverged"].sum()
+        group = rows.set_index("key").loc[[keys[trial] for trial in line["trials"][j]]]
+        rate, bad = group["learning_rate"].iloc[0], group["diverged"].sum()
         open_page.mouse(*open_page.run(PLACE % (depth, j, j)))
         open_page.wait(f"{shown}.includes('seeds: 3, diverged: {bad}')")
-        said = f"learning rate {rate:.4g}mean loss {line['y'][j]:.4g}seeds: 3, diverged: {bad}"
-        assert open_page.run(shown) == f"depth {depth}{said}"
+        text = f"learning rate {rate:.4g}mean loss {line['y'][j]:.4g}seeds: 3, diverged: {bad}"
+        assert open_page.run(shown) == f"depth {depth}{text}"
     line = marks_of(plot, 0, "3")["line"]
     place = open_page.run(PLACE % ("3", 9, 9))
     open_page.mouse(*place)

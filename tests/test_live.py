@@ -40,8 +40,8 @@ def part(rows, *depths, but=0):
 
 def test_sizes_are_judged_when_all_of_their_trials_are_there(rows):
     study = tiny.study(**GRID)
-    table, own = finished({**part(rows, 3, 8), **part(rows, 4, but=1), "of another sweep": {}}, study)
-    assert (own.sweep.depths, own.sweep.widths) == ((3, 8), ())
+    table, narrowed = finished({**part(rows, 3, 8), **part(rows, 4, but=1), "of another sweep": {}}, study)
+    assert (narrowed.sweep.depths, narrowed.sweep.widths) == ((3, 8), ())
     assert set(table["depth"]) == {3, 8}
     assert len(table) == len(part(rows, 3, 8))
     assert finished(part(rows, 4, but=1), study) is None
@@ -55,8 +55,8 @@ def test_an_adaptive_sweep_is_judged_as_a_whole(rows):
     study = tiny.study(**GRID, sweep__adaptive=True)
     assert finished({}, study) is None
     assert finished(part(rows, 3), study) is None
-    table, own = finished(rows, study)
-    assert own == study
+    table, judged = finished(rows, study)
+    assert judged == study
     assert len(table) < len(rows)
 
 
@@ -79,11 +79,11 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     report(part(rows, 3, 4, 8, but=1), progress)
     assert "So far: depth 3, 4." in path.read_text()
     assert path.read_text().count(">transfers</a>") == 4  # both, over less than an octave, in a sentence and the table
-    assert [found.name for found in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
+    assert [file.name for file in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()
-    table, own = finished(rows, study)
-    page.write(judge(table, own), table, own, tmp_path, "")
+    table, judged = finished(rows, study)
+    page.write(judge(table, judged), table, judged, tmp_path, "")
     text = re.sub(r"<(script|style).*?</\1>", "", path.read_text(), flags=re.DOTALL)
     assert "progress" not in text
     assert "refresh" not in text
@@ -106,14 +106,14 @@ def test_writing_takes_a_small_share_of_the_time(rows, progress, tmp_path, monke
 
 
 def test_a_page_that_cannot_be_written_stops_nothing(rows, progress, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(progress, "say", said.append)
+    notes = []
+    monkeypatch.setattr(progress, "say", notes.append)
     report = live.LiveReport(tiny.study(**GRID), tmp_path / "is not there", "")
     for _ in range(2):
         report(rows, progress)
     report.stop()
-    assert len(said) == 1
-    assert said[0].startswith("no report while this runs: FileNotFoundError: ")
+    assert len(notes) == 1
+    assert notes[0].startswith("no report while this runs: FileNotFoundError: ")
 
 
 def test_a_run_writes_it(rows, progress, tmp_path, monkeypatch):

@@ -70,11 +70,11 @@ def add(store, rows, trial, step, loss):
 
 def updates(study, slope):
     """Calibrations whose learning rate goes as depth^slope; relative to the layers as depth^(slope / 2)."""
-    found = {}
+    calibrated = {}
     for point in curves_along_depth(study).values():
         s = np.full((3, point.depth + 1), float(point.depth) ** (-2 * slope))
-        found[calibration.key(study, point)] = MaximalUpdate(s, np.sqrt(s))
-    return found
+        calibrated[calibration.key(study, point)] = MaximalUpdate(s, np.sqrt(s))
+    return calibrated
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +158,20 @@ def test_by_accuracy(judged):
     """The same optimum by another measure; the cap is that of guessing."""
     _, rows, curves = judged
     study = tiny.study(**GRID, sweep__judge_by="validation_accuracy")
-    found = judge(rows, study)
-    for one, other in zip(found, curves, strict=True):
+    by_accuracy = judge(rows, study)
+    for one, other in zip(by_accuracy, curves, strict=True):
         assert one.chance == 0.9
         assert np.log2(one.result.optimal_lr) == pytest.approx(np.log2(other.result.optimal_lr), abs=0.2)
         assert one.result.optimal_lr != other.result.optimal_lr
     study = tiny.study(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
-    own = rows[rows["depth"] == 3]
-    best = own[(own["parameterization"] == "mup") & ~own["diverged"]]["validation_accuracy"].max()
-    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(own, study), re.M)[1])
+    single = rows[rows["depth"] == 3]
+    best = single[(single["parameterization"] == "mup") & ~single["diverged"]]["validation_accuracy"].max()
+    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(single, study), re.M)[1])
     assert shown == pytest.approx(best, abs=0.01)
-    lucky = own.assign(validation_accuracy=own["validation_accuracy"].where(~own["diverged"].astype(bool), 1.0))
-    assert page.best_table(lucky, study) == page.best_table(own, study)
+    lucky = single.assign(
+        validation_accuracy=single["validation_accuracy"].where(~single["diverged"].astype(bool), 1.0)
+    )
+    assert page.best_table(lucky, study) == page.best_table(single, study)
 
 
 def test_another_hyperparameter_has_a_verdict_of_its_own():
@@ -188,9 +190,9 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
         loss = 0.1 * math.exp(0.1 * (x * x + gamma * gamma + time * time) + 0.01 * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
         rows.append({**columns, "key": trial.key, "loss": loss, "diverged": False})
-    found = judge(pandas.DataFrame(rows), study)
-    of_gamma = [c for c in found if c.hyperparameter == "gamma0"]
-    of_momentum = [c for c in found if c.hyperparameter == "1 - momentum"]
+    curves = judge(pandas.DataFrame(rows), study)
+    of_gamma = [c for c in curves if c.hyperparameter == "gamma0"]
+    of_momentum = [c for c in curves if c.hyperparameter == "1 - momentum"]
     assert {len(c.result.losses[0]) for c in of_gamma} == {7}
     assert {c.result.verdict for c in of_gamma} == {"does not transfer"}
     assert all(c.result.drift.octaves_per_doubling == pytest.approx(1, abs=0.1) for c in of_gamma)
@@ -198,7 +200,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert {c.result.verdict for c in of_momentum} == {"transfers"}
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
     assert not any(c.laws.rules for c in of_gamma)
-    assert "best gamma0 at depth" in page.verdict_table(found)
+    assert "best gamma0 at depth" in page.verdict_table(curves)
 
 
 def test_the_line_of_chance():
@@ -288,9 +290,9 @@ def test_when_it_settles_by_accuracy(judged, tmp_path):
 def test_an_axis_that_some_parameterizations_do_not_have():
     axes = "parameterization.alpha = 0.5, 0.6, 0.7, 0.8, 0.9"
     study = tiny.study(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes)
-    found = judge(planted(study), study)
-    assert {c.parameterization for c in found if c.hyperparameter == "alpha"} == {"depth_mup"}
-    assert len([c for c in found if c.parameterization == "mup"]) == 1
+    curves = judge(planted(study), study)
+    assert {c.parameterization for c in curves if c.hyperparameter == "alpha"} == {"depth_mup"}
+    assert len([c for c in curves if c.parameterization == "mup"]) == 1
 
 
 def test_an_adaptive_sweep_with_another_axis():
@@ -311,6 +313,6 @@ def test_an_adaptive_sweep_with_another_axis():
             or {**{column(k): v for k, v in t.leaves.items()}, "key": t.key, "loss": None, "diverged": True}
             for t in more
         }
-    found = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), study)
-    assert len([c for c in found if c.hyperparameter == "learning_rate"]) == 5
-    assert not [c for c in found if c.hyperparameter == "gamma0"]
+    curves = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), study)
+    assert len([c for c in curves if c.hyperparameter == "learning_rate"]) == 5
+    assert not [c for c in curves if c.hyperparameter == "gamma0"]

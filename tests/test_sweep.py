@@ -168,10 +168,10 @@ def test_missing_rows_come_back_bit_for_bit(finished, tmp_path, trained):
     gone, cut, partial = sorted((tmp_path / "groups").iterdir())[:3]
     gone.unlink()
     cut.write_bytes(cut.read_bytes()[:-100])
-    own = pandas.read_parquet(partial).key.tolist()
+    keys = pandas.read_parquet(partial).key.tolist()
     partial.unlink()
     store = Store(tmp_path, tiny.study().identity)
-    store.add([Finished(row) for row in rows if row["key"] in own[:3] + own[5:]])
+    store.add([Finished(row) for row in rows if row["key"] in keys[:3] + keys[5:]])
     store.close()
     assert run(tiny.study(), tmp_path) == rows
     assert sorted(len(group.trials) for group in trained) == [2, 36, 36]
@@ -234,8 +234,8 @@ def test_a_sweep_can_be_extended(finished, tmp_path, trained, capsys):
     """More seeds and another depth: what is there stays, and only the rest is trained and said to be left."""
     workdir, rows = finished
     copy(workdir, tmp_path)
-    own = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))
-    more = train(tiny.study(sweep__seeds=3, **own), tmp_path)
+    grid = dict(sweep__depths=(2,), sweep__widths=(), sweep__optimizers=("sgd",))
+    more = train(tiny.study(sweep__seeds=3, **grid), tmp_path)
     assert len(more) == 3 * 6 * 3
     assert f"{len(rows)} trials are there; to do: 18 trials, 1 programs" in capsys.readouterr().out
     assert [(len(group.trials), group.size) for group in trained] == [(18, 54)]
@@ -257,8 +257,8 @@ def test_another_hyperparameter_at_one_learning_rate(tmp_path):
     )
     assert len(trials(study)) == 7 * 2 * 2
     sweep.run(study, tmp_path, progress=False)
-    (found,) = judge(sweep.load(tmp_path), study)
-    assert (found.hyperparameter, len(found.result.learning_rates[0])) == ("gamma0", 7)
+    (curve,) = judge(sweep.load(tmp_path), study)
+    assert (curve.hyperparameter, len(curve.result.learning_rates[0])) == ("gamma0", 7)
     assert (tmp_path / "loss_over_depth_gamma0.png").exists()
     assert not (tmp_path / "loss_over_depth.png").exists()
     few = tiny.study(sweep__axes="optimizer.learning_rate = 0.25; parameterization.gamma0 = 1, 2")
@@ -269,8 +269,8 @@ def test_another_hyperparameter_at_one_learning_rate(tmp_path):
 def test_axes_of_the_config(tmp_path):
     """Traced axes share a program, shape axes do not; each value is a curve of its own with its own verdict."""
     axes = "parameterization.gamma0 = 0.5, 1; epochs = 0.25, 0.5; label_noise = 0, 0.5"
-    own = dict(sweep__parameterizations=("mup",), sweep__optimizers=("sgd",), sweep__widths=(), sweep__seeds=1)
-    study, more = tiny.study(sweep__axes=axes, **own), tiny.study(sweep__axes=f"{axes}; model.norm=none,layer", **own)
+    grid = dict(sweep__parameterizations=("mup",), sweep__optimizers=("sgd",), sweep__widths=(), sweep__seeds=1)
+    study, more = tiny.study(sweep__axes=axes, **grid), tiny.study(sweep__axes=f"{axes}; model.norm=none,layer", **grid)
     plan = trials(study)
     assert len(plan) == 2 * 6 * 2**3
     assert len(grouped(study, plan, lambda program: 100)) == 2 * 2  # depths, and noise or none
@@ -283,10 +283,10 @@ def test_axes_of_the_config(tmp_path):
     assert (curves.groupby("key").step.max() == curves.groupby("key").steps.first()).mean() > 0.9  # but for divergence
     noisy, clean = (table[table.label_noise == noise].loss.median() for noise in (0.5, 0.0))
     assert noisy > clean + 0.1
-    found = judge(pandas.DataFrame(rows), study)
-    assert len(found) == 2**3
-    assert found[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
-    assert found[0].name in page.verdict_table(found)
+    curves = judge(pandas.DataFrame(rows), study)
+    assert len(curves) == 2**3
+    assert curves[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
+    assert curves[0].name in page.verdict_table(curves)
     alone = next(t for t in plan if t.point.leaves["epochs"] == 0.25 and t.point.leaves["label_noise"] == 0)
     first = tiny.study(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
     assert alone.key in {trial.key for trial in trials(first)}
@@ -297,11 +297,11 @@ def test_the_best_of_one_shape(finished, tmp_path):
     _, rows = finished
     study = tiny.study(sweep__depths=(2,), sweep__widths=(), model__width=8)
     table = pandas.DataFrame(rows)
-    own = table[(table.width == 8) & (table.depth == 2)]
-    assert judge(own, study) == []
-    text = page.best_table(own, study)
-    assert text in html.unescape(page.write([], own, study, tmp_path, "").read_text())
-    of_sgd = own[(own.optimizer == "sgd") & (own.parameterization == "mup")]
+    single = table[(table.width == 8) & (table.depth == 2)]
+    assert judge(single, study) == []
+    text = page.best_table(single, study)
+    assert text in html.unescape(page.write([], single, study, tmp_path, "").read_text())
+    of_sgd = single[(single.optimizer == "sgd") & (single.parameterization == "mup")]
     mean = of_sgd.groupby("learning_rate").loss.mean()
     line = next(line for line in text.splitlines() if line.startswith("sgd mup"))
     assert f"{mean[[0.25, 0.5, 1.0]].min():.4f}" in line
@@ -318,10 +318,10 @@ def test_report(finished, tmp_path):
     assert text.count("data:image/png;base64,") == len(names)
     assert "<script>" not in text
     assert "http" not in re.sub(r"base64,[^\"]*", "", text)  # opens offline
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert found["settings"]["sweep"]["depths"] == [2, 4]
-    assert len(found["sweeps"]) == len(curves) == 12
-    for entry, curve in zip(found["sweeps"], curves, strict=True):
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["settings"]["sweep"]["depths"] == [2, 4]
+    assert len(summary["sweeps"]) == len(curves) == 12
+    for entry, curve in zip(summary["sweeps"], curves, strict=True):
         assert entry["verdict"] in ("transfers", "does not transfer", "undecided")
         assert entry["values"] == ([2, 4] if entry["axis"] == "depth" else [8, 16])
         assert entry["optimal_lr"] == curve.result.optimal_lr
@@ -337,8 +337,8 @@ def test_report_judges_by_the_rows(finished):
     _, rows = finished
     curves = judge(pandas.DataFrame(rows), tiny.study())
     curve = next(c for c in curves if (c.axis, c.optimizer) == ("depth", "adam"))
-    own = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
-    result = fit.transfer(own, "depth", cap=2.302585092994046)
+    chosen = [r for r in rows if (r["optimizer"], r["parameterization"], r["width"]) == ("adam", "sp", 16)]
+    result = fit.transfer(chosen, "depth", cap=2.302585092994046)
     assert (result.optima, result.drift, result.verdict) == (
         curve.result.optima,
         curve.result.drift,
@@ -379,30 +379,30 @@ def test_settings_of_one_parameterization_are_not_given_to_others():
 def test_a_checkpoint_of_a_group(tmp_path):
     """It brings back the learning curves so far. Groups of another size do not see it, those of another program start
     anew."""
-    group, said = tiny.groups(6)[0], []
+    group, notes = tiny.groups(6)[0], []
     history = History(6, 11)
     history.add(4, {name: np.random.default_rng(0).random((6, 4)) for name in ("loss", "grad_norm")})
     history.measure(2, {"kernels": np.ones((6, 3))})
 
     def resume(group, like):
         """(step and state, history) that the group goes on from."""
-        kept, own = GroupCheckpoints(tmp_path, group, said.append), History(6, 11)
-        found = kept.resume(like, own)
+        kept, resumed = GroupCheckpoints(tmp_path, group, notes.append), History(6, 11)
+        checkpoint = kept.resume(like, resumed)
         kept.close()
-        return found, own
+        return checkpoint, resumed
 
-    kept = GroupCheckpoints(tmp_path, group, said.append)
+    kept = GroupCheckpoints(tmp_path, group, notes.append)
     assert kept.resume({"w": np.zeros(6)}, History(6, 11)) is None
     kept.save(4, {"w": np.ones(6)}, more=history.arrays(4))
     kept.close()
     assert resume(Group(group.trials, 4, group.study), {"w": np.zeros(4)})[0] is None
-    assert said == []
-    (step, state), own = resume(group, {"w": np.zeros(6)})
+    assert notes == []
+    (step, state), resumed = resume(group, {"w": np.zeros(6)})
     assert (step, state["w"].tolist()) == (4, [1.0] * 6)
-    np.testing.assert_array_equal(own.values, history.values)
-    np.testing.assert_array_equal(own.measured[2]["kernels"], history.measured[2]["kernels"])
+    np.testing.assert_array_equal(resumed.values, history.values)
+    np.testing.assert_array_equal(resumed.measured[2]["kernels"], history.measured[2]["kernels"])
     assert resume(group, {"v": np.zeros(6)})[0] is None
-    assert "a group of trials starts anew: " in said[-1]
+    assert "a group of trials starts anew: " in notes[-1]
     assert not list(tmp_path.iterdir())
 
 

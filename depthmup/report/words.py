@@ -147,33 +147,29 @@ def sentences(block: Block, study: Study | None, command: str) -> dict[str, list
         parts = result[optimizer] = []
         for verdict in MEANINGS:
             alike = grouped_by([c for c in curves if c.result.verdict == verdict], _clause)
-            for clause, group in list(alike.items())[:SHOWN]:
-                before, _, after = clause.partition("|")
-                parts += [
-                    Part(f"Under {_listed([c.name for c in group])} {before}"),
-                    Part(verdict, verdict),
-                    Part(after),
-                ]
-                if text := decides(group, study, command) if study else "":
-                    parts += [Part(" ("), Part(text, "code"), Part(" trains what would decide)")]
+            for (before, after), group in list(alike.items())[:SHOWN]:
+                names = _listed([c.name for c in group])
+                parts += [Part(f"Under {names} {before}"), Part(verdict, verdict), Part(after)]
+                if change := decides(group, study, command) if study else "":
+                    parts += [Part(" ("), Part(change, "code"), Part(" trains what would decide)")]
                 parts.append(Part(". "))
             if more := sum(map(len, list(alike.values())[SHOWN:])):
                 parts += [Part(f"{more} more in the table: "), Part(verdict, verdict), Part(". ")]
     return result
 
 
-def _clause(c: TransferCurve) -> str:
-    """The text of a sentence before and after the verdict of a curve, with | for the verdict."""
-    result, name = c.result, c.hyperparameter_name
+def _clause(c: TransferCurve) -> tuple[str, str]:
+    """The text of a sentence before and after the verdict of a curve."""
+    result, name, cost = c.result, c.hyperparameter_name, price(c.result)
     first, last = f"{c.axis_name} {result.values[0]:g}", f"{c.axis_name} {result.values[-1]:g}"
     if result.verdict == TRANSFERS:
-        return f"the {name} {rate(result.tuned)} tuned at {first} {price(result)} up to {last}: it |"
+        return f"the {name} {rate(result.tuned)} tuned at {first} {cost} up to {last}: it ", ""
     if result.verdict == NOT:
         move = "" if moved(result) == NONE else f"the best {name} {moved(result)}, and "
-        return f"{move}the tuned {rate(result.tuned)} {price(result)}: it |"
+        return f"{move}the tuned {rate(result.tuned)} {cost}: it ", ""
     if result.verdict == UNDECIDED:
-        return f"the tuned {rate(result.tuned)} {price(result)}: |" if price(result) else "|"
-    return f"|: {result.reason}"
+        return f"the tuned {rate(result.tuned)} {cost}: " if cost else "", ""
+    return "", f": {result.reason}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -229,8 +225,8 @@ def next_steps(curves: Sequence[TransferCurve], study: Study, command: str) -> s
     """What to do next: decide what is undecided, train the large network, or tune at each size."""
     undecided = [c for c in curves if c.result.verdict == UNDECIDED]
     lines = []
-    if text := decides(undecided, study, command):
-        lines += ["Next: decide what is undecided", f"  {_changed(command, 'sweep', text) or text}"]
+    if change := decides(undecided, study, command):
+        lines += ["Next: decide what is undecided", f"  {_changed(command, 'sweep', change) or change}"]
     if grown := _grown(curves, study, command):
         lines += ["Next: train the large network with what was tuned", *(f"  {line}" for line in grown)]
     if not undecided and not transferring(curves):
