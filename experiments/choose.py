@@ -44,56 +44,41 @@ def _vit(norm: str) -> tuple[Evidence, ...]:
 
 
 WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take="mup", others=("sp",))
-ROWS: tuple[tuple[tuple[str, str, str, str], tuple[Evidence, ...]], ...] = (
-    (
-        ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "depth", "`depth_mup`"),
-        (
-            Evidence(CIFAR, "simple_resnet"),
-            Evidence(f"{CIFAR} at width 128", "simple_resnet_128", others=()),
-            Evidence(PATCHES, "patches16_simple_resnet"),
-            Evidence(DIGITS, "digits_transfer"),
-        ),
+# {(model, optimizer, what changes, what to take): its evidence}
+ROWS: dict[tuple[str, str, str, str], tuple[Evidence, ...]] = {
+    ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "depth", "`depth_mup`"): (
+        Evidence(CIFAR, "simple_resnet"),
+        Evidence(f"{CIFAR} at width 128", "simple_resnet_128", others=()),
+        Evidence(PATCHES, "patches16_simple_resnet"),
+        Evidence(DIGITS, "digits_transfer"),
     ),
-    (("residual MLP", "Adam", "depth", "`depth_mup`"), (Evidence(DIGITS, "digits_transfer", optimizer="adam"),)),
-    (("ViT with layer norm", "Adam", "depth", "`depth_mup`"), _vit("layer")),
-    (("ViT without norm", "Adam", "depth", "`depth_mup`"), _vit("none")),
-    (
-        ("transformer (language)", "AdamW", "depth", "`completep`"),
-        (Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),),
+    ("residual MLP", "Adam", "depth", "`depth_mup`"): (Evidence(DIGITS, "digits_transfer", optimizer="adam"),),
+    ("ViT with layer norm", "Adam", "depth", "`depth_mup`"): _vit("layer"),
+    ("ViT without norm", "Adam", "depth", "`depth_mup`"): _vit("none"),
+    ("transformer (language)", "AdamW", "depth", "`completep`"): (
+        Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),
     ),
-    (
-        ("transformer (language)", "Muon", "depth", "`depth_ode`"),
-        (Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),),
+    ("transformer (language)", "Muon", "depth", "`depth_ode`"): (
+        Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),
     ),
-    (
-        ("any of these", "SGD", "width only", "`mup` (or `depth_mup`)"),
-        (WIDTH._replace(where=CIFAR, sweep="simple_resnet"), WIDTH),
+    ("any of these", "SGD", "width only", "`mup` (or `depth_mup`)"): (
+        WIDTH._replace(where=CIFAR, sweep="simple_resnet"),
+        WIDTH,
     ),
-    (
-        ("any of these", "Adam, AdamW", "width only", "`mup` (or `depth_mup`)"),
-        (
-            WIDTH._replace(optimizer="adam"),
-            WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
-        ),
+    ("any of these", "Adam, AdamW", "width only", "`mup` (or `depth_mup`)"): (
+        WIDTH._replace(optimizer="adam"),
+        WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
+    ),
+    ("ResNet with batch norm", "SGD", "depth", "undecided: compare `mup` and `depth_mup`"): (
+        Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
+        Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
     ),
     (
-        ("ResNet with batch norm", "SGD", "depth", "undecided: compare `mup` and `depth_mup`"),
-        (
-            Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
-            Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
-        ),
-    ),
-    (
-        (
-            "plain network without skip connections",
-            "SGD",
-            "depth",
-            "none is known to be good: `mup`, and tune at two depths",
-        ),
-        (Evidence(CIFAR, "plain", take="", others=("am_mup",)),),
-    ),
-    (("anything", "any", "nothing", "`sp`: all factors are 1"), ()),
-)
+        "plain network without skip connections", "SGD", "depth",
+        "none is known to be good: `mup`, and tune at two depths",
+    ): (Evidence(CIFAR, "plain", take="", others=("am_mup",)),),
+    ("anything", "any", "nothing", "`sp`: all factors are 1"): (),
+}  # fmt: skip
 
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
@@ -102,19 +87,19 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
     of["study"] = published("study").curves
-    return markdown(COLUMNS, [(*choice, *_words(of, evidence)) for choice, evidence in ROWS])
+    return markdown(COLUMNS, [(*choice, *_words(of, evidence)) for choice, evidence in ROWS.items()])
 
 
 def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence]) -> list[str]:
     """A cell for each verdict: the sweeps in which each parameterization has it, with the costs of the row's own."""
-    found: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in VERDICTS}
+    of_verdict: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in VERDICTS}
     for one in evidence:
         results = {c.parameterization: c.result for c in of[one.sweep]
                    if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
         for name in (name for name in (one.take, *one.others) if name in results):
             cost = f" ({results[name].cost})" if name == one.take and results[name].cost else ""
-            found[results[name].verdict].setdefault(name, []).append(f"{one.where}{cost}")
-    return [_cell(sweeps) for sweeps in found.values()]
+            of_verdict[results[name].verdict].setdefault(name, []).append(f"{one.where}{cost}")
+    return [_cell(sweeps) for sweeps in of_verdict.values()]
 
 
 def _cell(sweeps: Mapping[str, Sequence[str]]) -> str:

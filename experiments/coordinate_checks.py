@@ -52,6 +52,7 @@ NO_BRANCH = "no branches: `depth_mup` is `mup`, which claims nothing over depth"
 AT_ONE = "beta0 of the papers: the correction at small depth is large"
 DENSE = {"depths": (8, 16, 32, 64), "width": 128, "depth": 4, "steps": (1, 4), "batch_size": 8}
 DENSE["log2_learning_rates"] = {"sgd": -14.0, "adam": -14.0}
+SLOW = {"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}}
 ONE = {"beta0": 1.0, "widths": (), "max_seeds": 32}
 CASES = (
     Case("vit, layer norm", "vit", {}, ("depth_mup", "depth_ode", "sp")),
@@ -63,13 +64,7 @@ CASES = (
     ),
     Case("simple_resnet, batch norm, beta0 1", "simple_resnet", {"norm": "batch"}, ("depth_mup",), ONE, AT_ONE),
     Case("residual_cnn, no norm", "residual_cnn", {}, ("depth_mup", "depth_ode", "sp"), {"widths": (64, 128, 256)}),
-    Case(
-        "residual_cnn, batch norm",
-        "residual_cnn",
-        {"norm": "batch"},
-        PLAIN,
-        {"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}},
-    ),
+    Case("residual_cnn, batch norm", "residual_cnn", {"norm": "batch"}, PLAIN, SLOW),
     Case("resnet, batch norm", "resnet", {}, PLAIN, {"widths": (32, 64, 128)}),
     Case("resnet, layer norm", "resnet", {"norm": "layer"}, PLAIN, {"widths": (32, 64, 128)}),
     Case("resnet, batch norm, beta0 1", "resnet", {}, ("depth_mup",), ONE, AT_ONE),
@@ -128,9 +123,8 @@ def judged(case: Case, optimizer: str, name: str) -> list[dict[str, Any]]:
     """The judged slopes under the parameterization `name`. Raises FileNotFoundError if the case is not finished."""
     rows = finished(case, optimizer)
     if rows is None:
-        raise FileNotFoundError(
-            f"{path_of(case, optimizer)}: run python -m experiments.coordinate_checks '{case.name}'"
-        )
+        command = f"python -m experiments.coordinate_checks '{case.name}'"
+        raise FileNotFoundError(f"{path_of(case, optimizer)}: run {command}")
     return [{**row, "optimizer": optimizer} for row in rows if row["parameterization"] == name and row["answer"]]
 
 
@@ -150,14 +144,14 @@ def words(row: dict[str, Any]) -> str:
 
 def verdicts(rows: list[dict[str, Any]], axis: str) -> str:
     """The verdict along an axis, with each optimizer where they differ; "" where nothing was measured."""
-    found = {
-        label: overall([r["answer"] for r in own])
+    of_optimizer = {
+        label: overall(answers)
         for optimizer, label in OPTIMIZERS.items()
-        if (own := [r for r in rows if (r["axis"], r["optimizer"]) == (axis, optimizer)])
+        if (answers := [r["answer"] for r in rows if (r["axis"], r["optimizer"]) == (axis, optimizer)])
     }
-    if len(set(found.values())) < 2:
-        return next(iter(found.values()), "")
-    return ", ".join(f"{label} {answer}" for label, answer in found.items())
+    if len(set(of_optimizer.values())) < 2:
+        return next(iter(of_optimizer.values()), "")
+    return ", ".join(f"{label} {answer}" for label, answer in of_optimizer.items())
 
 
 def label_of(case: Case) -> str:
@@ -183,14 +177,12 @@ def rules() -> str:
         cases = [case for case in CASES if name in case.parameterizations and not case.name.endswith("beta0 1")]
         cells = []
         for axis in ("width", "depth"):
-            slopes = (
-                [row for row in judged(case, optimizer, name) if row["axis"] == axis]
+            counts = collections.Counter(
+                overall([row["answer"] for row in judged(case, optimizer, name) if row["axis"] == axis])
                 for case, optimizer in itertools.product(cases, OPTIMIZERS)
             )
-            counts = collections.Counter(overall([r["answer"] for r in own]) for own in slopes)
-            cells.append(
-                ", ".join(f"{counts[answer]} {answer}" for answer in (OK, UNDECIDED, NOT_OK) if counts[answer])
-            )
+            named = (f"{counts[answer]} {answer}" for answer in (OK, UNDECIDED, NOT_OK) if counts[answer])
+            cells.append(", ".join(named))
         rows.append((f"`{name}`", str(len(cases)), *cells))
     return markdown(("rule", "networks", "over width", "over depth"), rows)
 

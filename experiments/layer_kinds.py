@@ -53,21 +53,14 @@ from experiments.published import RESULTS, ROOT
 
 HEADS, GROUPS, EXPERTS, ACTIVE = 4, 2, 4, 2
 CONTROL = "plain under sp"  # which has to fail
+SWITCHES = ("mixture_of_experts", "grouped_query", "tied_embedding", "qk_norm", "sandwich_norm", "layer_scale")
 # Each kind is the plain transformer with these switches.
 KINDS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "mixture_of_experts": ("mixture_of_experts",),
-    "grouped_query": ("grouped_query",),
-    "tied_embedding": ("tied_embedding",),
-    "qk_norm": ("qk_norm",),
-    "sandwich_norm": ("sandwich_norm",),
-    "layer_scale": ("layer_scale",),
-    "adaln_zero": ("adaln_zero",),
-    "all but adaln_zero": (
-        "mixture_of_experts", "grouped_query", "tied_embedding", "qk_norm", "sandwich_norm", "layer_scale",
-    ),
+    **{switch: (switch,) for switch in (*SWITCHES, "adaln_zero")},
+    "all but adaln_zero": SWITCHES,
     CONTROL: (),
-}  # fmt: skip
+}
 SWEEP: dict[str, Any] = {
     "widths": (32, 64, 128), "depths": (2, 4, 8), "learning_rates": 2.0 ** np.arange(-9, -1.9, 0.5), "adaptive": True,
     "seeds": 4, "steps": 100, "batch": 8,

@@ -144,20 +144,20 @@ def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Plan
 
 def compare(kind: Kind, planted: Planted) -> dict[str, float]:
     """The columns of the table for one curve; NaN where there is nothing to compare."""
-    found = fit.optimum(planted.rates, planted.losses, CAP)
-    if found.learning_rate is None:
+    estimate = fit.optimum(planted.rates, planted.losses, CAP)
+    if estimate.learning_rate is None:
         return {"none": 1.0}
-    star, low, high = (math.log2(value) for value in (found.learning_rate, found.low, found.high))
+    star, low, high = (math.log2(value) for value in (estimate.learning_rate, estimate.low, estimate.high))
     finite = np.isfinite(planted.losses).all(axis=1)
     log = np.log(planted.losses[finite])
     means = log.mean(axis=1)
     first = int(means.argmin())
     best, neighbours = log[first], means[max(first - 1, 0) : first + 2]
     worst = best.mean() + best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else max(neighbours)
-    assert found.edge
+    assert estimate.edge
     edge = math.nan
-    if kind.cliff is not None and kind.jump is None and not math.isnan(found.edge.low):
-        edge = float(math.log2(found.edge.low) <= kind.cliff <= math.log2(found.edge.high))
+    if kind.cliff is not None and kind.jump is None and not math.isnan(estimate.edge.low):
+        edge = float(math.log2(estimate.edge.low) <= kind.cliff <= math.log2(estimate.edge.high))
     at = [float(kind.loss(np.array(value), np.array(kind.cliff or np.inf))) for value in (star, planted.optimum)]
     return {
         "none": 0.0,
@@ -166,7 +166,7 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
         "of the middle": float(low - 1e-9 <= planted.middle <= high + 1e-9),
         "width": high - low,
         "edge": edge,
-        "on curve": float(math.log(found.loss) <= worst + 1e-9),
+        "on curve": float(math.log(estimate.loss) <= worst + 1e-9),
         "regret": math.expm1(at[0] - at[1]),
     }
 

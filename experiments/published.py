@@ -53,10 +53,10 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     order = rows["parameterization"].map(settings.sweep.parameterizations.index)
     measures = [name for name in get_args(Judged) if name in rows]
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
-    calibrated = {key: MaximalUpdate(*np.array(found, np.float64)) for key, found in about["calibration"].items()}
+    calibrated = {key: MaximalUpdate(*np.array(lists, np.float64)) for key, lists in about["calibration"].items()}
     whole = about.get("complete", True) and not difference(about["settings"], settings)
-    found = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole else []
-    return Sweep(rows, settings, found, about)
+    judged = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole else []
+    return Sweep(rows, settings, judged, about)
 
 
 def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> str:
@@ -84,23 +84,23 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
     about: more entries of the JSON. With "classes" the rows have what `restore` needs: keys, learning curves and every
     measure that a sweep may be judged by.
     """
-    found, saved = load(workdir), read_settings(workdir)
+    trials, saved = load(workdir), read_settings(workdir)
     if different := difference(saved, settings):
         raise ValueError(f"{workdir} is not the sweep {path.name}: {different}")
     resumable = "classes" in about
     measures = dict.fromkeys(get_args(Judged) if resumable else ("loss", settings.sweep.judge_by, ACCURACY))
     axes = [column(axis.key) for axis in ConfigStudy(settings).axes]
     names = dict.fromkeys(("optimizer", "parameterization", "width", "depth", "learning_rate", *axes, "seed"))
-    found = found.sort_values([*names], ignore_index=True)
-    rows = found[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
+    trials = trials.sort_values([*names], ignore_index=True)
+    rows = trials[[*names, *measures, "diverged"]].astype(dict.fromkeys(measures, "float32"))  # as they were computed
     if resumable:
-        rows = rows.assign(key=found["key"], steps=found["steps"].astype("int32"), curve=_curves(workdir, found))
+        rows = rows.assign(key=trials["key"], steps=trials["steps"].astype("int32"), curve=_curves(workdir, trials))
     path.parent.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(path.with_suffix(".parquet"), compression="zstd", index=False)
     content = {
         "settings": saved,
         "computed with": json.loads((workdir / "environment.json").read_text()),
-        "calibration": {key: _rounded(found) for key, found in kept(workdir).items()},
+        "calibration": {key: _rounded(lists) for key, lists in kept(workdir).items()},
         **about,
     }
     write_atomically(path.with_suffix(".json"), json.dumps(content) + "\n")
@@ -131,7 +131,7 @@ def _curves(workdir: Path, rows: pandas.DataFrame) -> list[np.ndarray]:
     stretch = (table["step"] - 1) * steps.clip(upper=STRETCHES) // steps
     means = table["loss"].astype(float).groupby([table["key"], stretch]).mean().unstack()
     thousandths = (means.reindex(rows["key"]).to_numpy() * SCALE).clip(max=2**31 - 1)
-    return [own[~np.isnan(own)].round().astype(np.int32) for own in thousandths]
+    return [curve[~np.isnan(curve)].round().astype(np.int32) for curve in thousandths]
 
 
 def _rounded(tree: Any) -> Any:

@@ -34,17 +34,20 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
 
   // Ticks of a logarithmic axis: 0.1, 0.2, 0.5, 1 (D2); of a long one, powers of ten; of a short one, Plotly's.
-  const axisOf = (title, range, scale, ticks = []) => ({
-    title: { text: title },
-    zeroline: false,
-    gridcolor: color("line"),
-    exponentformat: "none", // 0.01, not 10m
-    range,
-    ...(scale === "log" ? { type: "log", minorloglabels: "complete" } : {}), // 0.2, not 2
-    ...(scale === "log" && range && range[1] - range[0] > 0.7 ? { dtick: range[1] - range[0] < 2.2 ? "D2" : 1 } : {}),
-    ...(ticks.length ? { tickvals: ticks, ticktext: ticks.map(String) } : {}),
-  });
-  const rangeOf = ([low, high], scale) => (scale === "linear" ? [low, high] : [Math.log10(low), Math.log10(high)]);
+  const axisOf = (title, scale, ends, ticks = []) => {
+    const range = ends && (scale === "log" ? ends.map(Math.log10) : ends);
+    const decades = range && scale === "log" ? range[1] - range[0] : 0;
+    return {
+      title: { text: title },
+      zeroline: false,
+      gridcolor: color("line"),
+      exponentformat: "none", // 0.01, not 10m
+      range,
+      ...(scale === "log" && { type: "log", minorloglabels: "complete" }), // 0.2, not 2
+      ...(decades > 0.7 && { dtick: decades < 2.2 ? "D2" : 1 }),
+      ...(ticks.length && { tickvals: ticks, ticktext: ticks.map(String) }),
+    };
+  };
   const layoutOf = (x, y) => ({
     margin: { l: 56, r: 8, t: 28, b: 40 }, // the buttons are above the points
     modebar: { bgcolor: "rgba(0,0,0,0)", color: color("dim"), activecolor: color("text") },
@@ -58,13 +61,11 @@
     yaxis: y,
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, // of marks at the foot
   });
-  const layoutOfPanel = (plot, panel) => {
-    const x = axisOf(plot.x, rangeOf(panel.x, plot.scale), plot.scale, plot.ticks);
-    const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level };
-    return {
-      ...layoutOf(x, axisOf(plot.y, rangeOf(panel.y, "log"), "log")),
-      shapes: panel.level ? [{ ...level, line: { color: "gray", width: 1, dash: "dot" } }] : [],
-    };
+  const layoutOfPanel = (plot, { x, y, level }) => {
+    const line = { color: "gray", width: 1, dash: "dot" };
+    const shape = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, line };
+    const axes = [axisOf(plot.x, plot.scale, x, plot.ticks), axisOf(plot.y, "log", y)];
+    return { ...layoutOf(...axes), shapes: level ? [shape] : [] };
   };
 
   // How Plotly draws the kinds of marks; depthmup/fit/picture.py has the same for Matplotlib.
@@ -273,7 +274,7 @@
         line: { color: color(i === chosen ? "text" : "faint"), width: i === chosen ? 2 : 1 },
         hovertemplate: "step %{x}<br>training loss %{y:.4g}<extra></extra>",
       })),
-      layoutOf(axisOf("step"), axisOf("training loss", undefined, "log")),
+      layoutOf(axisOf("step"), axisOf("training loss", "log")),
       config,
     );
   }

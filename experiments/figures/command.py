@@ -102,8 +102,8 @@ def missing_data(settings: Settings, classes: int) -> str:
     if not settings.data.data_dir:
         return f"--data=DIR is needed to train, a folder of {classes} classes"
     folders = Path(settings.data.data_dir).expanduser() / "train"
-    there = sum(path.is_dir() for path in folders.iterdir()) if folders.is_dir() else classes
-    return "" if there == classes else f"it needs a folder of {classes} classes, and {folders} has {there}"
+    count = sum(path.is_dir() for path in folders.iterdir()) if folders.is_dir() else classes
+    return "" if count == classes else f"it needs a folder of {classes} classes, and {folders} has {count}"
 
 
 def main(paper: Paper) -> None:
@@ -127,7 +127,7 @@ def main(paper: Paper) -> None:
     try:
         for name, (config, classes) in sweeps.items():
             settings = settings_of(config(options.scale), options.data)
-            same = [earlier for earlier, own in seen.items() if own == (settings, classes)]
+            same = [earlier for earlier, training in seen.items() if training == (settings, classes)]
             if same:  # as a screen at the paper's scale
                 print(f"{name}: the same trainings as {same[0]}")
                 continue

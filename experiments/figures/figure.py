@@ -110,7 +110,7 @@ class Experiment(NamedTuple):
 
         def outcome(sweeps: Sweeps) -> Outcome:
             curves = {name: named(sweeps, name) for name in expected}
-            parts = [says(curves[name], said) for name, said in expected.items() if said is not None]
+            parts = [says(curves[name], claimed) for name, claimed in expected.items() if claimed is not None]
             return Outcome.of(parts, curve_table({str(name): c for name, c in curves.items()}))
 
         return cls(figure, claim, outcome=outcome, **more)

@@ -57,8 +57,8 @@ def _first(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
     """The questions that the page answers first."""
     rows = []
     for paper in PAPERS:
-        found = {paper.figures[name].figure: (paper.figures[name], of) for name, of in outcomes[paper.name].items()}
-        for figure, (verdict, number, _) in (found[name] for name in ordered(found)):
+        pairs = {paper.figures[name].figure: (paper.figures[name], of) for name, of in outcomes[paper.name].items()}
+        for figure, (verdict, number, _) in (pairs[name] for name in ordered(pairs)):
             if figure.question:
                 rows.append((f"[{figure.question}](#{anchor(figure)})", figure.claim, _bold(verdict), number))
     return markdown(FIRST, rows)

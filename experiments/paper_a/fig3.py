@@ -126,8 +126,8 @@ def drifts(sweeps: Sweeps) -> str:
     """By the losses of the second and of the last tenth of the training."""
     rows = []
     for c in (c for sweep in sweeps.values() for c in sweep.curves):
-        found = [drift_in(c, tenth) for tenth in (2, TIMES)]
-        rows.append([label(c), *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in found)])
+        both = (drift_in(c, tenth) for tenth in (2, TIMES))
+        rows.append([label(c), *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in both)])
     return markdown(("drift of what is best in", "the second tenth of the training", "the last tenth"), rows)
 
 

@@ -106,13 +106,15 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(NETWORKS), sharey=True))
     for panel, (network, power) in zip(panels, NETWORKS.items(), strict=True):
-        kept = {size: octaves for size, octaves in falls(sweeps, network).items() if octaves}
-        for place, (value, low, high) in enumerate(kept.values()):
-            panel.errorbar(place, value, [[value - low], [high - value]], fmt="o", capsize=4, color="C0")
+        measured = falls(sweeps, network)
+        for place, octaves in enumerate(measured.values()):
+            if octaves:
+                value, low, high = octaves
+                panel.errorbar(place, value, [[value - low], [high - value]], fmt="o", capsize=4, color="C0")
         panel.axhline(PAPER, color="gray", ls="-.", label="paper: depth^-3/2")
         panel.axhline(power * DOUBLINGS, color="C1", ls="--", label="theory")
-        panel.set_xticks(range(len(kept)), [size.replace(", ", "\n") for size in kept])
-        panel.set_xlim(-0.5, len(kept) - 0.5)
+        panel.set_xticks(range(len(measured)), [size.replace(", ", "\n") for size in measured])
+        panel.set_xlim(-0.5, len(measured) - 0.5)
         panel.set_title("all layers carry 1/K" if network == "baseline" else "the last layer of a branch does")
     panels[0].set_ylabel(f"octaves, depth {ENDS[0]} to {ENDS[1]}")
     panels[0].legend()

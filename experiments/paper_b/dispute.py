@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import answer, exponents, fig2a
 from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, of_optima, words
-from experiments.paper_b.ingredients import FULL, SCREEN, name_of
+from experiments.paper_b.ingredients import FULL, INGREDIENTS, SCREEN, name_of
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
@@ -40,11 +40,9 @@ def ingredients(sweeps: Sweeps) -> Outcome:
     return Outcome(combined(answers), f"{len(answers)} networks: {counts}", section)
 
 
-# What theorem 3 assumes: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
-ASSUMED = (
-    "baseline", "one_layer", "three_layers", "zero_padding", "mean_field_head", "mse", "dense", "conv_dense",
-    "bottleneck",
-)  # fmt: skip
+# Of theorem 3: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
+EXCLUDED = {"parameterization.branch_init", "parameterization.alpha", "model.norm", "model.dropout"}
+ASSUMED = [name for name, changes in INGREDIENTS.items() if not EXCLUDED & changes.keys()]
 
 
 def _assumed(sweeps: Sweeps) -> str:

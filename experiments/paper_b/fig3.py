@@ -25,8 +25,6 @@ GELU = {
     )
     for variance in VARIANCES
 }
-
-
 LAWS = {f"{variance} variance": Law(f"gelu_{variance}") for variance in VARIANCES}
 
 EXPERIMENT = experiment(

@@ -42,10 +42,10 @@ def of_hundred(config: networks.Config) -> networks.Config:
     """The same with CIFAR-100 at the paper's scale."""
 
     def changed(scale: str) -> object:
-        own = config(scale)
+        result = config(scale)
         if scale == "paper":
-            own.data.name = "cifar100"
-        return own
+            result.data.name = "cifar100"
+        return result
 
     return changed
 

@@ -42,10 +42,10 @@ BOTH: dict[str, Mapping[str, Any]] = {"kernel": {"model.kernels": (5,)}, "batch"
 
 
 def _at_scale(name: str) -> networks.Config:
-    own = networks.screen(networks.plain, networks.SHORT, BOTH.get(name, {}), **CHANGES[name])
+    screen = networks.screen(networks.plain, networks.SHORT, BOTH.get(name, {}), **CHANGES[name])
 
     def config(scale: str) -> Any:
-        result = own(scale)
+        result = screen(scale)
         if scale == "paper" and name == "channels":
             result.model.width *= 2
         if scale == "paper" and name == "size":
@@ -56,8 +56,6 @@ def _at_scale(name: str) -> networks.Config:
 
 
 SWEEPS = {f"plain_{name}": _at_scale(name) for name in CHANGES}
-
-
 LAWS = {name: Law(f"plain_{name}") for name in CHANGES}
 
 
