@@ -179,7 +179,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
 
     # At the base shape, where hyperparameters are tuned, sp, mup, depth_mup and depth_ode are all the same.
     config.parameterization = dict(
-        name="depth_mup",  # sp | depth_sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; docs/rules.md
+        # sp | depth_sp | ntp | mup | depth_mup | depth_ode | am_mup | completep; the rules (docs/rules.md)
+        name="depth_mup",
         base_width=32,  # counts what model.width counts
         base_depth=2,  # counts what model.depth counts
         base_head_dim=1,  # attention equals 1/sqrt(head_dim) at this head size
@@ -190,10 +191,10 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # for SGD, alpha - 1 for Adam)
         lr_depth=config_dict.placeholder(float),
         branch_init="*",  # am_mup: glob of branch weights whose initial variance falls with depth
-        base_batch_size=config_dict.placeholder(int),  # where hyperparameters were tuned
-        base_steps=config_dict.placeholder(int),  # of the tuned training
-        # none | sde | completed_p | timescale | power_lines | nanochat | marin | hyperp | token_horizon; how they
-        # follow both (docs/batch.md)
+        base_batch_size=config_dict.placeholder(int),  # batch size of the tuned training
+        base_steps=config_dict.placeholder(int),  # steps of the tuned training
+        # none | sde | completed_p | timescale | power_lines | nanochat | marin | hyperp | token_horizon; how
+        # hyperparameters follow both (docs/batch.md)
         batch_rule=config_dict.placeholder(str),
     )
 

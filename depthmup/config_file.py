@@ -6,6 +6,7 @@ python -m depthmup.config_file docs > docs/settings.md
 
 from __future__ import annotations
 
+import collections
 import re
 import sys
 import textwrap
@@ -67,8 +68,11 @@ RETURN = """
 """
 PAGE = """# Settings
 
-Every key of a config, from the declarations in the code: `make configs` writes this page and
-configs/default.py. Every number must be finite and fit into 32 bits. The last column says what changing a key does:
+Every key of a config; `make configs` writes this page and configs/default.py from the declarations in the code. The
+default shows the type: `2` takes a whole number, `2.0` any number, brackets a list. Where it is unset or empty,
+"values" starts with the type. Numbers must be finite and fit into 32 bits. [0, 1) has the 0 and not the 1.
+
+What a change of a key brings:
 
 - **result**: another result, no new compilation: trials of a sweep that differ in such keys alone share a program.
 - **program**: another result, and a program of its own.
@@ -77,7 +81,7 @@ configs/default.py. Every number must be finite and fit into 32 bits. The last c
 A config has [four optimizers](#optimizer). `m.optimizer` has more ([Your own model](your-model.md#other-optimizers)).
 """
 NAMED = re.compile(r"docs/([\w-]+\.md)")  # a page named in a meaning, which is a link on the page
-TABLE = "| key | type | default | bounds | meaning | a change |\n|---|---|---|---|---|---|"
+TABLE = "| key | default | values | meaning |\n|---|---|---|---|"
 
 
 def default_config() -> str:
@@ -158,20 +162,39 @@ def page() -> str:
             groups.setdefault(group, {})[last] = k
     lines = [PAGE]
     for group, declarations in groups.items():
-        lines += [f"## {group or 'Keys outside groups'}", "", TABLE]
+        lines += [f"## {group or 'Keys outside groups'}", "", _changes(declarations), "", TABLE]
         for name, k in declarations.items():
-            kind = (
-                getattr(k.kind, "__name__", "")
-                if isinstance(k.kind, type) and not typing.get_args(k.kind)
-                else str(k.kind)
-            )
             default = "unset" if k.default is None else f"`{_python(k.default)}`"
-            change = "result" if k.traced else "program" if k.decides else "none"
-            words = NAMED.sub(r"[\1](\1)", k.words)
-            cells = (f"`{name}`", f"`{kind.rpartition('abc.')[2]}`", default, k.bounds, words, change)
-            lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
+            meaning = NAMED.sub(r"[\1](\1)", k.meaning.replace(" | ", ", "))
+            lines += ["| " + " | ".join((f"`{name}`", default, _values(k), meaning)) + " |"]
         lines += [""]
     return "\n".join(lines)
+
+
+def _changes(declarations: Mapping[str, Key]) -> str:
+    """What a change of the keys of a table brings: the usual effect, then the keys that have another one."""
+    of_key = {name: "result" if k.traced else "program" if k.decides else "none" for name, k in declarations.items()}
+    effects = [effect for effect, _ in collections.Counter(of_key.values()).most_common()]
+    others = (
+        f"{effect} of {', '.join(f'`{name}`' for name, of in of_key.items() if of == effect)}" for effect in effects[1:]
+    )
+    return f"A change: {'; '.join([effects[0], *others])}."
+
+
+def _values(k: Key) -> str:
+    """The values that a key takes, after its type where the default does not show it."""
+    if k.choices:
+        return ", ".join(k.choices)
+    kinds = [kind.__name__ for kind in typing.get_args(k.kind)[:1] if k.default is None or k.default == ()]
+    return ", ".join(filter(None, (*kinds, _range(k))))
+
+
+def _range(k: Key) -> str:
+    """The bounds, as an interval if there are two; every number is finite."""
+    if k.high is None:
+        return k.bounds.removeprefix("in ").removesuffix(" and finite")
+    high = int(k.high)
+    return f"[{k.low:g}, {high if high < 2**10 else f'2^{high.bit_length() - 1}'})"
 
 
 if __name__ == "__main__":

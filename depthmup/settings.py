@@ -105,7 +105,7 @@ MODEL_NAME = Key(meaning="the family of models", choices=tuple(MODELS), column="
 
 @dataclasses.dataclass(frozen=True)
 class ParameterizationSettings:
-    name: str = key("depth_mup", "docs/rules.md", choices=TABLES, traced=True, column="parameterization")
+    name: str = key("depth_mup", "the rules (docs/rules.md)", choices=TABLES, traced=True, column="parameterization")
     base_width: int = key(32, "counts what model.width counts", low=1, traced=True)
     base_depth: int = key(2, "counts what model.depth counts", low=1, traced=True)
     base_head_dim: int = key(1, "attention equals 1/sqrt(head_dim) at this head size", low=1, traced=True)
@@ -121,9 +121,11 @@ class ParameterizationSettings:
         traced=True,
     )
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
-    base_batch_size: int | None = key(None, "where hyperparameters were tuned", low=1, traced=True, newer=True)
-    base_steps: int | None = key(None, "of the tuned training", low=1, traced=True, newer=True)
-    batch_rule: str | None = key(None, "how they follow both (docs/batch.md)", choices=RULES, traced=True, newer=True)
+    base_batch_size: int | None = key(None, "batch size of the tuned training", low=1, traced=True, newer=True)
+    base_steps: int | None = key(None, "steps of the tuned training", low=1, traced=True, newer=True)
+    batch_rule: str | None = key(
+        None, "how hyperparameters follow both (docs/batch.md)", choices=RULES, traced=True, newer=True
+    )
 
     def build(self) -> Parameterization:
         values = dataclasses.asdict(self)
