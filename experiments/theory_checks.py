@@ -27,14 +27,18 @@ import optax
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.fit import ensemble_errors
+from depthmup.fit import capped, ensemble_errors, optimum
 from depthmup.fit.curve import half_width
-from depthmup.measure import update_sizes
+from depthmup.fit.drift import fitted_drift
+from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
-from depthmup.theory import Problem, dmft, lazy_kernels, linear_dmft, minibatches
-from experiments.networks import KX, Y, noisy_law, train
+from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
+from experiments.networks import KX, Y, network, noisy_law, train
+from experiments.ntk_depth import network_ntk
 from experiments.one_step_kernels import X as ONE_SAMPLE
-from experiments.one_step_kernels import feature_kernel
+from experiments.richness import exponent as clear_exponent
+from experiments.richness import last_kernels
+from experiments.richness import mean as mean_of_draws
 
 PyTree = Any
 Band = tuple[float, float]
@@ -132,124 +136,105 @@ def alpha_slopes(family: str, alpha: float, power: float, seeds: int, **sizes: A
     return {of.step: (of.plain.slope, of.plain.high - of.plain.slope) for of in found}
 
 
-# Section 2: the lazy limit
+# Sections 1, 4 and 5: paper A
 
 
-def series_remainder(terms: int = 128) -> list[Row]:
-    """<phi^2> - sum_k c_k^2 over <phi^2>, for z ~ N(0, a)."""
-    z = np.linspace(-40, 40, 2**14 + 1)
-    weights = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
-    with jax.enable_x64(True):
-        functions = {
-            "tanh, a = 1": (np.tanh(z), (0, 1e-14)),
-            "tanh, a = 3": (np.tanh(np.sqrt(3) * z), (2e-9, 4e-9)),
-            "gelu, a = 1": (np.asarray(jax.nn.gelu(jnp.asarray(z), approximate=False)), (0, 1e-14)),
-            "leaky ReLU, slope .1": (np.maximum(z, 0.1 * z), (4e-5, 6e-5)),
-        }
-    he = [np.ones_like(z), z]
-    for k in range(1, terms - 1):
-        he.append((z * he[k] - np.sqrt(k) * he[k - 1]) / np.sqrt(k + 1))
+def ntp(
+    widths: Sequence[int] = (16, 32, 64, 128, 256, 512),
+    networks: int = 2**14,
+    rates: Sequence[float] = tuple(2.0 ** np.arange(-1.5, 1.26, 0.25)),
+) -> list[Row]:
+    """Appendices C and J: under NTP, gamma_0 = N^-1/2, kernels move less with the width, under muP they do not; over
+    width the best eta_0 of both stays. ReLU, five steps. networks: seeds times width, for at most 256 seeds."""
     rows = []
-    for name, (values, band) in functions.items():
-        whole, part = weights @ values**2, sum((weights @ (values * of)) ** 2 for of in he)
-        rows.append(Row("2", f"{name}: what {terms} terms of the series lack of <phi^2>", band, abs(1 - part / whole)))
+    for name, power in (("muP", 0.0), ("NTP", -0.5)):
+        moved, optima = [], []
+        for width in widths:
+            seeds = min(256, networks // width)
+            problem = Problem(KX, Y, depth=3, steps=6, eta0=0.5, gamma0=width**power, activation="relu")
+            # Widths have no seed in common, learning rates share theirs.
+            options: dict[str, Any] = dict(width=width, first_seed=2**20 * width)
+            observe = last_kernels(width, 3, "relu")
+            kernels = train(problem, seeds=max(8, seeds // 4), mirrored=True, observe=observe, **options)[1][:, :, 0]
+            moved.append(mean_of_draws(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
+            runs = [train(dataclasses.replace(problem, eta0=rate), seeds=seeds, **options)[:, -1] for rate in rates]
+            losses = 0.5 * np.mean((np.array(runs, float) - Y) ** 2, axis=-1)
+            # A few of hundreds of narrow networks diverge at any large rate: they count with the loss of F = 0.
+            optima.append(optimum(np.array(rates), capped(losses, 0.5 * float(np.mean(Y**2)))))
+        drift = fitted_drift(widths, optima, min(256, networks // max(widths)))
+        assert drift is not None
+        for what, band, (value, _, high) in (
+            (
+                "movement of the last feature kernel, slope in N",
+                about(2 * power, 0.1),
+                clear_exponent(widths, *np.array(moved).T),
+            ),
+            ("best eta_0, octaves a doubling of N", about(0, 0.1), drift[:3]),
+        ):
+            rows.append(Row("1", f"{name}: {what}", band, value, high - value))
     return rows
 
 
-def lazy_depth(depths: tuple[int, int] = (256, 1024)) -> list[Row]:
-    """Kernels near their limit as 1/L: the slope between two depths that is farthest from -1."""
-    K, found = np.array([[1, 0.3], [0.3, 1]]), []
-    for activation, readout in itertools.product(("relu", "erf", "linear"), ("phi", "linear")):
-        limit, *at = (lazy_kernels(K, n, activation, 1.0, readout, times=(0, 0.5, 1)) for n in (None, *depths))
-        for name in ("H", "G", "ntk"):
-            far, near = (np.abs(getattr(k, name) - getattr(limit, name)).max() for k in at)
-            found.append(np.log(near / far) / np.log(depths[1] / depths[0]))
-    farthest = max(found, key=lambda of: abs(of + 1))
-    return [Row("2", "H, G, NTK, three phi, both readouts: worst slope in L", about(-1, 0.005), float(farthest))]
-
-
-# Sections 3 to 5: training
-
-
-def one_step_scatter(width: int = 512, depth: int = 32, seeds: int = 128) -> list[Row]:
-    """Standard deviation between seeds of H_1(1) of linear networks, c = 1, read-in frozen, over the mean."""
-    problem = Problem(
-        np.ones((1, 1)), np.ones(1), depth=depth, activation="linear", steps=2, eta0=1.0, trained=("branch", "readout")
-    )
-    scatter = {}
-    for mirrored in (False, True):
-        observe = feature_kernel(width, depth)
-        last = train(problem, ONE_SAMPLE, width=width, seeds=seeds, mirrored=mirrored, observe=observe)[1][:, 1, -1]
-        scatter[mirrored] = float(last.std(ddof=1) / last.mean())
-    half = 1.96 / np.sqrt(2 * seeds)
-    name = f"s.d. of H_1(1) over its mean, N = {width}"
-    return [
-        Row("3", name, about(0.22, 0.05), scatter[False], half * scatter[False]),
-        Row("3", f"{name}, mean of both signs of y", about(0.19, 0.05), scatter[True], half * scatter[True]),
-    ]
-
-
-def linear_networks(
-    widths: Mapping[int, int] = {32: 8192, 64: 8192, 128: 4096},
-    depths: Mapping[int, int] = {4: 2048, 8: 2048, 16: 1024},
+def limits_commute(
+    widths: Mapping[int, int] = {32: 6144, 64: 4096, 128: 1024, 256: 512}, depths: Sequence[int] = (2, 4, 8, 16, 32)
 ) -> list[Row]:
-    """Linear networks against the exact solution. widths: {width: networks} at L = 4. depths: {depth: networks} at
-    N = 64."""
+    """Appendix F: predictions have no term L/N, with which the order of the limits would matter. {width: networks}"""
+    sizes, rows = np.array(depths, float)[:, None], []
+    share = np.linalg.pinv(np.hstack([sizes ** -np.arange(3), sizes]))[-1]  # of each depth in the coefficient of L
+    for i, (activation, eta0) in enumerate((("linear", 0.15), ("relu", 0.5))):
+        problem, found = Problem(KX, Y, depth=2, steps=6, eta0=eta0, activation=activation), []
+        for width, seeds in widths.items():
+            options: dict[str, Any] = dict(width=width, seeds=seeds, first_seed=2**20 * width + 2**30 * i)
+            last = [train(dataclasses.replace(problem, depth=depth), **options)[:, -1] for depth in depths]
+            draws = np.einsum("l,lsp->sp", width * share, np.array(last, float))
+            found.append((draws.mean(0), draws.var(0, ddof=1) / seeds))
+        values, noise = np.swapaxes(found, 0, 1)
+        weights = 1 / noise.mean(1) / np.sum(1 / noise.mean(1))
+        for y, value, error in zip(Y, weights @ values, np.sqrt(weights**2 @ noise), strict=True):
+            name = f"{activation}, prediction at y = {y:g}: coefficient of L/N"
+            rows.append(Row("5", name, about(0, 0.01), float(value), 1.96 * float(error)))
+    return rows
 
-    def errors(width: int, depth: int, seeds: int) -> Any:
-        problem = Problem(KX, Y, depth=depth, steps=10, eta0=0.15, gamma0=0.8, activation="linear")
-        found = train(problem, width=width, seeds=seeds, first_seed=10**6 * depth + 10**5 * width)
-        return ensemble_errors(found[:, 1:].astype(float), linear_dmft(problem).predictions[1:])
 
-    wide, deep = ([errors(n, 4, of) for n, of in widths.items()], [errors(64, n, of) for n, of in depths.items()])
+def ensemble(residual: bool, width: int, depth: int, seeds: int, first_seed: int) -> dict[str, np.ndarray]:
+    """Of ReLU networks on one input of norm 1: H^L, G^0 and the NTK, (seeds,), each up to a common factor, before and
+    after three steps, and then F. A step would learn 30% of the remaining error in the lazy limit."""
+    model = network(width, depth, 1, "relu", residual=residual)
+    ntk_of = network_ntk(model, ONE_SAMPLE)
+
+    def observe(params: PyTree, forward: dm.ForwardFactors) -> dict[str, jax.Array]:
+        ntk = ntk_of(params, forward)
+        last = jax.tree.leaves(model.forward(forward)(params, jnp.asarray(ONE_SAMPLE), None)[1])[-1]
+        # The read-in's part of the NTK is Kx G^0 at any width, and here Kx = 1.
+        parts = {"H": feature_kernels([last])[0], "G": ntk["readin"], "NTK": sum(ntk.values(), jnp.zeros((1, 1)))}
+        return {name: part[0, 0] for name, part in parts.items()}
+
+    limit = lazy_kernels(np.ones((1, 1)), depth).ntk[0, 0] if residual else (depth + 2) / 2
+    problem = Problem(np.ones((1, 1)), np.ones(1), depth=depth, activation="relu", steps=4, eta0=0.3 / limit)
+    options: dict[str, Any] = dict(width=width, residual=residual, seeds=seeds, first_seed=first_seed)
+    predictions, kernels = train(problem, ONE_SAMPLE, observe=observe, **options)
+    found = {
+        f"{name}, {when}": of[:, i] for i, when in enumerate(("initial", "3 steps")) for name, of in kernels.items()
+    }
+    return found | {"F, 3 steps": predictions[:, -1, 0]}
+
+
+def fluctuations(
+    depths: Sequence[int] = (2, 4, 8, 16, 32), widths: Sequence[int] = (128, 256), seeds: int = 300
+) -> list[Row]:
+    """Appendix H: the relative variance of networks has a limit in depth with skips, and grows as L without."""
     rows = []
-    for name, part, section, band in (
-        ("variance of F: slope in N", "variance", "5", about(-1, 0.1)),
-        ("squared bias of F: slope in N", "squared_bias", "4.1", about(-2, 0.4)),
-    ):
-        value, error = np.array([getattr(of, part) for of in wide]).T
-        law = noisy_law(list(widths), value, error)
-        rows.append(Row(section, f"linear, L = 4, {name}", band, law.exponent, law.high - law.exponent))
-    value, error = 64 * np.array([of.variance for of in deep]).T
-    law = noisy_law(list(depths), value, error)
-    name = f"linear, N = 64: N x variance of F ({', '.join(f'{of:.2f}' for of in value)}): slope in L"
-    return [*rows, Row("5", name, about(0, 0.5), law.exponent, law.high - law.exponent)]
-
-
-def extrapolation(largest: int = 32) -> list[Row]:
-    """Linear networks of infinite width: |F_L - F_inf| halves with L; extrapolations agree."""
-
-    def last(depths: tuple[int, ...] | int) -> np.ndarray:
-        at: Any = dict(depth=depths) if isinstance(depths, int) else dict(depths=depths)
-        return linear_dmft(KX, Y, steps=10, eta0=0.15, gamma0=0.8, **at).predictions
-
-    limit, coarse = (last((n, 2 * n, 4 * n)) for n in (largest // 4, largest // 8))
-    far, near = (np.abs(last(n) - limit).max() for n in (largest // 2, largest))
-    two = 2 * last(largest) - last(largest // 2)
-    name = f"F_L - F_inf, linear: slope from L = {largest // 2} to {largest}"
-    return [
-        Row("4.1", name, (-1.05, -0.9), np.log2(near / far)),
-        Row("4.1", "extrapolations from three depths up to L and up to L/2", (0, 2e-3), np.abs(limit - coarse).max()),
-        Row("4.1", "extrapolations from three depths and from two", (0, 2e-3), np.abs(limit - two).max()),
-    ]
-
-
-def sampling(samples: Sequence[int] = (2000, 8000), replicates: int = 12) -> list[Row]:
-    """The Monte Carlo solver: exact for linear networks, and its standard deviation between seeds for others."""
-    options: dict[str, Any] = dict(depth=3, steps=10, activation="linear", eta0=0.15)
-    sampled = dmft(KX, Y, samples=2000, replicates=1, **options)
-    gap = np.abs(sampled.predictions - linear_dmft(KX, Y, **options).predictions)
-    rows = [Row("4.2", "linear, S = 2000: Monte Carlo minus exact", (0, 1e-12), float(gap.max()))]
-    expected = {("tanh", 2000): 0.007, ("tanh", 8000): 0.003, ("relu", 2000): 0.0011, ("relu", 8000): 0.0004}
-    for (activation, S), deviation in expected.items():
-        if S in samples:
-            options |= dict(activation=activation, eta0=0.5)
-            found = dmft(KX, Y, samples=S, replicates=replicates, **options)
-            assert found.stderr is not None
-            value = float(np.sqrt(replicates * np.mean(found.stderr[-1] ** 2)))
-            half = 1.96 * value / np.sqrt(2 * (replicates - 1) * len(Y))
-            band = (deviation / 2, deviation * 2)
-            rows.append(Row("4.2", f"{activation}, S = {S}: s.d. of F between seeds", band, value, half))
+    for name, residual, band in (("residual", True, about(0, 0.25)), ("plain", False, (0.9, 1.7))):
+        for i, width in enumerate(widths):
+            # Every size has seeds of its own, since networks of two sizes with one seed share random numbers.
+            found = [ensemble(residual, width, n, seeds, (i * len(depths) + j) * seeds) for j, n in enumerate(depths)]
+            for quantity in found[0]:
+                of_depth = [
+                    ensemble_errors(of[quantity] / of[quantity].mean(dtype=float), 1.0).variance for of in found
+                ]
+                law = noisy_law(depths, *np.array(of_depth).T)
+                what = f"{name}, N = {width}: relative variance of {quantity}, slope in L"
+                rows.append(Row("5", what, band, law.exponent, law.high - law.exponent))
     return rows
 
 
@@ -443,11 +428,11 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
         H = dmft(np.ones((1, 1)), np.ones(1), depth=depth, samples=4000, **options).H[:, :, 0, :, 0]
         return float(np.mean(H[:, 1, 1] - 2 * H[:, 0, 1] + H[:, 0, 0]))
 
-    def last(s: Callable[[int], float]) -> float:
+    def last(s: Callable[[int], float], largest: int = largest) -> float:
         return -0.5 * np.log2(s(largest) / s(largest // 2))
 
+    rows = [Row("6a", "plain, N = inf: eta* from L = 256 to 512", about(-1.5, 0.01), last(plain, 512))]
     name = f"N = inf: eta* from L = {largest // 2} to {largest}"
-    rows = [Row("6a", f"plain, {name}", about(-1.5, 0.03), last(plain))]
     for activation, beta in (("relu", 2**0.5), ("linear", 1.0), ("tanh", 1.0)):
         # In the absorbed form the learning rate of the branches is eta_0 / L.
         value = last(functools.partial(residual, activation=activation, beta=beta)) - 1
@@ -623,9 +608,9 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
 CHECKS: dict[str, Callable[..., list[Row]]] = {
     check.__name__: check
     for check in (
-        powers_of_depth, series_remainder, lazy_depth, one_step_scatter, linear_networks, extrapolation, sampling,
-        descent, mean_change_over_depth, mean_change_at_infinite_width, overlaps, own_change, first_order,
-        mean_change_of_cnns, mean_change_over_width, training,
+        powers_of_depth, ntp, descent, limits_commute, fluctuations, mean_change_over_depth,
+        mean_change_at_infinite_width, overlaps, own_change, first_order, mean_change_of_cnns, mean_change_over_width,
+        training,
     )
 }  # fmt: skip
 

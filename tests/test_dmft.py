@@ -24,7 +24,7 @@ ONE_STEP = {
     (0.5, True): [3.201896, 5.943673, 10.703946, 18.727903],
     (1.0, True): [8.955508, 18.828529, 36.464785, 66.756768],
 }
-# F(T-1) +- .0008 of KX, Y, L = 3, T = 10, eta_0 = .5, gamma_0 = 1; docs/theory.md section 4.2.
+# F(T-1) of KX, Y, L = 3, T = 10, eta_0 = .5, gamma_0 = 1; another code, of 32,000 samples, agrees to .0008.
 CURVES = {"relu": [0.9945, -0.4700, 0.7957], "tanh": [0.7853, -0.4179, 0.6757]}
 
 

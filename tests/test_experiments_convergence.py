@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import convergence, limits_commute, two_weight_blocks
+from experiments import convergence, two_weight_blocks
 from experiments.convergence import BLOCKS, Y
 
 LIMIT = np.array([0.9, -0.4, 0.7])
@@ -87,52 +87,6 @@ def test_bias_is_free_of_the_noise_of_both():
         found.append(convergence.bias(networks, limit).value)
     assert np.mean(found) == pytest.approx(truth**2, abs=4 * np.std(found) / 10)
     assert np.std(found) / 10 < truth**2 / 5  # the noise of the limit alone has a square of 3e-4
-
-
-@pytest.mark.parametrize(("apart", "ratio"), [(0.0, 0.0), (0.03, 0.0), (0.0, 0.1)])
-def test_limits_that_commute_and_limits_that_do_not(apart, ratio, picture, monkeypatch):
-    """apart: by how much the limit of L first is higher; ratio: of a term L/N, whose limits do not commute either."""
-    rng = np.random.default_rng(0)
-
-    def theory(activation, depth, count):
-        count = 1 if activation == "linear" else count
-        return LIMIT + 0.2 / depth + 1e-4 * rng.normal(size=(count, len(Y)))
-
-    def networks(activation, width, depth, seeds):
-        mean = LIMIT + apart + 0.2 / depth - 2 / width + 5 / width**2 + ratio * depth / width
-        return mean + (NOISE / width) ** 0.5 * rng.normal(size=(seeds, len(Y)))
-
-    monkeypatch.setattr(limits_commute, "of_theory", theory)
-    monkeypatch.setattr(limits_commute, "of_networks", networks)
-    limits_commute.main()
-    found = written(picture)
-    for activation in limits_commute.ETA0:
-        first, last, term = (found[activation][name] for name in ("N first", "L first", "L/N"))
-        np.testing.assert_allclose(first["F"], LIMIT, atol=1e-3)
-        np.testing.assert_array_less(np.abs(term["F"] - np.array(ratio)), 2 * np.array(term["95%"]))
-        assert max(term["95%"]) < 0.03
-        if not ratio:
-            np.testing.assert_array_less(np.abs(last["F"] - LIMIT - apart), 2 * np.array(last["95%"]))
-            assert max(last["95%"]) < 0.03
-            assert (found[activation]["chance"] < 1e-3) == (apart > 0)
-
-
-def test_extrapolation_is_exact_for_parabolas_in_the_inverse_size():
-    sizes = np.array([2, 4, 8, 16])
-    at = np.array([0, 0.1])
-    for stderr in (None, np.array([1.0, 3.0, 0.1, 0.7])):
-        c = limits_commute.coefficients(sizes.tolist(), at, stderr)
-        np.testing.assert_allclose(c @ (3 - 1 / sizes + 0.5 / sizes**2), 3 - at + 0.5 * at**2, atol=1e-12)
-
-
-def test_linear_networks_approach_the_exact_limit_of_their_depth():
-    """By m/N with m about 1.6 at depth 4 (and 1.3 at depth 2) for the first sample."""
-    exact = limits_commute.of_theory("linear", 2, 1)[0]
-    found = limits_commute.mean(limits_commute.of_networks("linear", 64, 2, 2048))
-    scaled, error = 64 * (found.value - exact), 64 * found.stderr
-    assert error.max() < 0.2
-    assert scaled[0] < -4 * error[0]
-    np.testing.assert_array_less(np.abs(scaled), 1.8 + 4 * error)
 
 
 def test_two_weight_networks_approach_their_own_limit(monkeypatch):

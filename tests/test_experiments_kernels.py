@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import convolutional_kernels, fluctuations, ntk_depth, one_step_kernels
+from experiments import convolutional_kernels, ntk_depth, one_step_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_ntk_depth(picture, monkeypatch):
         found = numbers["depth"][f"relu, {name}"]
         assert found["last slope"] == pytest.approx(-1, abs=0.02)
         assert found["slope"][0] > found["slope of the upper half"][0] > found["last slope"]  # it nears -1 from above
-    assert numbers["angles"]["total, L = 4"][0] == pytest.approx(1.95776367, abs=1e-7)  # docs/theory.md section 2
+    assert numbers["angles"]["total, L = 4"][0] == pytest.approx(1.95776367, abs=1e-7)  # tests/test_lazy.py
     limit = ntk_depth.over_angles(None)
     assert [limit["H(1)"][0], limit["G(0)"][0]] == pytest.approx([1.64872127, 0.82436064], abs=1e-7)
     for name in ntk_depth.PARTS:
@@ -78,54 +78,6 @@ def test_one_step_kernels(picture, monkeypatch):
         assert found["s.e."][-1] < 0.1 * found["networks"][-1]
         slopes = numbers["convergence"][f"c = 1, {readin}"]
         assert -1 < slopes["last slope"] < -0.85
-
-
-def test_fluctuations(picture, monkeypatch):
-    """Slopes in depth and the ratio of widths, of planted ensembles."""
-    rng = np.random.default_rng(0)
-
-    firsts = {"residual": [], "plain": []}
-
-    def planted(kind, width, depth, seeds, first_seed):
-        firsts[kind].append(first_seed)
-        slope = 1.0 if kind == "plain" else 0.0
-        scale = np.sqrt(3 * depth**slope / width * (1 if kind == "plain" else width / 64))
-        values = {name: 7 * (1 + scale * rng.normal(size=seeds)) for name in "HG"} | {"NTK": 1.0}
-        values["NTK"] = values["H"]
-        return {state: values | ({} if state == "initial" else {"F": -values["G"]}) for state in fluctuations.STATES}
-
-    monkeypatch.setattr(fluctuations, "ensemble", planted)
-    numbers = fluctuations.main((2, 4, 8, 16), (640, 1280), 2000)
-    assert picture.stat().st_size > 10_000
-    assert min(np.diff(of_kind).min() for of_kind in firsts.values()) >= 2000
-    for state in fluctuations.STATES:
-        for kind, slope, ratio in (("residual", 0.0, 1.0), ("plain", 1.0, 0.0)):
-            found = numbers[f"{kind}, {state}"]
-            assert ("F, N = 640" in found) == (state != "initial")
-            law = found["G, N = 640"]
-            assert law["slope"][0] == pytest.approx(slope, abs=0.1)
-            assert law["late"][0] == pytest.approx(slope, abs=law["late"][1] * 2)
-            found = found["H, log2 of the widths' ratio"]
-            assert found["mean"] == pytest.approx(ratio, abs=4 * found["stderr"])
-            assert found["stderr"] < 0.1
-    exact = numbers["plain, initial"]["H, N = 640"]["exact"]
-    np.testing.assert_allclose(exact[0], 7 + 10 / 640, rtol=1e-9)
-
-
-def test_plain_networks_have_the_exact_law():
-    """Of H before training; training changes it, and the means are those that the learning rate is chosen by."""
-    width, depth, seeds = 32, 2, 4000
-    found = fluctuations.ensemble("plain", width, depth, seeds, 0)
-    variance = fluctuations.relative_variance(found["initial"]["H"])
-    expected = fluctuations.plain_variance(width, np.array(depth)) / width
-    assert variance.value == pytest.approx(expected, abs=4 * variance.stderr)
-    assert variance.stderr < 0.04 * expected
-    for name, limit in (("H", 2.0), ("G", 0.5), ("NTK", (depth + 2) / 2)):
-        values = found["initial"][name].astype(float)
-        assert values.mean() == pytest.approx(limit, abs=4 * values.std() / seeds**0.5)
-    lazy, rich = (found[state] for state in fluctuations.STATES[1:])
-    assert lazy["F"].mean() == pytest.approx(1 - 0.7**3, abs=0.1)
-    assert rich["H"].mean() > 1.1 * lazy["H"].mean() > 1.1 * 2
 
 
 def test_convolutional_kernels(picture, monkeypatch):

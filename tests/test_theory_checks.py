@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from depthmup.fit import ensemble_errors
 from depthmup.theory import Dynamics
 from experiments import theory_checks
 from experiments.theory_checks import KINDS, Row
@@ -21,11 +22,12 @@ def values(rows):
 def test_commands_of_the_theory_exist():
     """Those that docs/theory.md names for its statements."""
     text = " ".join((ROOT / "docs/theory.md").read_text().split())
-    checks = set(re.findall(r"`python -m experiments\.theory_checks (\w+)`", text))
-    assert checks == set(theory_checks.CHECKS)
-    experiments = set(re.findall(r"`python -m experiments\.(\w+)`", text))
+    assert set(re.findall(r"`theory_checks (\w+)`", text)) == set(theory_checks.CHECKS)
+    experiments = set(re.findall(r"(?:\[V: |[;.] )`([a-z]\w+[a-z.]*)(?: [\w =-]+)?`[:;\],]", text)) - {"pytest"}
     assert len(experiments) > 8
-    assert all((ROOT / "experiments" / f"{name}.py").exists() for name in experiments)
+    for name in experiments:
+        path = ROOT / "experiments" / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), name
     tests = re.findall(r"`pytest (tests/[\w/]+\.py)(?: -k \"?([\w ]+)\"?)?`", text)
     assert len(tests) == text.count("`pytest ") > 20
     for path, words in tests:
@@ -55,13 +57,70 @@ def test_intervals_hold_the_slope():
     assert 0.92 < np.mean(held) < 0.98
 
 
-def test_what_has_no_noise():
-    """At the sizes of the command, but for the extrapolation and the slope in depth."""
-    assert all(row.holds for row in theory_checks.series_remainder())
-    assert values(theory_checks.lazy_depth((64, 128)))[0] == pytest.approx(-1, abs=0.03)
-    halves, *agree = values(theory_checks.extrapolation(16))
-    assert halves == pytest.approx(-0.93, abs=0.03)
-    assert max(agree) < 0.01
+def test_richness_over_width(monkeypatch):
+    """Planted networks, whose kernels move as gamma0^2 and whose best eta0 is sqrt(2)."""
+
+    def networks(problem, *, width, seeds, first_seed, mirrored=False, observe=None):
+        rng = np.random.default_rng([width, int(first_seed)])
+        if observe is not None:
+            moved = 1 + 0.6 * problem.gamma0**2 * (1 + 0.01 * rng.normal(size=seeds))
+            return None, np.stack([np.ones(seeds), moved], axis=1)[..., None, None, None] * np.ones((1, 2, 2, 3, 3))
+        best = 0.5 + 0.01 * rng.normal(size=seeds)
+        off = 0.1 + (np.log2(problem.eta0) - best) ** 2
+        predictions = theory_checks.Y + off[:, None, None] * np.ones((seeds, problem.steps, 3))
+        return np.where(problem.eta0 > 2, np.nan, predictions)
+
+    monkeypatch.setattr(theory_checks, "train", networks)
+    rows = theory_checks.ntp((16, 32, 64), 1024)
+    np.testing.assert_allclose(values(rows), [0, 0, -1, 0], atol=0.02)
+    assert all(0 < row.half < 0.1 for row in rows)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1])
+def test_limits_that_commute_and_limits_that_do_not(ratio, monkeypatch):
+    """A planted term L/N beside all that both limits allow."""
+
+    def networks(problem, *, width, seeds, first_seed):
+        rng = np.random.default_rng([int(first_seed), problem.depth])
+        mean = 0.7 + 0.2 / problem.depth - 2 / width + 5 / width**2 + ratio * problem.depth / width
+        return mean + (0.1 / width) ** 0.5 * rng.normal(size=(seeds, problem.steps, 3))
+
+    monkeypatch.setattr(theory_checks, "train", networks)
+    rows = theory_checks.limits_commute()
+    assert len(rows) == 6
+    for row in rows:
+        assert abs(row.value - ratio) < 2 * row.half < 0.06
+        assert row.holds == (ratio == 0)
+
+
+def test_fluctuations(monkeypatch):
+    """Slopes in depth of planted ensembles, with no seed twice."""
+    rng, firsts = np.random.default_rng(0), []
+
+    def planted(residual, width, depth, seeds, first_seed):
+        firsts.append(first_seed)
+        scale = np.sqrt(3 / width) if residual else np.sqrt(3 * depth / width)
+        return {"H": 7 * (1 + scale * rng.normal(size=seeds)), "F": -7 * (1 + scale * rng.normal(size=seeds))}
+
+    monkeypatch.setattr(theory_checks, "ensemble", planted)
+    rows = theory_checks.fluctuations((2, 4, 8, 16), (640, 1280), 2000)
+    np.testing.assert_allclose(values(rows), [0, 0, 0, 0, 1, 1, 1, 1], atol=0.1)
+    assert np.diff(np.reshape(firsts, (2, 8))).min() >= 2000
+
+
+def test_plain_networks_have_the_exact_law():
+    """Of H before training; training changes it, and the means are those that the learning rate is chosen by."""
+    width, depth, seeds = 32, 2, 4000
+    found = theory_checks.ensemble(False, width, depth, seeds, 0)
+    variance = ensemble_errors(found["H, initial"] / found["H, initial"].mean(dtype=float), 1.0).variance
+    expected = (1 + 5 / width) ** (depth - 1) * (1 + 2 / width) - 1
+    assert variance.value == pytest.approx(expected, abs=4 * variance.stderr)
+    assert variance.stderr < 0.04 * expected
+    for name, limit in (("H", 2.0), ("G", 0.5), ("NTK", (depth + 2) / 2)):
+        kernels = found[f"{name}, initial"].astype(float)
+        assert kernels.mean() == pytest.approx(limit, abs=4 * kernels.std() / seeds**0.5)
+    assert found["H, 3 steps"].mean() > 1.1 * found["H, initial"].mean()
+    assert 0.5 < found["F, 3 steps"].mean() < 1.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
