@@ -170,7 +170,7 @@ def test_a_broken_link_is_found():
 
 def test_commands_exist():
     found = [(path.name, words) for path in TEXTS for words in commands(path.read_text())]
-    assert len(found) > 20
+    assert len(found) > 10
     assert [(name, words) for name, words in found if wrong_command(words)] == []
 
 
