@@ -4,9 +4,9 @@
     python main.py --config=configs/patches16_simple_resnet.py --workdir=runs/patches16_lone     (one network, 2 s)
 
 Cost: 1,200 trainings of 78 steps, about 30 minutes on two CPU cores.
-Result (docs/laws.md): the best learning rates of sp and mup fall by 6 octaves from depth 3 to 24. That of depth_mup is
-undecided: its loss is flat right below the edge. Sizes, steps and rates are our choice, and that the branch factor
-counts residual blocks (A.1 of the depth-muP paper counts layers).
+Result (docs/guide/choose.md): the best learning rates of sp and mup fall by 6 octaves from depth 3 to 24. That of
+depth_mup is undecided: its loss is flat right below the edge. Sizes, steps and rates are our choice, and that the
+branch factor counts residual blocks (A.1 of the depth-muP paper counts layers).
 """
 
 from ml_collections import config_dict

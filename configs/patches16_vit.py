@@ -4,9 +4,11 @@
     python main.py --config=configs/patches16_vit.py --workdir=runs/patches16_lone      (one network, 3 s)
 
 Cost: 960 trainings of 78 steps of batch 32, about 20 minutes on two CPU cores.
-Result (docs/laws.md): with LayerNorm the best learning rates of sp and mup fall as depth^-.86 and depth^-.94 from
-depth 2 to 16; without it sp and mup do not train at depth 8 and 16. depth_mup is undecided. Sizes, steps and rates are
-our choice, and Adam's rule with L^-1/2 in branches (the paper's is --config.parameterization.lr_depth=0).
+Result (docs/guide/choose.md): with LayerNorm the best learning rates of sp and mup fall as depth^-.86 and depth^-.94
+from depth 2 to 16, so muP does not transfer over depth, against section 3 of the depth-muP paper (arXiv 2309.16620);
+whether the short training is the reason is not known. Without it sp and mup do not train at depth 8 and 16. depth_mup
+is undecided. Sizes, steps and rates are our choice, and Adam's rule with L^-1/2 in branches (the paper's is
+--config.parameterization.lr_depth=0).
 """
 
 from ml_collections import config_dict

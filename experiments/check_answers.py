@@ -5,9 +5,8 @@
 Both tables are made of planted changes with Gaussian noise of .15 octaves, independent for each size and seed. Seeds
 are added from 8 up to 64 while a slope is undecided, and "not ok" is corrected for 28 slopes.
 
-The first table has 400 slopes along depth L for each line. A column is a rule. It judges the slope of the line alone;
-the slope beside a term c/L alone; the latter where the term is significant and the line is not ok; both slopes, as
-`coordinate_check` does. A cell has the percentages of ok, undecided and not ok.
+The first table has 400 slopes along depth L for each line. A column is a rule: it judges the slope of the line, the
+slope beside a term c/L, or both, as `coordinate_check` does. A cell has the percentages of ok, undecided and not ok.
 
 The second table has 400 reports of 28 slopes along width for each line, and the percentage of each verdict.
 """
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from depthmup.measure.slope import OK, UNDECIDED, answer, estimate, fits, overall, stages
+from depthmup.measure.slope import UNDECIDED, answer, fits, overall, stages
 
 REPEATS = 400
 STAGES = stages(8, 64)
@@ -41,32 +40,15 @@ WRONG: dict[str, Callable[[float], float]] = {
     "log2 L": math.log2,
     ".5 log2 L + 1.6 / L": lambda L: 0.5 * math.log2(L) + 1.6 / L,
 }
-Rule = Callable[[list[np.ndarray]], str]
+# name: which of the two slopes are judged
+RULES = {"line": slice(1), "term": slice(1, 2), "both": slice(2)}
 
 
-def judged(found: list[np.ndarray]) -> str:
-    return answer(found, TOLERANCE, len(STAGES), SLOPES)
-
-
-def significant(found: list[np.ndarray]) -> str:
-    """The slope of the line, unless it is not ok and differs significantly from the slope beside the term."""
-    difference = estimate(found[0] - found[1], len(STAGES))
-    curved = difference.low > 0 or difference.high < 0
-    return judged(found[1:] if curved and judged(found[:1]) != OK else found[:1])
-
-
-RULES: dict[str, Rule] = {
-    "line": lambda found: judged(found[:1]),
-    "term": lambda found: judged(found[1:]),
-    "term if significant": significant,
-    "both": judged,
-}
-
-
-def tried(rule: Rule, depths: Sequence[int], log2_changes: np.ndarray) -> str:
+def tried(rule: slice, depths: Sequence[int], log2_changes: np.ndarray) -> str:
     """The answer of a rule to planted changes, (depths, seeds), of which it takes no more than it needs."""
     for seeds in STAGES:
-        said = rule(fits("depth", depths, 2.0 ** log2_changes[:, :seeds]))
+        fitted = fits("depth", depths, 2.0 ** log2_changes[:, :seeds])
+        said = answer(fitted[rule], TOLERANCE, len(STAGES), SLOPES)
         if said != UNDECIDED:
             break
     return said

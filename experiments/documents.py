@@ -25,7 +25,6 @@ from experiments import (
     jump,
     layer_kinds,
     learning_rate_rules,
-    planted_curves,
     planted_verdicts,
     published,
     scaling,
@@ -59,11 +58,10 @@ def draw_sweep(sweep: Sweep) -> None:
 
 
 TABLES: dict[str, Callable[[Sweep], str]] = {
-    "verdicts": lambda sweep: _code(page.verdict_table(sweep.curves)),
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
         page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
     ),
-    "answers": lambda sweep: _code(words.answers(sweep.curves)),
+    "answers over depth": lambda sweep: _code(words.answers([c for c in sweep.curves if c.axis == "depth"])),
 }
 
 
@@ -77,8 +75,7 @@ def _numbers(name: str) -> Any:
 
 
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
-    "planted_curves": lambda _: planted_curves.summary(_numbers("planted_curves")),
-    "planted_verdicts": lambda _: planted_verdicts.summary(_numbers("planted_verdicts")),
+    "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
     "language_study": lambda _: tables("study"),
     "layer_kinds": lambda _: layer_kinds.table(),

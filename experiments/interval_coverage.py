@@ -1,17 +1,12 @@
-"""How often do the 95% intervals of exponents, bands, drifts and errors of finite size hold the truth?
+"""How often do the 95% intervals of exponents, bands and drifts hold the truth?
 
     python -m experiments.interval_coverage
 
-The first table has 2,000 made-up sweeps for each line: parabolas of log loss over log2 learning rate with noise between
+The table has 2,000 made-up sweeps for each line: parabolas of log loss over log2 learning rate with noise between
 seeds, at seven depths (five where it says so) and 19 rates. "cliff": trials diverge above the optimum; the two numbers
 are the octaves from the optimum to the cliff and their scatter between seeds. "scatter": octaves by which the optima
 themselves scatter about the law. The band is compared with the law where an estimate beside the cliff is on average (it
 is biased there; experiments/planted_curves.py has the biases, and the coverage of the intervals of optima).
-
-The second table has 1,000 made-up sets of ensembles for each line, with four widths N and three depths L. The outputs
-of a network differ from their limit by m/N + d/L and Gaussian noise of variance .45/N. Its columns: all terms fitted to
-the squared errors, v fitted to the variances, the other terms fitted to the squared biases, and the exponent of the
-variances in N.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup import fit
-from experiments.networks import noisy_law
 
 SWEEPS = 2000
 SHIFTS = 400  # curves from which the bias beside a cliff is taken
@@ -52,18 +46,6 @@ CASES = {
     "exponent 0, 2 seeds, 5 depths": Case(seeds=2, depths=SCREEN_DEPTHS),
     "exponent 0, 2 seeds, 5 depths, scatter .3": Case(seeds=2, scatter=0.3, depths=SCREEN_DEPTHS),
     "exponent 0, 2 seeds, 5 depths, cliff at .5 +- .5": Case(seeds=2, cliff=(0.5, 0.5), depths=SCREEN_DEPTHS),
-}
-ENSEMBLES = 1000
-WIDTHS, LAYERS = (grid.ravel() for grid in np.meshgrid([64, 128, 256, 512], [4, 8, 16]))
-NOISE = 0.45  # N times the variance between seeds
-# name: (seeds, outputs, m, d)
-FINITE_SIZES = {
-    "10 seeds": (10, 1, 1.1, 0.5),
-    "40 seeds": (40, 1, 1.1, 0.5),
-    "400 seeds": (400, 1, 1.1, 0.5),
-    "40 seeds, 10 outputs": (40, 10, 1.1, 0.5),
-    "40 seeds, no bias": (40, 1, 0.0, 0.0),
-    "40 seeds, biases that cancel at a depth of N/10": (40, 1, 5.0, -0.5),
 }
 
 
@@ -101,26 +83,6 @@ def planted(rng: np.random.Generator, case: Case, shift: float) -> dict[str, boo
     return hold
 
 
-def planted_ensembles(rng: np.random.Generator, seeds: int, outputs: int, m: float, d: float) -> dict[str, bool]:
-    """{name of an interval: whether it holds the truth} for one made-up set of ensembles."""
-    ensembles = [
-        fit.ensemble_errors(
-            m / width + d / depth + math.sqrt(NOISE / width) * rng.normal(size=(seeds, outputs)), np.zeros(outputs)
-        )
-        for width, depth in zip(WIDTHS.tolist(), LAYERS.tolist(), strict=True)
-    ]
-    truth = {"v": NOISE, "m2": m**2, "k": d**2, "cross": 2 * m * d}
-    hold = dict[str, bool]()
-    for part, terms in (("squared_error", ()), ("variance", ("v",)), ("squared_bias", ("m2", "k", "cross"))):
-        errors, stderr = np.array([getattr(ensemble, part) for ensemble in ensembles]).T
-        for term, found in fit.finite_size(WIDTHS, LAYERS, errors, stderr, terms)._asdict().items():
-            if found is not None:
-                hold[f"{part} {term}"] = found.low <= truth[term] <= found.high
-    variances, stderr = np.array([ensemble.variance for ensemble in ensembles]).T
-    law = noisy_law(WIDTHS, variances, stderr)
-    return hold | {"exponent": law.low <= -1 <= law.high}
-
-
 def main() -> None:
     names = ["weighted exponent", "weighted band", "ordinary exponent", "ordinary band", "drift", "edge's drift"]
     print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in names))
@@ -132,12 +94,6 @@ def main() -> None:
         shares = [[result[name] for result in results if name in result] for name in names]
         cells = [f"{100 * np.mean(share):.1f}" if share else "" for share in shares]
         print(f"{label:46}" + "".join(f"{cell:>19}" for cell in cells), flush=True)
-    rng = np.random.default_rng(0)
-    sets = {label: [planted_ensembles(rng, *case) for _ in range(ENSEMBLES)] for label, case in FINITE_SIZES.items()}
-    print(f"{'':48}" + "".join(f"{name.split()[0]:>14}" for name in sets["40 seeds"][0]))
-    print(f"{'':48}" + "".join(f"{name.split()[-1]:>14}" for name in sets["40 seeds"][0]))
-    for label, results in sets.items():
-        print(f"{label:48}" + "".join(f"{100 * np.mean([r[name] for r in results]):14.1f}" for name in results[0]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def table(summary: Mapping[str, Any], ratio: float) -> str:
     """A Markdown table from the content of a summary.json. Raises ValueError if no depth is `ratio` times the first."""
     curves = [curve for curve in summary["sweeps"] if curve["rules"]]
     names = list(dict.fromkeys(name for curve in curves for name in curve["rules"]))
-    lines = ["| | depths | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for curve in curves:
         first, depths = next(iter(curve["rules"].values()))["tuned"], curve["values"]
         if ratio * first not in depths:
@@ -33,14 +33,14 @@ def table(summary: Mapping[str, Any], ratio: float) -> str:
             missing = "-" if predicted is None else "no optimum"
             cells.append(missing if off is None else f"{off:+.2f} ({loss})")
         label = " ".join(filter(None, (curve["optimizer"], curve["parameterization"], curve["variant"])))
-        lines.append("| " + " | ".join([label, f"{first:g}, {depths[at]:g}", *cells]) + " |")
+        lines.append("| " + " | ".join([label, *cells]) + " |")
     return "\n".join(lines)
 
 
 def main(ratio: float, workdirs: Sequence[Path]) -> None:
     for workdir in workdirs:
         summary = json.loads((workdir / "summary.json").read_text())
-        print(f"\n{summary['settings']['model.name']}, {workdir}\n\n{table(summary, ratio)}")
+        print(f"\n{summary['settings']['model.name']}, {workdir}, {ratio:g} times the depth\n\n{table(summary, ratio)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m experiments.planted_curves [redraws] [file.json]      500 redraws: five minutes on one core
 
-docs/results/planted_curves.json has the numbers of 500 redraws, docs/laws.md the table that `summary` makes of them.
+docs/results/planted_curves.json has the numbers of 500 redraws. `planted_verdicts.summary` makes the table of
+docs/laws.md from them.
 
 Curves of known shape are planted, with noise between seeds, on grids whose place differs from redraw to redraw, and
 `fit.optimum` looks for their optimum. A row of the table is a kind of curve, a grid and a number of seeds:
@@ -32,14 +33,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from depthmup import fit
-from experiments.figures.figure import markdown
 
 REDRAWS = 500
 CAP = math.log(10)
@@ -186,43 +186,24 @@ def measured(kind: Kind, step: float, seeds: int, redraws: int) -> dict[str, flo
     return result
 
 
-def rows(redraws: int) -> Iterator[tuple[Kind, float, int, dict[str, float]]]:
+def rows(redraws: int) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
         for step in (0.5, 1.0):
             for seeds in (1, 3, 6):
                 if seeds > 1 or not kind.moving:  # one seed has one cliff
-                    yield kind, step, seeds, measured(kind, step, seeds, redraws)
+                    columns = measured(kind, step, seeds, redraws)
+                    yield {"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **columns}
 
 
-def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/laws.md, of grids of half an octave and several seeds: a row for the bowls without a cliff, for
-    each other curve without one, and for each kind of cliff, with ranges over all such curves."""
-    of_group: dict[str, list[Mapping[str, Any]]] = {}
-    for row in results:
-        if row["step"] == 0.5 and row["seeds"] > 1 and row["curve"] != FLAT.name:
-            cliff = row["curve"].rpartition(", ")[2]
-            name = cliff if "cliff" in cliff else SHARP.name if row["curve"] == SHARP.name else "no cliff"
-            of_group.setdefault(name, []).append(row)
-    columns = ("bias", "+.2f", 1), ("coverage", ".1f", 100), ("width", ".2f", 1)
-    lines = [[name, *(_range(of_curve, *column) for column in columns)] for name, of_curve in of_group.items()]
-    return markdown(("curve", *(name for name, _, _ in columns)), lines)
-
-
-def _range(rows_of_group: Sequence[Mapping[str, Any]], column: str, form: str, scale: float) -> str:
-    values = [row[column] for row in rows_of_group]
-    low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
-def main(redraws: int, path: Path | None) -> None:
-    numbers = []
-    for kind, step, seeds, columns in rows(redraws):
-        numbers.append({"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **columns})
-        print(json.dumps(numbers[-1]), flush=True)
-    print(summary(numbers))
-    if path:
-        path.write_text(json.dumps(numbers, indent=1) + "\n")
+def command(rows: Callable[[int], Iterator[dict[str, Any]]], redraws: int) -> None:
+    """Print each row, and write all to the file that the command line names."""
+    arguments, results = sys.argv[1:], []
+    for row in rows(int(arguments[0]) if arguments else redraws):
+        results.append(row)
+        print(json.dumps(row), flush=True)
+    if arguments[1:]:
+        Path(arguments[1]).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else REDRAWS, Path(sys.argv[2]) if sys.argv[2:] else None)
+    command(rows, REDRAWS)

@@ -2,7 +2,8 @@
 
     python -m experiments.planted_verdicts [redraws] [file.json]      200 redraws: a quarter of an hour on one core
 
-docs/results/planted_verdicts.json has its numbers, docs/laws.md the table that `summary` makes of them.
+docs/results/planted_verdicts.json has its numbers. docs/laws.md has the table that `summary` makes of these and of
+those of experiments/planted_curves.py.
 
 Sweeps over five depths, 2 to 32, are planted: a bowl of log loss over log2 learning rate whose minimum moves by a drift
 in octaves per doubling of depth, down unless it says up, on grids of half an octave whose place differs from redraw to
@@ -25,11 +26,8 @@ other verdict than the truth), decided (either verdict).
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,14 +35,13 @@ import numpy as np
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
 from experiments.figures.figure import markdown
-from experiments.planted_curves import OF_SEED, PLACES, Shape, bowl, corner
+from experiments.planted_curves import LEVEL, OF_SEED, PLACES, SHARP, Shape, bowl, command, corner
 
 REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)
 SEEDS = (3, 6, 12, 24)
 SHOWN = (3, 12)  # numbers of seeds in the table
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
-LEVEL = -3.0  # log loss at the optimum
 CLOSE = 0.1  # octaves of total drift within which a truth is none
 
 
@@ -85,6 +82,24 @@ KINDS = (
     Kind("soft cliff", parabola(0.1), 0.05, cliff=0.75, jump=math.log(1.5)),
     Kind("flat everywhere", parabola(0.0), 0.02),
 )
+COLUMNS = ("bias", "+.2f", 1), ("coverage", ".1f", 100)
+# row of the table: (curves of planted_curves, or how their names end; bowls)
+ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "symmetric": (
+        ("symmetric", "symmetric, flatter", "shallow"),
+        ("sharp", "sharp, up", "sharp, octaves", "sharp, noisier", "flat", "flat, up"),
+    ),
+    "skew": (("steep to the left", "steep to the right"), ("skew, steep to the left", "skew, steep to the right")),
+    "one-sided": (("one-sided", "one-sided, steep to the right"), ("one-sided",)),
+    "corner sharper than the grid": ((SHARP.name,), ()),
+    "fixed cliff": ((", fixed cliff",), ("cliff",)),
+    "moving cliff": ((", moving cliff",), ("moving cliff",)),
+    "soft cliff": ((", soft cliff",), ()),
+    "finite cliff, 1/2 octave above": ((", finite cliff half an octave above",), ()),
+    "finite cliff, 3/4 octave above": ((), ("soft cliff",)),
+    "finite cliff, 1 or 2 octaves above": ((", finite cliff 1 or 2 octaves above",), ()),
+    "flat everywhere": ((), ("flat everywhere",)),
+}
 
 
 def truth(kind: Kind, drift: float, margin: float = fit.MARGIN) -> str:
@@ -134,30 +149,34 @@ def rows(redraws: int) -> Iterator[dict[str, Any]]:
                 yield {"bowl": kind.name, "drift": drift, "truth": right, "seeds": seeds, **shares}
 
 
-def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/laws.md: a row for each kind of bowl. Wrong: the most of all drifts and numbers of seeds."""
-    titles = [f"{drift}, {n} seeds" for drift in ("no drift", "2 octaves or more") for n in SHOWN]
+def summary(curves: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/laws.md: ranges over the curves of a row (grids of half an octave, 3 and 6 seeds), and over its
+    bowls the fewest verdicts that are decided and the most that are wrong, of all drifts and numbers of seeds."""
     lines = []
-    for name in dict.fromkeys(row["bowl"] for row in results):
-        of_bowl = [row for row in results if row["bowl"] == name]
-        cells = [name]
-        for drifts in ((0.0,), (0.5, 1.0)):
-            for seeds in SHOWN:
-                decided = [row["decided"] for row in of_bowl if row["drift"] in drifts and row["seeds"] == seeds]
-                cells.append(f"{100 * min(decided):.0f}" if decided else "")
-        lines.append([*cells, f"{100 * max(row['wrong'] for row in of_bowl if row['truth']):.1f}"])
-    return markdown(("bowl", *titles, "wrong at most"), lines)
+    for name, (of_curves, bowls) in ROWS.items():
+        found = [row for row in curves if row["step"] == 0.5 and row["seeds"] > 1 and _ends(row["curve"], of_curves)]
+        judged = [row for row in verdicts if row["bowl"] in bowls]
+        optima = [_range([row[key] for row in found], form, scale) if found else "" for key, form, scale in COLUMNS]
+        wrong = [row["wrong"] for row in judged if row["truth"]]
+        shares = [_decided(judged, drifts) for drifts in ((0.0,), (0.5, 1.0))]
+        lines.append([name, *optima, *shares, f"{100 * max(wrong):.1f}" if wrong else ""])
+    return markdown(("curve", "bias", "coverage", "decided: no drift", "2 octaves", "wrong"), lines)
 
 
-def main(redraws: int, path: Path | None) -> None:
-    results = []
-    for row in rows(redraws):
-        results.append(row)
-        print(json.dumps(row), flush=True)
-    print(summary(results))
-    if path:
-        path.write_text(json.dumps(results, indent=1) + "\n")
+def _ends(curve: str, names: Sequence[str]) -> bool:
+    return any(curve == name or (name.startswith(", ") and curve.endswith(name)) for name in names)
+
+
+def _range(values: Sequence[float], form: str, scale: float) -> str:
+    low, high = (f"{scale * end:{form}}" for end in (min(values), max(values)))
+    return low if low == high else f"{low}, {high}"
+
+
+def _decided(judged: Sequence[Mapping[str, Any]], drifts: Sequence[float]) -> str:
+    """The smallest percentages with SHOWN seeds."""
+    of_seeds = [[row["decided"] for row in judged if row["drift"] in drifts and row["seeds"] == n] for n in SHOWN]
+    return ", ".join(f"{100 * min(shares):.0f}" for shares in of_seeds if shares)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else REDRAWS, Path(sys.argv[2]) if sys.argv[2:] else None)
+    command(rows, REDRAWS)

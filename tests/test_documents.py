@@ -30,7 +30,7 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
 
 
 def test_tables_that_are_not_known(sweeps):
-    for block, wrong in (("digits_transfer: tables", "tables"), ("digit: verdicts", "digit")):
+    for block, wrong in (("digits_transfer: tables", "tables"), ("digit: answers over depth", "digit")):
         with pytest.raises(KeyError, match=wrong):
             documents.rendered(f"<!-- {block} -->\n<!-- end -->", sweeps)
 
