@@ -47,6 +47,8 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     alike = grouped_by(compared, lambda c: (c.axis, c.hyperparameter, c.title))
     curves = [c for group in alike.values() for c in group]
     pictures = list(panels.pictures(curves))
+    verdicts = [_verdict(c) for c in curves]
+    sizes = [f"{size:g}" for size in sorted({size for c in curves for size in c.result.values})]
     html = page.render(
         "compare.html.jinja",
         {"plots": interactive.plots(pictures)},
@@ -54,8 +56,8 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
             {"sweep": sweep.letter, "lines": LINES[i % len(LINES)], "workdir": str(sweep.workdir)}
             for i, sweep in enumerate(sweeps)
         ],
-        verdicts=[_verdict(c) for c in curves],
-        sizes=[f"{size:g}" for size in sorted({size for c in curves for size in c.result.values})],
+        verdicts=verdicts,
+        columns=[*(title for title in verdicts[0] if title not in sizes), *sizes],
         pictures=pictures,
         differences=_differences(sweeps),
     )
