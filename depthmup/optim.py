@@ -230,6 +230,11 @@ def from_factors(
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
+def after_clipping(norm: float | None, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` of gradients whose global norm is clipped to `norm`. None: of the gradients as they are."""
+    return optax.chain(optax.clip_by_global_norm(norm), tx) if norm else tx
+
+
 def check_numbers(values: Mapping[str, Any]) -> None:
     """Raises ValueError for a hyperparameter, {name: value}, that is no number or out of range. Schedules pass, and so
     do traced values."""

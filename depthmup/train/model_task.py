@@ -12,7 +12,7 @@ import optax
 
 from depthmup.audit import InitAudit
 from depthmup.frameworks import Model
-from depthmup.optim import OTHERS, divisor, families_of, from_factors, stored_divided
+from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_factors, stored_divided
 from depthmup.parameterization import LeafFactors, Parameterization
 from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError
@@ -54,7 +54,7 @@ class ModelTask(Trainable):
                 tx = stored_divided(hyper.divisor, tx)
         else:
             tx = optax.chain(self.optimizer, optax.scale(learning_rate))
-        return optax.chain(optax.clip_by_global_norm(self.recipe.clip), tx) if self.recipe.clip else tx
+        return after_clipping(self.recipe.clip, tx)
 
     def loss(
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array

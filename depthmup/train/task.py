@@ -12,7 +12,7 @@ import optax
 
 from depthmup.models import Model, model_specs, states
 from depthmup.models.specs import UNIT
-from depthmup.optim import DEFAULTS, OPTIONS, family_of, from_factors
+from depthmup.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, Parameterization
 from depthmup.recipe import Recipe, of_examples
 from depthmup.specs import factors as leaf_factors
@@ -81,7 +81,7 @@ class Task(Trainable):
         used = (*OPTIONS[self.optimizer], "weight_decay")
         options = {key: value for key, value in hyper.optimizer.items() if key in used}
         chain = from_factors(hyper.factors, self.optimizer, learning_rate, **options)
-        return optax.chain(optax.clip_by_global_norm(self.recipe.clip), chain) if self.recipe.clip else chain
+        return after_clipping(self.recipe.clip, chain)
 
     def loss(
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
