@@ -2,7 +2,7 @@
 
 Each rule is restated from the code of the commit that its section names, over names and shapes of a model of that
 package; ours follow from the same shapes by `infer_specs`. Where we differ on purpose, the test has the difference and
-says why. docs/rules.md sections 1 to 5 have these rules in words.
+says why. docs/rules.md sections 1 to 4 have these rules in words.
 """
 
 import functools

@@ -207,7 +207,7 @@ def test_ntp_is_mup_with_gamma_of_width():
 
 
 def test_am_mup():
-    """One LR times m_L^-3/2; branch weights Var = c / (K fan_in), or c / (K^2 fan_in) (docs/rules.md sections 0, 5)."""
+    """One LR times m_L^-3/2; branch weights Var = c / (K fan_in), or c / (K^2 fan_in) (docs/rules.md sections 0, 4)."""
     for role in ROLES:
         for in_branch in (False, True):
             f = factors("am_mup", role, "sgd", in_branch)

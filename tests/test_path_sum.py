@@ -33,7 +33,7 @@ def test_equals_enumeration(seed):
 
 @pytest.mark.parametrize("n", range(1, 41))
 def test_residual_blocks(n):
-    """sum_k C(n, k) k^3 = n^2 (n + 3) 2^(n - 3) (rules.md section 5)."""
+    """sum_k C(n, k) k^3 = n^2 (n + 3) 2^(n - 3) (rules.md section 4)."""
     assert fit.chain_path_sum([(0, 1)] * n) * 8 == n**2 * (n + 3) * 2**n
 
 

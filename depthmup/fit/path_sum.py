@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def path_sum(edges: Edges, source: Hashable, sink: Hashable) -> int:
-    """P = sum over all paths p from `source` to `sink` of L_p^3; the rule is lr ~ P^(-1/2) (rules.md section 5).
+    """P = sum over all paths p from `source` to `sink` of L_p^3; the rule is lr ~ P^(-1/2) (rules.md section 4).
 
     Args:
       edges: (from, to, layers) for every edge of a graph without cycles, with 0 layers or more. The length L_p of a

@@ -88,7 +88,7 @@ def learning_rate_rules(
       "constant"   lr0
       "L^-1"       lr0 L0/L
       "L^-3/2"     lr0 (L0/L)^(3/2)  (paper B, theorem 3)
-      "PathSum"    lr0 sqrt(P(L0)/P(L))  (rules.md section 5)
+      "PathSum"    lr0 sqrt(P(L0)/P(L))  (rules.md section 4)
       "fitted"     the line in log-log through the optima of all smaller sizes, at least two
       calibrated   lr0 c(L)/c(L0)
     A rule has no prediction at a size that path_sums or calibrated lacks. Raises ValueError if one of them lacks L0 or

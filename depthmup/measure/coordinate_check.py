@@ -119,7 +119,8 @@ def coordinate_check(
     moves in the first step, so take steps=(2, 10) then.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
-    the logits. Source: docs/rules.md section 0, "How to make a coordinate check".
+    the logits. Trained with all others, hidden weights without their depth factor change a slope by less than .1. With
+    a base depth above 1 small depths have a real slope, which fades.
 
     Raises ValueError if no axis has two values, a value is no whole number of at least 1, the tolerance is not
     positive, or "hidden" or "logits" is missing.
