@@ -85,18 +85,13 @@ CASES = (
     Case("adafactor", "adafactor", "sp"),
 )
 MATRICES = (
-    Case("shampoo 1/4", "wrap", "depth_mup", 2),
-    Case("shampoo 1/4", "wrap", "depth_ode", 2),
-    Case("shampoo 1/2", "wrap", "depth_mup", 2),
-    Case("shampoo 1/2", "wrap", "depth_ode", 2),
-    Case("soap", "wrap", "depth_mup", 2),
-    Case("soap", "wrap", "depth_ode", 2),
+    *(
+        Case(update, "wrap", name, 2)
+        for update in ("shampoo 1/4", "shampoo 1/2", "soap", "scion", "AdamH")
+        for name, _ in DEPTH_RULES[1:]
+    ),
     Case("soap, inputs only", "wrap"),
     Case("muon by RMS", "wrap"),
-    Case("scion", "wrap", "depth_mup", 2),
-    Case("scion", "wrap", "depth_ode", 2),
-    Case("AdamH", "wrap", "depth_mup", 2),
-    Case("AdamH", "wrap", "depth_ode", 2),
     Case("MuonH", "adafactor"),
     Case("MuonH", "muon", examples=1024),
     Case("MuonH", "muon"),

@@ -291,38 +291,26 @@ class Variant(NamedTuple):
 
 
 ALL = ("input", "hidden", "readout")
-VARIANTS = (
-    Variant(),
-    Variant("MSE", 1.0, ALL),
-    Variant("CE", 1.0, ALL),
-    Variant("MSE", 0.5, ALL),
-    Variant("CE", 0.5, ALL),
-)
+VARIANTS = (Variant(), *(Variant(loss, readout, ALL) for readout in (1.0, 0.5) for loss in ("MSE", "CE")))
 AM = dict(name="am_mup", lr_depth=0.0)  # variance c / (K fan_in) and one learning rate
-# {kind: (model, rule, exponent)}; the exponent is min(0, .) of this one where read-in and readout are trained, too
-KINDS: dict[str, tuple[Callable[[int, int], Model], dict[str, Any], float]] = {
-    "plain": (lambda n, depth: MLP(n, depth), dict(name="sp"), -1.5),
-    "branches of one layer": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), AM, -1.0),
-    "branches of two, both scaled": (lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)), AM, 0.0),
-    "branches of two, last scaled": (
-        lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)),
-        AM | dict(branch_init="*/last/*"),
-        -1.0,
-    ),
-    "branches of three, all scaled": (lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1, 1)), AM, 1.0),
-    "branches of two, both with 1/K": (
-        lambda n, depth: ResidualCNN(n, depth, kernels=(1, 1)),
-        AM | dict(alpha=1.0),
-        1.0,
-    ),
-    "depth-muP": (lambda n, depth: ResidualCNN(n, depth, kernels=(1,)), dict(name="depth_mup"), 0.0),
+# {kind: (layers of a branch, rule, exponent)}; where read-in and readout are trained, too, it is min(0, exponent)
+KINDS: dict[str, tuple[int, dict[str, Any], float]] = {
+    "plain": (0, dict(name="sp"), -1.5),
+    "branches of one layer": (1, AM, -1.0),
+    "branches of two, both scaled": (2, AM, 0.0),
+    "branches of two, last scaled": (2, AM | dict(branch_init="*/last/*"), -1.0),
+    "branches of three, all scaled": (3, AM, 1.0),
+    "branches of two, both with 1/K": (2, AM | dict(alpha=1.0), 1.0),
+    "depth-muP": (1, dict(name="depth_mup"), 0.0),
 }
 
 
 def net(kind: str, width: int, depth: int, outputs: int = CLASSES) -> Net:
-    make, rule, _ = KINDS[kind]
-    model = make(width, depth).clone(outputs=outputs)
-    return Net(model, dm.parameterization(**rule), (FEATURES,) if kind == "plain" else (1, FEATURES))
+    layers, rule, _ = KINDS[kind]
+    p = dm.parameterization(**rule)
+    if not layers:
+        return Net(MLP(width, depth, outputs), p, (FEATURES,))
+    return Net(ResidualCNN(width, depth, outputs, kernels=(1,) * layers), p, (1, FEATURES))
 
 
 def data(shape: tuple[int, ...], outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
