@@ -146,7 +146,8 @@ def test_linear_schedule_ends_at_zero(task, batches, hypers):
 def test_a_loss_that_ends_high_is_a_divergence():
     """Finite, but more than twice the first batch's."""
     losses = np.array([1.9, 2.1, np.inf, np.nan], np.float32)
-    np.testing.assert_array_equal(diverged(losses, np.ones(4, np.float32)), [False, True, True, True])
+    np.testing.assert_array_equal(diverged(False, losses, np.ones(4, np.float32)), [False, True, True, True])
+    assert diverged(True, np.float32(1.9), np.float32(1.0))  # frozen by a gradient after its last finite loss
 
 
 def test_evaluation_counts_every_example_once(task, batches, hypers):

@@ -23,9 +23,16 @@ def going(state: Any, hyper: Any) -> Bool[Array, ""]:
     return (state.halted == NEVER) & (state.step < hyper.steps)
 
 
-def diverged(loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
-    """Whether a loss at the end of training is not finite, or above DIVERGED_ABOVE times that of the first batch."""
-    return ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
+def finite(loss: Any, grad_norm: Any) -> Any:
+    """Whether a step is finite, for arrays of JAX and of NumPy. A trial is frozen from its first step that is not."""
+    isfinite = loss.__array_namespace__().isfinite
+    return isfinite(loss) & isfinite(grad_norm)
+
+
+def diverged(frozen: Any, loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:
+    """Whether a trial is frozen by a step that was not finite, or whether its loss at the end of training is not finite
+    or above DIVERGED_ABOVE times that of the first batch."""
+    return frozen | ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
 
 
 def chance(loss: str, classes: int) -> float:

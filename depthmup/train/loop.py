@@ -199,9 +199,8 @@ class TrialLoop:
         """The metrics of a state at the end of training, each (trials,).
 
         The prefixes "validation_" and "test_" mark the metrics of these splits; those of the training split, "loss" and
-        "accuracy", have none. "diverged" says whether the trial was frozen because it was not finite, or whether its
-        final training loss is not finite or above twice the loss of the first batch. Where the feed has no training
-        split, "first_loss" is that of the first batch, and "diverged" says the former alone.
+        "accuracy", have none. "diverged" is that of train/divergence.py. Where the feed has no training split,
+        "first_loss" is that of the first batch, and "diverged" says whether the trial is frozen alone.
         The losses of a frozen trial are NaN.
         """
         result: dict[str, np.ndarray] = {}
@@ -212,7 +211,7 @@ class TrialLoop:
             result |= {prefix + name: value for name, value in values.items()}
         first = self.placement.get(state.first_loss)
         if "loss" in result:
-            return {**result, "diverged": diverged(result["loss"], first)}
+            return {**result, "diverged": diverged(halted, result["loss"], first)}
         return {**result, "first_loss": first, "diverged": halted}
 
     def measure(self, state: PyTree, hyper: PyTree) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
-from depthmup.train.divergence import NEVER
+from depthmup.train.divergence import NEVER, finite
 from depthmup.train.drive import SAVE, STOP, Hooks, drive
 from depthmup.train.log import RunLog
 from depthmup.train.loop import TrialLoop, ends
@@ -242,7 +242,7 @@ def _agreed(loop: TrialLoop, wish: Callable[[], int]) -> Callable[[], int]:
 def _raise_if_diverged(end: int, metrics: Mapping[str, np.ndarray]) -> None:
     """Raise `Diverged` for the first step that is not finite. end: number of steps done after these metrics."""
     loss, norm = metrics["loss"][0], metrics["grad_norm"][0]
-    bad = np.flatnonzero(~(np.isfinite(loss) & np.isfinite(norm)))
+    bad = np.flatnonzero(~finite(loss, norm))
     if bad.size:
         raise Diverged(end - len(loss) + int(bad[0]), float(loss[bad[0]]), float(norm[bad[0]]))
 

@@ -20,7 +20,7 @@ from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
 from depthmup.recipe import Recipe
 from depthmup.specs import group, is_spec
-from depthmup.train.divergence import NEVER, going
+from depthmup.train.divergence import NEVER, finite, going
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PyTree
@@ -157,7 +157,7 @@ class Trainable(abc.ABC):
         params = optax.apply_updates(state.params, updates)
         first = jnp.where(state.step == 0, loss, state.first_loss)
         running = going(state, hyper)
-        good = running & jnp.isfinite(loss) & jnp.isfinite(norm)
+        good = running & finite(loss, norm)
         halted = jnp.where(good | ~running, state.halted, state.step)
         new = state._replace(params=params, opt_state=opt_state, statistics=statistics)
         if self.recipe.ema:

@@ -100,7 +100,7 @@ class Runner:
             row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
             if "loss" not in row:  # the feed has no training split to evaluate: the last losses stand for it
                 last, first = (np.array(row[name]) for name in ("last_loss", "first_loss"))
-                row |= {"loss": row["last_loss"], "diverged": row["diverged"] or bool(diverged(last, first))}
+                row |= {"loss": row["last_loss"], "diverged": bool(diverged(row["diverged"], last, first))}
             measured = history.measurements(i, steps[i], points)
             finished.append(Finished(row, history.curve(i, steps[i]), measured))
         return finished
