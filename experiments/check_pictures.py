@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,9 +18,8 @@ import optax
 import depthmup as dm
 from depthmup.parameterization import Name
 
-CHECKS: dict[
-    str, tuple[Name, dict[str, int], str]
-] = {  # file: (parameterization, options of the check, the verdict to show)
+# file: (parameterization, options of the check, the verdict to show)
+CHECKS: dict[str, tuple[Name, dict[str, int], str]] = {
     "check_good": ("depth_mup", {}, "ok"),
     "check_bad": ("sp", {}, "not ok"),
     "check_undecided": ("depth_mup", {"seeds": 2, "max_seeds": 2}, "undecided"),
@@ -45,21 +43,15 @@ def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def check(name: Name, **options: Any) -> dm.CoordinateReport:
-    """The check of `Net` on random data, with the default sizes: width 64, 128, 256 and depth 4, 8, 16, 32."""
-    x, labels = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
-    m = dm.setup(name, Net, x, width=64, depth=4, base=(64, 4))
-    return m.check(loss, (x, labels), **options)
-
-
 def main() -> None:
-    folder = Path(sys.argv[1])
+    """The checks are of random data and have the default sizes: width 64, 128, 256 and depth 4, 8, 16, 32."""
+    x, labels = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
     for file, (name, options, verdict) in CHECKS.items():
-        report = check(name, **options)
+        report = dm.setup(name, Net, x, width=64, depth=4, base=(64, 4)).check(loss, (x, labels), **options)
         print(report, flush=True)
         if report.verdict != verdict:
             raise SystemExit(f"{file} is to show a check that is {verdict}, not {report.verdict}")
-        report.plot(folder / f"{file}.png")
+        report.plot(Path(sys.argv[1]) / f"{file}.png")
 
 
 if __name__ == "__main__":
