@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,7 +20,7 @@ import depthmup as dm
 from depthmup.parameterization import Name
 
 # file: (parameterization, options of the check, the verdict to show)
-CHECKS: dict[str, tuple[Name, dict[str, int], str]] = {
+CHECKS: dict[str, tuple[Name, dict[str, Any], str]] = {
     "check_good": ("depth_mup", {}, "ok"),
     "check_bad": ("sp", {}, "not ok"),
     "check_undecided": ("depth_mup", {"seeds": 2, "max_seeds": 2}, "undecided"),
