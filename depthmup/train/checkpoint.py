@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray]
 FOLDER = "checkpoints"
 METRIC = "validation_loss"  # the metric that chooses the best checkpoints
+NEXT = -1  # stands for the step of a checkpoint that is not there yet
 UNUSABLE = "unusable_checkpoints"  # checkpoints that cannot be read are moved to this folder
 # Attempts to remove a half-written checkpoint, since Orbax's threads may still write to it; seconds between two.
 ATTEMPTS, PAUSE = 20, 0.05
@@ -91,10 +92,10 @@ class Checkpoints:
 
     def improves(self, loss: float) -> bool:
         """Whether a checkpoint with this validation loss would be among the best ones that are kept."""
-        if not self._best or not np.isfinite(loss) or not self._primary:
+        if not np.isfinite(loss) or not self._primary:
             return False
-        losses = sorted(self._losses[step] for step in self.steps() if step in self._losses)
-        return len(losses) < self._best or loss < losses[self._best - 1]
+        losses = {step: self._losses[step] for step in self.steps() if step in self._losses}
+        return NEXT in lowest({**losses, NEXT: loss}, self._best)
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints on the disk, oldest first. Only file names are read: a checkpoint may be damaged."""
@@ -186,11 +187,16 @@ class Checkpoints:
 
     def _open(self) -> None:
         """Open the folder. This takes 10 ms, so it is done only when there is something to read or to write."""
-        self._manager = orbax_folder().writer(self.path, self._keep, self._best, self._losses)
+        self._manager = orbax_folder().writer(self.path, self._staying)
         for step in self.steps():
             with contextlib.suppress(CheckpointError):  # `restore` reports it
                 loss = _read_meta(self._manager, step)["metrics"].get(METRIC)
                 self._losses |= {} if loss is None else {step: loss}
+
+    def _staying(self, steps: Collection[int]) -> set[int]:
+        """The checkpoints that stay, of those at these steps: the last and the best ones."""
+        losses = {step: self._losses[step] for step in steps if step in self._losses}
+        return {*sorted(steps)[-self._keep :], *lowest(losses, self._best)}
 
     def _read(self, step: int, wanted: Mapping[str, Any]) -> Arrays:
         assert self._manager is not None
@@ -249,13 +255,17 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any
         raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
     with orbax_folder().reader(path) as manager:
         metas = {step: _read_meta(manager, step) for step in sorted(manager.all_steps())}
-        if best:
-            metas = {step: meta for step, meta in metas.items() if METRIC in meta["metrics"]}
-        if not metas:
+        losses = {step: meta["metrics"][METRIC] for step, meta in metas.items() if METRIC in meta["metrics"]}
+        if not (losses if best else metas):
             raise CheckpointError(f"{path} holds no checkpoint{' with a validation loss' if best else ''}")
-        step = min(metas, key=lambda s: metas[s]["metrics"][METRIC]) if best else max(metas)
+        step = lowest(losses, 1)[0] if best else max(metas)
         state = _read_arrays(manager, step, metas[step])
     return {name: leaf[0] for name, leaf in state.items()}, metas[step]
+
+
+def lowest(losses: Mapping[int, float], count: int) -> list[int]:
+    """The `count` best steps of {step: validation loss}, the best one first."""
+    return sorted(losses, key=lambda step: losses[step])[:count]
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:

@@ -4,7 +4,7 @@ module is imported where a checkpoint is read or written."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,21 @@ ITEMS = "state", "meta"
 
 
 @dataclasses.dataclass(frozen=True)
-class _BestAndLast(checkpoint_managers.PreservationPolicy):
-    """Keep the last `keep` checkpoints, and the `best` checkpoints with the lowest loss."""
-
-    keep: int
-    best: int
-    losses: Mapping[int, float]  # step -> validation loss
+class _Policy(checkpoint_managers.PreservationPolicy):
+    staying: Callable[[Collection[int]], Collection[int]]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
-        best = sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])
-        kept = {*sorted(steps)[-self.keep :], *best[: self.best]}
-        return [step in kept for step in steps]
+        staying = self.staying(steps)
+        return [step in staying for step in steps]
 
 
-def writer(path: Path, keep: int, best: int, losses: Mapping[int, float]) -> ocp.CheckpointManager:
-    """losses: {step: validation loss}, which the caller adds to."""
+def writer(path: Path, staying: Callable[[Collection[int]], Collection[int]]) -> ocp.CheckpointManager:
+    """staying: the steps of all checkpoints -> the steps of those that stay."""
     options = ocp.CheckpointManagerOptions(
         create=False,
         cleanup_tmp_directories=True,
-        preservation_policy=_BestAndLast(keep, best, losses),
+        preservation_policy=_Policy(staying),
         multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
     )
     path.mkdir(parents=True, exist_ok=True)
