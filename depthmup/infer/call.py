@@ -11,7 +11,7 @@ from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
 from depthmup.infer.overrides import Override, Unclear, match, question
-from depthmup.infer.roles import Leaf, Roles, axes_for, fans, overridden_role
+from depthmup.infer.roles import Leaf, Roled, Roles, axes_for, fans, overridden_role, readouts
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
@@ -73,7 +73,10 @@ def infer_specs(
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
     roled = _roles(roles, rules, branch, unclear)
-    _readouts(roles, roled, settled, branch, ends, unclear)
+    lookalikes, why = readouts(roles, roled, settled, branch, ends)
+    if why:
+        unclear.names.update(lookalikes)
+        unclear.reasons.append(why)
     if residual:
         _check_depth(blocks, rules, roled, unclear)
     if unclear.reasons:
@@ -110,9 +113,6 @@ class _Unclear:
         regular = regular_width(init_fn, self.width, depth, [name for name in self.names if self.irregular(name)])
         more = [f"(From width {regular} on, all of these axes double.)"] if regular else []
         return question(guesses, [*self.reasons, *more], self.shapes.base.keys() | guesses.keys())
-
-
-Roled = dict[str, tuple[str, str]]  # {path: (role, axes)}
 
 
 def _override(role: str, in_branch: bool) -> str:
@@ -175,41 +175,6 @@ def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, boo
         except Unclear as error:
             roled[name] = unclear.ask(name, odd or error), ""
     return roled
-
-
-def _readouts(
-    roles: Roles,
-    roled: Roled,
-    settled: set[str],
-    branch: Mapping[str, bool],
-    ends: Callable[[], Mapping[str, Role]] | None,
-    unclear: _Unclear,
-) -> None:
-    """Readouts are the parameters that store the output factor: several heads, or a kernel with one input and one
-    output channel. Without a forward pass, only one parameter may look like a readout."""
-    lookalikes = [name for name, (role, _) in roled.items() if role == "readout" and name not in settled]
-    kernels = [name for name, (role, _) in roled.items() if role == "vector" and roles.leaves[name].is_kernel
-               and not branch[name] and name not in settled]  # fmt: skip
-    forward_ends = ends() if ends is not None and (lookalikes or kernels) else {}
-    for name in (*lookalikes, *kernels):
-        role = forward_ends.get(name)
-        if name in kernels and role != "readout":
-            # A product applies the kernel of one input channel; it does not apply a vector, such as a scale (1, N, 1).
-            role = "input" if role is None and "readout" in forward_ends.values() else None
-        if role is not None:
-            roled[name] = (role, axes_for(role, roles.leaves[name], roles))
-    heads = [name for name in lookalikes if forward_ends.get(name) == "readout"]
-    lookalikes = [name for name in lookalikes if name not in forward_ends]
-    if not lookalikes or len(lookalikes) + len(heads) == 1:
-        return
-    unclear.reasons.append(
-        f"{' and '.join(lookalikes)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
-        "not, 'input' is an embedding"
-    )
-    last = max(lookalikes, key=lambda name: (names.is_last(name), not names.is_first(name)))
-    for name in lookalikes:
-        unclear.names.add(name)
-        roled[name] = ("readout" if name == last and not heads else "output", "")
 
 
 def _check_depth(blocks: Blocks, rules: Mapping[str, Override], roled: Roled, unclear: _Unclear) -> None:

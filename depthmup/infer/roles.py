@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from depthmup.infer import names
@@ -15,6 +15,7 @@ from depthmup.specs import Layout, Shape, SpecError
 
 # role -> number of axes that grow
 NEEDED: dict[Role, int] = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}
+Roled = dict[str, tuple[str, str]]  # {path: (role, axes)}
 
 
 class Leaf(NamedTuple):
@@ -204,6 +205,40 @@ def overridden_role(
     if growing != needed and growing <= 2:
         warnings.warn(message, UserWarning, stacklevel=4)
     return rule.role, axes or axes_for(rule.role, leaf, roles)
+
+
+def readouts(
+    roles: Roles,
+    roled: Roled,
+    settled: set[str],
+    branch: Mapping[str, bool],
+    ends: Callable[[], Mapping[str, Role]] | None,
+) -> tuple[list[str], str]:
+    """Decide in `roled` which parameters store the output factor: several heads, or a kernel with one input and one
+    output channel. Without a forward pass only one may look like a readout: (those that do, the question), if several
+    do; else ([], "")."""
+    lookalikes = [name for name, (role, _) in roled.items() if role == "readout" and name not in settled]
+    kernels = [name for name, (role, _) in roled.items() if role == "vector" and roles.leaves[name].is_kernel
+               and not branch[name] and name not in settled]  # fmt: skip
+    forward_ends = ends() if ends is not None and (lookalikes or kernels) else {}
+    for name in (*lookalikes, *kernels):
+        role = forward_ends.get(name)
+        if name in kernels and role != "readout":
+            # A product applies the kernel of one input channel; it does not apply a vector, such as a scale (1, N, 1).
+            role = "input" if role is None and "readout" in forward_ends.values() else None
+        if role is not None:
+            roled[name] = (role, axes_for(role, roles.leaves[name], roles))
+    heads = [name for name in lookalikes if forward_ends.get(name) == "readout"]
+    lookalikes = [name for name in lookalikes if name not in forward_ends]
+    if not lookalikes or len(lookalikes) + len(heads) == 1:
+        return [], ""
+    last = max(lookalikes, key=lambda name: (names.is_last(name), not names.is_first(name)))
+    for name in lookalikes:
+        roled[name] = ("readout" if name == last and not heads else "output", "")
+    return lookalikes, (
+        f"{' and '.join(lookalikes)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
+        "not, 'input' is an embedding"
+    )
 
 
 def fans(role: Role, axes: str, shape: Sequence[int]) -> tuple[int, int]:
