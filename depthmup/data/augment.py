@@ -17,6 +17,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from depthmup.data.crop import RATIOS
 from depthmup.keys import declared, key
 
 # The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
@@ -30,8 +31,8 @@ class Augment:
     config's `data.augment`.
 
     All draws are uniform. Images are rotated about their centre and sheared along x. The box of a crop has an aspect
-    ratio log-uniform in [3/4, 4/3], whole pixels and a uniform place inside the image. A side too long for the image is
-    cut to it (torchvision draws again, up to ten times). One channel is its own grey image.
+    ratio log-uniform in `crop.RATIOS`, whole pixels and a uniform place inside the image. A side too long for the image
+    is cut to it (torchvision draws again, up to ten times). One channel is its own grey image.
     """
 
     flip: bool = key(False, "images are mirrored left to right, half of the time")
@@ -106,7 +107,7 @@ def _moved(key: jax.Array, image: jax.Array, how: Augment) -> jax.Array:
     tall, wide, top, left = jnp.float32(height), jnp.float32(width), jnp.float32(0), jnp.float32(0)
     if how.crop != (1.0, 1.0):
         area = _draw(key, AREA, *how.crop) * (height * width)
-        ratio = jnp.exp(_draw(key, RATIO, math.log(3 / 4), math.log(4 / 3)))
+        ratio = jnp.exp(_draw(key, RATIO, *map(math.log, RATIOS)))
         tall = jnp.clip(jnp.round(jnp.sqrt(area / ratio)), 1, height)
         wide = jnp.clip(jnp.round(jnp.sqrt(area * ratio)), 1, width)
         top = jnp.floor(_draw(key, TOP, 0.0, height - tall + 1))

@@ -8,8 +8,7 @@ import math
 import numpy as np
 from PIL import Image
 
-RATIOS = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
-Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+from depthmup.data.crop import Box, centre_box, random_box
 
 
 def decode(
@@ -24,7 +23,7 @@ def decode(
 
     For evaluation (rng is None) the shorter side is resized to size / centre and the centre is cropped; an image that
     already has the right size stays as it is. For training a random box is cropped and resized: its share of the area
-    is uniform in `crop`, its aspect ratio is log-uniform in [3/4, 4/3], and it is clipped to the image. With crop
+    is uniform in `crop`, its aspect ratio is log-uniform in RATIOS, and it is clipped to the image. With crop
     (1, 1) training crops as evaluation does.
     """
     with Image.open(io.BytesIO(data)) as image:
@@ -46,17 +45,3 @@ def decode(
         scaled = (box[0] * shrunk[0], box[1] * shrunk[1], box[2] * shrunk[0], box[3] * shrunk[1])
         resized = pixels.resize((size, size), Image.Resampling.BILINEAR, box=scaled, reducing_gap=2.0)
         return np.asarray(resized).reshape(size, size, channels)
-
-
-def centre_box(width: int, height: int, centre: float) -> Box:
-    side = centre * min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
-
-
-def random_box(width: int, height: int, crop: tuple[float, float], rng: np.random.Generator) -> Box:
-    area = width * height * rng.uniform(*crop)
-    ratio = math.exp(rng.uniform(math.log(RATIOS[0]), math.log(RATIOS[1])))
-    w, h = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
-    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-    return left, top, left + w, top + h
