@@ -11,7 +11,6 @@ Four handwritten digits of 8x8 pixels, 3x3 filters, ReLU, beta^2 = 2 (He's gain)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from depthmup.fit import ensemble_errors
 from depthmup.models import ResidualCNN, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import ConvKernels, lazy_conv_kernels
-from experiments.networks import noisy_law
-from experiments.ntk_depth import depth_slopes
+from experiments.networks import mean_error, noisy_law
+from experiments.ntk_depth import draw_depths
 from experiments.results import interval, ticks, write
 
 GAIN, TAPS = 2.0, 9
@@ -82,7 +81,7 @@ def draw_entries(axes: Axes, found: dict[str, np.ndarray], exact: dict[str, np.n
     print(f"{label}: largest |mean - limit| of an entry, in standard errors, and over the largest entry")
     for name, color in PARTS.items():
         values, at = (of[..., pairs[0], pairs[1]] for of in (found[name], exact[name]))
-        mean, error = values.mean(0), values.std(0, ddof=1) / math.sqrt(len(values))
+        mean, error = mean_error(values)
         off = np.abs(mean - at)
         print(f"  {LABELS[name]:20} {(off / error).max():4.1f} {off.max() / at.max():7.4f}")
         axes.errorbar(at, mean / at, 2 * error / at, fmt="o", ms=3, capsize=2, color=color, label=LABELS[name])
@@ -113,24 +112,16 @@ def draw_width(axes: Axes, found: dict[int, dict[str, np.ndarray]], exact: dict[
 
 
 def draw_depth(axes: Axes, x: np.ndarray, depths: Sequence[int]) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"depths": depths}
-    print(f"|K_L - K_inf|: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
+    lines: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
     for padding, style in (("circular", "-"), ("zero", "--")):
         exact, finite = limit(x, None, padding), [limit(x, depth, padding) for depth in depths]
         for name in ("H", "ntk"):
-            size = np.linalg.norm(exact[name])
-            distances = np.array([np.linalg.norm(of[name] - exact[name]) / size for of in finite])
-            words, slopes = depth_slopes(depths, distances)
-            print(f"  {padding:9}{LABELS[name]:20} {words}")
-            axes.plot(
-                depths, distances, "o" + style, ms=3, color=PARTS[name], label=f"{LABELS[name]}, {padding} padding"
-            )
-            numbers[f"{name}, {padding}"] = {"distance": distances, **slopes}
-    axes.plot(depths, 0.5 / np.array(depths), color="black", lw=0.8, label="slope -1")
-    axes.set(title="3. Distance to infinite depth", xlabel="depth L", ylabel="|K_L - K_∞| / |K_∞|")
-    axes.set(xscale="log", yscale="log")
+            distances = np.array([np.linalg.norm(of[name] - exact[name]) for of in finite])
+            look = dict(ls=style, marker="o", ms=3, color=PARTS[name], label=f"{LABELS[name]}, {padding} padding")
+            lines[f"{name}, {padding}"] = distances / np.linalg.norm(exact[name]), look
+    axes.set(title="3. Distance to infinite depth")
+    numbers = draw_depths(axes, depths, lines, "|K_L - K_∞| / |K_∞|", 0.5)
     ticks(axes.xaxis, depths)
-    axes.legend(fontsize=8)
     return numbers
 
 

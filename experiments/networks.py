@@ -129,6 +129,11 @@ def inputs(Kx: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(len(Kx) * np.maximum(values, 0))
 
 
+def mean_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis, and its standard error."""
+    return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
+
+
 def noisy_law(sizes: Sequence[float] | np.ndarray, value: np.ndarray, stderr: np.ndarray) -> PowerLaw:
     """The power law of positive values with these standard errors, (sizes,)."""
     return power_law(sizes, value.tolist(), stderr / value / math.log(2))

@@ -31,7 +31,7 @@ from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import Problem, lazy_kernels
-from experiments.networks import GROUPS, inputs, network, noisy_law, train
+from experiments.networks import GROUPS, inputs, mean_error, network, noisy_law, train
 from experiments.results import interval, ticks, write
 
 PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
@@ -84,17 +84,27 @@ def by_angle(kernels: np.ndarray) -> np.ndarray:
     return np.stack(pairs, axis=-1)
 
 
-def depth_slopes(depths: Sequence[int], distances: np.ndarray) -> tuple[str, dict[str, Any]]:
-    """Slopes of distances without noise, in words and in numbers: over all depths, over the upper half of the depths,
-    and between the last two depths.
+def draw_depths(
+    axes: Axes, depths: Sequence[int], lines: dict[str, tuple[np.ndarray, dict[str, Any]]], what: str, level: float = 1
+) -> dict[str, Any]:
+    """Draw a panel of distances to infinite depth, {name: (distances without noise, style)}, and print their slopes.
 
-    The intervals show the curvature of the line (terms that fall faster than the leading power), not noise.
+    The intervals show the curvature of the line (terms that fall faster than the leading power), not noise. level: of
+    the line of slope -1 at depth 1.
     """
-    half = len(depths) // 2
-    whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
-    last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
-    numbers = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
-    return f"{interval(whole, '+.3f')}  {interval(upper, '+.3f')}  {last:+.4f}", numbers
+    half, numbers = len(depths) // 2, dict[str, Any](depths=depths)
+    print(f"\n{what}: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
+    for name, (distances, style) in lines.items():
+        whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
+        last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
+        print(f"  {name:22} {interval(whole, '+.3f')}  {interval(upper, '+.3f')}  {last:+.4f}")
+        slopes = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
+        numbers[name] = {"distance": distances, **slopes}
+        axes.plot(depths, distances, **{"label": name, "lw": 1, **style})
+    axes.plot(depths, level / np.array(depths), color="black", lw=0.8, label="slope -1")
+    axes.set(xlabel="depth L", ylabel=what, xscale="log", yscale="log")
+    axes.legend(fontsize=7)
+    return numbers
 
 
 def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]:
@@ -117,23 +127,16 @@ def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]
 
 
 def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[int]) -> dict[str, Any]:
-    print(f"\n|K_L - K_inf|: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
-    numbers: dict[str, Any] = {"depths": depths}
+    lines: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
     for color, activation in enumerate(activations):
         limit, finite = over_angles(None, activation), [over_angles(depth, activation) for depth in depths]
         for name, label, style in (("H(1)", "H(1)", "-"), ("G(0)", "G(0)", "--"), ("total", "NTK", ":")):
             distances = np.array([np.sqrt(np.mean((one[name] - limit[name]) ** 2)) for one in finite])
-            words, slopes = depth_slopes(depths, distances)
-            print(f"  {activation:6}{label:6} {words}")
             # One label for every colour and for every style of line is enough.
             named = f"{activation}, {label}" if color == 0 or name == "H(1)" else None
-            axes.plot(depths, distances, style, color=f"C{color}", lw=1, label=named)
-            numbers[f"{activation}, {label}"] = {"distance": distances, **slopes}
-    axes.plot(depths, 1 / np.array(depths), color="black", lw=0.8, label="slope -1")
-    axes.set(title="2. Distance to infinite depth", xlabel="depth L", ylabel="rms over angles of K_L - K_∞")
-    axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=7)
-    return numbers
+            lines[f"{activation}, {label}"] = distances, dict(ls=style, color=f"C{color}", label=named)
+    axes.set(title="2. Distance to infinite depth")
+    return draw_depths(axes, depths, lines, "rms over angles of K_L - K_∞")
 
 
 def draw_networks(
@@ -155,8 +158,7 @@ def draw_networks(
         mse, mse_error = np.array(errors).T
         law = noisy_law(widths, mse, mse_error)
         terms = finite_size(widths, None, mse, mse_error)
-        means = np.stack([by_angle(found[width][name]).mean(axis=0) for width in widths])
-        stderr = np.stack([by_angle(found[width][name]).std(axis=0, ddof=1) for width in widths]) / math.sqrt(seeds)
+        means, stderr = np.stack([mean_error(by_angle(found[width][name])) for width in widths], axis=1)
         weights = (n[:, None] * stderr) ** -2
         m = (weights * n[:, None] * (means - limit[name])).sum(axis=0) / weights.sum(axis=0)
         m_error = weights.sum(axis=0) ** -0.5

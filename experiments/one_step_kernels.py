@@ -13,7 +13,6 @@ One sample, |x|^2 / D = 1, y = 1, beta = 1, c = eta0 gamma0, read-in frozen or t
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,8 +26,8 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.measure import feature_kernels
 from depthmup.theory import Problem, one_step_linear
-from experiments.networks import GROUPS, network, train
-from experiments.ntk_depth import DEPTHS, depth_slopes
+from experiments.networks import GROUPS, mean_error, network, train
+from experiments.ntk_depth import DEPTHS, draw_depths
 from experiments.results import ticks, write
 
 CS = (0.5, 1.0)
@@ -55,14 +54,7 @@ def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple
     Kx, y, groups = np.ones((1, 1)), np.ones(1), READINS[readin]
     problem = Problem(Kx, y, depth=depth, activation="linear", steps=2, eta0=c, trained=groups)
     _, kernels = train(problem, X, width=width, seeds=seeds, mirrored=True, observe=feature_kernel(width, depth))
-    after = kernels[:, 1].astype(float)
-    return after.mean(axis=0), after.std(axis=0, ddof=1) / math.sqrt(seeds)
-
-
-def distances(c: float, readin: str, depths: Sequence[int]) -> np.ndarray:
-    """|H_1(1) at depth L - H_1(1) at infinite depth|, (depths,)."""
-    limit = one_step_linear(c, train_readin=readin == "trained").H1[-1]
-    return np.array([abs(one_step_linear(c, L, train_readin=readin == "trained").H1[-1] - limit) for L in depths])
+    return mean_error(kernels[:, 1].astype(float))
 
 
 def draw_kernels(
@@ -103,21 +95,14 @@ def at_times(values: np.ndarray) -> np.ndarray:
 
 
 def draw_convergence(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
-    numbers: dict[str, Any] = {"depths": depths}
-    print(
-        f"|H_1(1) - its limit|: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two"
-    )
+    lines: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
     for readin, mark in zip(READINS, ("o", "s"), strict=True):
         for color, c in enumerate(CS):
-            found = distances(c, readin, depths)
-            words, slopes = depth_slopes(depths, found)
-            print(f"  {c:3g} {readin:8} {words}")
-            axes.plot(depths, found, "-" + mark, ms=4, color=f"C{color}", label=f"c = {c:g}, read-in {readin}")
-            numbers[f"c = {c:g}, {readin}"] = {"distance": found, **slopes}
-    axes.plot(depths, 5 / np.array(depths), color="black", lw=0.8, label="slope -1")
-    axes.set(title="3. Distance to infinite depth", xlabel="depth L", xscale="log", yscale="log")
-    axes.set(ylabel="|H_1(1) - its limit|")
-    return numbers
+            limit, *finite = (one_step_linear(c, L, train_readin=readin == "trained").H1[-1] for L in (None, *depths))
+            look = dict(marker=mark, ms=4, lw=1.5, color=f"C{color}", label=f"c = {c:g}, read-in {readin}")
+            lines[f"c = {c:g}, {readin}"] = np.abs(np.array(finite) - limit), look
+    axes.set(title="3. Distance to infinite depth")
+    return draw_depths(axes, depths, lines, "|H_1(1) - its limit|", 5)
 
 
 def main(

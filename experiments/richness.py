@@ -30,7 +30,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.fit.curve import half_width
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Problem, dmft, linear_dmft
-from experiments.networks import KX, Observe, Y, inputs, network, noisy_law, train
+from experiments.networks import KX, Observe, Y, inputs, mean_error, network, noisy_law, train
 from experiments.results import interval, write
 
 X = inputs(KX)
@@ -49,11 +49,6 @@ class Measured(NamedTuple):
     value: np.ndarray  # (points,)
     stderr: np.ndarray  # (points,)
     law: Law  # (exponent, low, high), the exponent with its 95% interval
-
-
-def mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the first axis, and its standard error."""
-    return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
 
 
 def line(x: np.ndarray, value: np.ndarray, stderr: np.ndarray) -> Law:
@@ -146,7 +141,7 @@ def approach(
                 f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
                 for name, runs in (("theory", sampled), ("networks", np.array(trained)))
             }
-            offset, error = map(rms, mean(sampled[0] - lazy))
+            offset, error = map(rms, mean_error(sampled[0] - lazy))
             numbers[f"{activation}, F_SMALL - F_0"] = {"rms": offset, "stderr": error}
             print(f"{activation}: rms of F_{SMALL:g} - F_0 {offset:.1e}, its standard error {error:.1e}")
         for name, found in lines.items():
@@ -201,7 +196,7 @@ def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: 
     for i, gamma0 in enumerate(gammas):
         limit, rich = problems("tanh", (gamma0, gamma0 or SMALL), shape)
         theory = dmft(limit, samples=samples).predictions
-        value, error = mean(train(rich, mirrored=True, observe=observe, **nets)[0])
+        value, error = mean_error(train(rich, mirrored=True, observe=observe, **nets)[0])
         gap = float(np.abs(value - theory).max())
         numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error, "largest difference": gap}
         triples = zip(value[-1], error[-1], theory[-1], strict=True)

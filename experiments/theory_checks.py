@@ -33,12 +33,11 @@ from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
-from experiments.networks import KX, Y, network, noisy_law, train
+from experiments.networks import KX, Y, mean_error, network, noisy_law, train
 from experiments.ntk_depth import network_ntk
 from experiments.one_step_kernels import X as ONE_SAMPLE
 from experiments.richness import exponent as clear_exponent
 from experiments.richness import last_kernels
-from experiments.richness import mean as mean_of_draws
 
 PyTree = Any
 Band = tuple[float, float]
@@ -156,7 +155,7 @@ def ntp(
             options: dict[str, Any] = dict(width=width, first_seed=2**20 * width)
             observe = last_kernels(width, 3, "relu")
             kernels = train(problem, seeds=max(8, seeds // 4), mirrored=True, observe=observe, **options)[1][:, :, 0]
-            moved.append(mean_of_draws(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
+            moved.append(mean_error(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
             runs = [train(dataclasses.replace(problem, eta0=rate), seeds=seeds, **options)[:, -1] for rate in rates]
             losses = 0.5 * np.mean((np.array(runs, float) - Y) ** 2, axis=-1)
             # A few of hundreds of narrow networks diverge at any large rate: they count with the loss of F = 0.

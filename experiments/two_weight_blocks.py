@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from depthmup.backend import prepare_cpu
 from depthmup.theory import Problem
 from experiments.convergence import blocks, draw_bias, draw_curves, draw_depth, finish
-from experiments.networks import KX, Y, inputs, noisy_law
+from experiments.networks import KX, Y, inputs, mean_error, noisy_law
 from experiments.results import interval, write
 
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
@@ -138,11 +138,11 @@ def draw_other(axes: Axes, one: np.ndarray, two: np.ndarray) -> None:
 
 
 def draw_changes(axes: Axes, found: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
-    depths, root = list(found), math.sqrt(len(next(iter(found.values()))[0]))
+    depths = list(found)
     rms = np.stack([of for of, _ in found.values()])  # (depths, seeds, 2)
     ratio, cosine = rms[..., 0] / rms[..., 1], np.stack([of for _, of in found.values()])
     columns = {"inner": rms[..., 0], "outer": rms[..., 1], "inner / outer": ratio, "cosine": cosine}
-    means = {name: (of.mean(axis=1), of.std(axis=1, ddof=1) / root) for name, of in columns.items()}
+    means = {name: mean_error(of.T) for name, of in columns.items()}
     for i, depth in enumerate(depths):
         print(f"  L = {depth:3}" + "".join(f"  {of[i]:.3f} ({error[i]:.3f})" for of, error in means.values()))
     numbers: dict[str, Any] = {"depths": depths, **means}

@@ -55,7 +55,7 @@ def test_standard_error_of_draws():
     values = 3 + np.random.default_rng(1).normal(size=(20, 4, 1, 1))
     values = values * [[1.0], [-0.5]]  # two times, the first of which has the largest magnitude
     found = richness.of_draws(values, richness.most, [1, 2, 3, 4])
-    expected, error = richness.mean(values[:, :, 0, 0])
+    expected, error = richness.mean_error(values[:, :, 0, 0])
     np.testing.assert_allclose(found.value, expected)
     np.testing.assert_allclose(found.stderr, error, rtol=1e-12)
 
