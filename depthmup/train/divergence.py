@@ -23,10 +23,11 @@ def going(state: Any, hyper: Any) -> Bool[Array, ""]:
     return (state.halted == NEVER) & (state.step < hyper.steps)
 
 
-def finite(loss: Any, grad_norm: Any) -> Any:
-    """Whether a step is finite, for arrays of JAX and of NumPy. A trial is frozen from its first step that is not."""
+def finite(loss: Any, grad_norm: Any, running: Any = True) -> Any:
+    """Whether a step of a trial that is `running` is finite, for arrays of JAX and of NumPy. A trial is frozen from its
+    first step that is not. The order of the operations is part of a sweep's identity (`ModelPoint.fingerprint`)."""
     isfinite = loss.__array_namespace__().isfinite
-    return isfinite(loss) & isfinite(grad_norm)
+    return running & isfinite(loss) & isfinite(grad_norm)
 
 
 def diverged(frozen: Any, loss: np.ndarray, first_loss: np.ndarray) -> np.ndarray:

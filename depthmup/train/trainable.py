@@ -157,7 +157,7 @@ class Trainable(abc.ABC):
         params = optax.apply_updates(state.params, updates)
         first = jnp.where(state.step == 0, loss, state.first_loss)
         running = going(state, hyper)
-        good = running & finite(loss, norm)
+        good = finite(loss, norm, running)
         halted = jnp.where(good | ~running, state.halted, state.step)
         new = state._replace(params=params, opt_state=opt_state, statistics=statistics)
         if self.recipe.ema:
