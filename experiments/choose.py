@@ -13,7 +13,7 @@ from experiments.language.sweeps import published
 from experiments.published import Sweep
 
 VERDICTS: tuple[Verdict, ...] = ("transfers", "undecided", "does not transfer")  # "nothing learned" is no evidence
-COLUMNS = ("your model", "optimizer", "what changes", "take", *(f"{verdict} on" for verdict in VERDICTS))
+COLUMNS = ("your model", "optimizer", "take", *(f"{verdict} on" for verdict in VERDICTS))
 CIFAR, PATCHES, DIGITS, GPT = "CIFAR-10", "patches", "digits", "small GPTs"
 
 
@@ -38,47 +38,41 @@ def _vit(norm: str) -> tuple[Evidence, ...]:
     paper = adam._replace(where=f"{CIFAR} with lr_depth 0", variant=f"norm {norm}, lr_depth 0")
     cosine = paper._replace(where=f"{CIFAR} with lr_depth 0 and a cosine", sweep="vit_cosine", variant=f"norm {norm}")
     unscaled = adam._replace(variant=f"norm {norm}, lr_depth None", take="", others=("mup",))
-    decayed = cosine._replace(where=f"{CIFAR} with a cosine", take="", others=("mup",))
     patches = Evidence(PATCHES, "patches16_vit", optimizer="adam", variant=f"norm {norm}")
-    return (adam, paper, cosine, unscaled, decayed, patches)
+    return (adam, paper, cosine, unscaled, patches)
 
 
 WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take="mup", others=("sp",))
-# {(model, optimizer, what changes, what to take): its evidence}
-ROWS: dict[tuple[str, str, str, str], tuple[Evidence, ...]] = {
-    ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "depth", "`depth_mup`"): (
+# {(model, optimizer, what to take): its evidence}
+ROWS: dict[tuple[str, str, str], tuple[Evidence, ...]] = {
+    ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "`depth_mup`"): (
         Evidence(CIFAR, "simple_resnet"),
         Evidence(f"{CIFAR} at width 128", "simple_resnet_128", others=()),
         Evidence(PATCHES, "patches16_simple_resnet"),
         Evidence(DIGITS, "digits_transfer"),
     ),
-    ("residual MLP", "Adam", "depth", "`depth_mup`"): (Evidence(DIGITS, "digits_transfer", optimizer="adam"),),
-    ("ViT with layer norm", "Adam", "depth", "`depth_mup`"): _vit("layer"),
-    ("ViT without norm", "Adam", "depth", "`depth_mup`"): _vit("none"),
-    ("transformer (language)", "AdamW", "depth", "`completep`"): (
+    ("residual MLP", "Adam", "`depth_mup`"): (Evidence(DIGITS, "digits_transfer", optimizer="adam"),),
+    ("ViT with layer norm", "Adam", "`depth_mup`"): _vit("layer"),
+    ("ViT without norm", "Adam", "`depth_mup`"): _vit("none"),
+    ("transformer (language)", "AdamW", "`completep`"): (
         Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),
     ),
-    ("transformer (language)", "Muon", "depth", "`depth_ode`"): (
+    ("transformer (language)", "Muon", "`depth_ode`"): (
         Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),
     ),
-    ("any of these", "SGD", "width only", "`mup` (or `depth_mup`)"): (
-        WIDTH._replace(where=CIFAR, sweep="simple_resnet"),
-        WIDTH,
-    ),
-    ("any of these", "Adam, AdamW", "width only", "`mup` (or `depth_mup`)"): (
+    ("any of these, width alone", "SGD", "`mup`"): (WIDTH._replace(where=CIFAR, sweep="simple_resnet"), WIDTH),
+    ("any of these, width alone", "Adam, AdamW", "`mup`"): (
         WIDTH._replace(optimizer="adam"),
         WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
     ),
-    ("ResNet with batch norm", "SGD", "depth", "undecided: compare `mup` and `depth_mup`"): (
+    ("ResNet with batch norm", "SGD", "undecided: compare `mup` and `depth_mup`"): (
         Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
         Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
     ),
-    (
-        "plain network without skip connections", "SGD", "depth",
-        "none is known to be good: `mup`, and tune at two depths",
-    ): (Evidence(CIFAR, "plain", take="", others=("am_mup",)),),
-    ("anything", "any", "nothing", "`sp`: all factors are 1"): (),
-}  # fmt: skip
+    ("plain network without skip connections", "SGD", "none is known: `mup`, and tune at two depths"): (
+        Evidence(CIFAR, "plain", take="", others=("am_mup",)),
+    ),
+}
 
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
@@ -87,24 +81,29 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
     of["study"] = published("study").curves
-    return markdown(COLUMNS, [(*choice, *_words(of, evidence)) for choice, evidence in ROWS.items()])
+    return markdown(COLUMNS, [(*choice, *_words(of, evidence, choice[-1])) for choice, evidence in ROWS.items()])
 
 
-def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence]) -> list[str]:
-    """A cell for each verdict: the sweeps in which each parameterization has it, with the costs of the row's own."""
+def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence], take: str) -> list[str]:
+    """A cell for each verdict: the sweeps in which each parameterization has it, with the costs of the row's own.
+
+    take: the cell of the row, whose parameterization is not named. Others stand where they transfer, or do not. Those
+    with the same sweeps share a list.
+    """
     of_verdict: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in VERDICTS}
     for one in evidence:
         results = {c.parameterization: c.result for c in of[one.sweep]
                    if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
         for name in (name for name in (one.take, *one.others) if name in results):
-            cost = f" ({results[name].cost})" if name == one.take and results[name].cost else ""
-            of_verdict[results[name].verdict].setdefault(name, []).append(f"{one.where}{cost}")
-    return [_cell(sweeps) for sweeps in of_verdict.values()]
-
-
-def _cell(sweeps: Mapping[str, Sequence[str]]) -> str:
-    """{parameterization: sweeps} in words; parameterizations with the same sweeps share a list."""
-    alike: dict[str, list[str]] = {}
-    for name, where in sweeps.items():
-        alike.setdefault(", ".join(where), []).append(f"`{name}`")
-    return ". ".join(f"{', '.join(names)}: {where}" for where, names in alike.items())
+            verdict, cost = results[name].verdict, results[name].cost
+            if name == one.take or verdict != "undecided":
+                shown = f"{one.where} ({cost})" if name == one.take and cost else one.where
+                of_verdict[verdict].setdefault(name, []).append(shown)
+    cells = []
+    for sweeps in of_verdict.values():
+        alike: dict[str, list[str]] = {}
+        for name, where in sweeps.items():
+            alike.setdefault(", ".join(where), []).append(f"`{name}`")
+        cells.append(". ".join(where if names == [take] else f"{', '.join(names)}: {where}"
+                               for where, names in alike.items()))  # fmt: skip
+    return cells

@@ -11,7 +11,6 @@ cores.
 from __future__ import annotations
 
 import argparse
-import collections
 import itertools
 import json
 import multiprocessing
@@ -45,11 +44,8 @@ class Case(NamedTuple):
     parameterizations: tuple[str, ...]
     # Values of config.check that differ from configs/default.py.
     check: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    note: str = ""
 
 
-NO_BRANCH = "no branches: `depth_mup` is `mup`, which claims nothing over depth"
-AT_ONE = "beta0 of the papers: the correction at small depth is large"
 DENSE = {"depths": (8, 16, 32, 64), "width": 128, "depth": 4, "steps": (1, 4), "batch_size": 8}
 DENSE["log2_learning_rates"] = {"sgd": -14.0, "adam": -14.0}
 SLOW = {"width": 32, "log2_learning_rates": {"sgd": -9.0, "adam": -12.0}}
@@ -57,23 +53,24 @@ ONE = {"beta0": 1.0, "widths": (), "max_seeds": 32}
 CASES = (
     Case("vit, layer norm", "vit", {}, ("depth_mup", "depth_ode", "sp")),
     Case("vit, no norm", "vit", {"norm": "none"}, PLAIN, {"beta0": 0.5}),
-    Case("vit, no norm, beta0 1", "vit", {"norm": "none"}, ("depth_mup",), ONE, AT_ONE),
+    Case("vit, no norm, beta0 1", "vit", {"norm": "none"}, ("depth_mup",), ONE),
     Case("simple_resnet, no norm", "simple_resnet", {}, ALL),
     Case(
         "simple_resnet, batch norm", "simple_resnet", {"norm": "batch"}, ("depth_mup", "mup", "sp"), {"beta0": 1 / 32}
     ),
-    Case("simple_resnet, batch norm, beta0 1", "simple_resnet", {"norm": "batch"}, ("depth_mup",), ONE, AT_ONE),
+    Case("simple_resnet, batch norm, beta0 1", "simple_resnet", {"norm": "batch"}, ("depth_mup",), ONE),
     Case("residual_cnn, no norm", "residual_cnn", {}, ("depth_mup", "depth_ode", "sp"), {"widths": (64, 128, 256)}),
     Case("residual_cnn, batch norm", "residual_cnn", {"norm": "batch"}, PLAIN, SLOW),
     Case("resnet, batch norm", "resnet", {}, PLAIN, {"widths": (32, 64, 128)}),
     Case("resnet, layer norm", "resnet", {"norm": "layer"}, PLAIN, {"widths": (32, 64, 128)}),
-    Case("resnet, batch norm, beta0 1", "resnet", {}, ("depth_mup",), ONE, AT_ONE),
+    Case("resnet, batch norm, beta0 1", "resnet", {}, ("depth_mup",), ONE),
     Case("resnet, no norm", "resnet", {"norm": "none"}, PLAIN, {"widths": (32, 64, 128), "beta0": 0.5}),
-    Case("cnn", "cnn", {}, PLAIN, {"depths": (3, 4, 8, 16), "width": 64}, NO_BRANCH),
+    Case("cnn", "cnn", {}, PLAIN, {"depths": (3, 4, 8, 16), "width": 64}),
     Case("residual_mlp, no norm", "residual_mlp", {}, ALL, DENSE),
     Case("residual_mlp, layer norm", "residual_mlp", {"norm": "layer", "use_bias": True}, ALL, DENSE),
-    Case("mlp", "mlp", {}, PLAIN, {**DENSE, "depths": (4, 8, 16, 32), "width": 256}, NO_BRANCH),
+    Case("mlp", "mlp", {}, PLAIN, {**DENSE, "depths": (4, 8, 16, 32), "width": 256}),
 )
+REPORTED = [case for case in CASES if not case.name.endswith("beta0 1")]  # the others are repetitions
 
 
 def path_of(case: Case, optimizer: str) -> Path:
@@ -165,40 +162,38 @@ def networks() -> str:
     rows = []
     for case in CASES:
         slopes = [row for optimizer in OPTIMIZERS for row in judged(case, optimizer, "depth_mup")]
-        axes = (verdicts(slopes, axis) for axis in ("width", "depth"))
-        rows.append((label_of(case), *axes, words(worst(slopes)), case.note))
-    return markdown(("network", "over width", "over depth", "largest slope", "note"), rows)
+        rows.append((label_of(case), verdicts(slopes, "width"), verdicts(slopes, "depth"), words(worst(slopes))))
+    return markdown(("network", "over width", "over depth", "largest slope"), rows)
 
 
 def rules() -> str:
     """A Markdown table: how many checks of each parameterization have which verdict along each axis."""
     rows = []
     for name in ALL:
-        cases = [case for case in CASES if name in case.parameterizations and not case.name.endswith("beta0 1")]
+        cases = [case for case in REPORTED if name in case.parameterizations]
         cells = []
         for axis in ("width", "depth"):
-            counts = collections.Counter(
+            answers = [
                 overall([row["answer"] for row in judged(case, optimizer, name) if row["axis"] == axis])
                 for case, optimizer in itertools.product(cases, OPTIMIZERS)
-            )
-            named = (f"{counts[answer]} {answer}" for answer in (OK, UNDECIDED, NOT_OK) if counts[answer])
-            cells.append(", ".join(named))
+            ]
+            counts = {answer: answers.count(answer) for answer in (OK, UNDECIDED, NOT_OK)}
+            cells.append(", ".join(f"{count} {answer}" for answer, count in counts.items() if count))
         rows.append((f"`{name}`", str(len(cases)), *cells))
     return markdown(("rule", "networks", "over width", "over depth"), rows)
 
 
 def sizes() -> str:
-    """A Markdown table: widths, depths and learning rates of each case."""
-    rows = []
-    for case in CASES:
+    """A Markdown table: widths, depths and learning rates; networks with the same ones share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for case in REPORTED:
         check = config_of(case).check
-        axes = (
-            f"{', '.join(map(str, values))} at {other} {size}" if values else ""
-            for values, other, size in ((check.widths, "depth", check.depth), (check.depths, "width", check.width))
-        )
+        axes = ((check.widths, "depth", check.depth), (check.depths, "width", check.width))
+        lines = (f"{', '.join(map(str, values))} at {other} {size}" for values, other, size in axes)
         rates = ", ".join(f"2^{check.log2_learning_rates[optimizer]:g}" for optimizer in OPTIMIZERS)
-        rows.append((case.name, *axes, rates))
-    return markdown(("network", "widths", "depths", "learning rates, SGD and Adam"), rows)
+        rows.setdefault((*lines, rates), []).append(case.name)
+    columns = ("network", "widths", "depths", "learning rates, SGD and Adam")
+    return markdown(columns, [("; ".join(names), *row) for row, names in rows.items()])
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ from depthmup.measure.slope import Estimate
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.sweep import judge
-from experiments.figures.figure import markdown, words
+from experiments.figures.figure import cells, markdown
 from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.sweeps import CHANCE, loss
@@ -69,9 +69,7 @@ CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "step
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
 RUNS = ROOT / "runs" / "layer_kinds"
-COLUMNS = (
-    "kind", "", "slope over width", "slope over depth", "learning rate over width", "learning rate over depth",
-)  # fmt: skip
+COLUMNS = ("kind", "", "check", "over width", "over depth")
 
 
 class MLP(nn.Module):
@@ -216,22 +214,24 @@ def run(kind: str) -> None:
 
 
 def answers(rows: pandas.DataFrame) -> dict[str, str]:
-    """{axis: drift, verdict and cost} of the trainings of one kind."""
+    """{axis: verdict and largest cost, or else the drift} of the trainings of one kind."""
     table = rows.drop(columns="kind").astype({"loss": float})
-    return {c.axis: words(c).split(": ", 1)[1] for c in judge(table, chance=CHANCE).curves}
+    curves = {c.axis: cells(c) for c in judge(table, chance=CHANCE).curves}
+    return {axis: f"{verdict}, {cost or drift}" for axis, (drift, cost, verdict) in curves.items()}
 
 
-def slopes(check: dict[str, Any], axis: str) -> str:
-    """The judged slope that is farthest from 0 along an axis, and what was trained."""
-    worst = max((s for s in check["slopes"] if s["axis"] == axis), key=lambda s: abs(s["slope"][0]))
-    return f"{Estimate(*worst['slope'])} {worst['group']}, {worst['answer']}"
+def worst(check: dict[str, Any]) -> str:
+    """The answer of a check; of the slopes that have it the one farthest from 0, what was trained, and the axis."""
+    slopes = [s for s in check["slopes"] if s["answer"] == check["verdict"]]
+    farthest = max(slopes, key=lambda s: abs(s["slope"][0]))
+    return f"{check['verdict']}: {Estimate(*farthest['slope'])} {farthest['group']}, {farthest['axis']}"
 
 
 def holds(check: dict[str, Any], verdicts: Iterable[str]) -> str:
     """The rule of decision of the module's docstring."""
     if check["verdict"] == "not ok" or any("does not transfer" in verdict for verdict in verdicts):
         return "fails"
-    return "holds" if all(" transfers" in verdict for verdict in verdicts) else "undecided"
+    return "holds" if all("transfers" in verdict for verdict in verdicts) else "undecided"
 
 
 def table() -> str:
@@ -240,9 +240,8 @@ def table() -> str:
     lines = []
     for kind, check in ((kind, checks[kind]) for kind in KINDS if kind in checks):
         answer = answers(rows[rows["kind"] == kind])
-        farthest = [slopes(check, axis) for axis in ("width", "depth")]
         verdicts = [answer["width"], answer["depth"]]
-        lines.append((kind.replace("_", " "), holds(check, verdicts), *farthest, *verdicts))
+        lines.append((kind.replace("_", " "), holds(check, verdicts), worst(check), *verdicts))
     return markdown(COLUMNS, lines)
 
 

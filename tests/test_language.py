@@ -68,17 +68,17 @@ def test_the_tables(folder):
     assert re.search(r"depth \| -0\.(4|5)\d \[", rows["| sp = mup, adamw", "depth"])
     assert ", does not transfer" in rows["| sp = mup, adamw", "depth"]
     for name in ("depth_mup, adamw", "completep, adamw", "depth_mup, muon", "depth_ode, muon", "depth_mup nnx, adamw"):
-        assert ", transfers, costs at most" in rows[f"| {name}", "depth"]
+        assert ", transfers, " in rows[f"| {name}", "depth"]
     for name in ("sp", "mup = depth_mup = completep", "depth_mup nnx"):
-        assert ", transfers, costs at most" in rows[f"| {name}, adamw", "width"]
-    assert ", transfers, costs at most" in rows["| depth_mup = depth_ode, muon", "width"]
+        assert ", transfers, " in rows[f"| {name}, adamw", "width"]
+    assert ", transfers, " in rows["| depth_mup = depth_ode, muon", "width"]
     assert len(rows) == 1 + 10  # a header; the same trainings have one row
     (folder / "images" / "language").mkdir(parents=True)
     page.draw("demo")
     pictures = set(re.findall(r"\]\(images/(.*?)\)", text))
     assert {str(path.relative_to(folder / "images")) for path in folder.rglob("*.png")} == pictures
     assert len(pictures) == 2
-    assert "Best loss of `completep` against `depth_mup` with adamw, with 95% intervals of paired seeds: " in text
+    assert "Best loss of `completep` against `depth_mup` with adamw (paired seeds): " in text
 
 
 def test_best_losses_are_compared_seed_by_seed():

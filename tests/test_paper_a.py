@@ -128,7 +128,7 @@ def test_paired_seeds():
 def test_other_measures():
     """Optima that stay by the loss and fall by accuracy; chance of an accuracy is an error."""
     sweep = planted("simple_resnet", lambda row: -3)
-    c = figure.curve_of(sweep.curves, "depth", "depth_mup")
+    c = figure.curve({"simple_resnet": sweep}, "simple_resnet", "depth_mup")
     x = np.log2(c.trials["learning_rate"]) + 2 * np.log2(c.trials["depth"] / 3)
     c = dataclasses.replace(c, trials=c.trials.assign(validation_accuracy=(0.5 - 0.02 * (x + 3) ** 2).clip(0.1)))
     assert figure.by(c, "loss").result.verdict == "transfers"
@@ -151,21 +151,6 @@ def small(tmp_path_factory):
     rows = tmp_path_factory.mktemp("rows")
     command.trained(rows, "simple_resnet", settings, tmp_path_factory.mktemp("work") / "simple_resnet")
     return settings, rows
-
-
-def test_what_the_adaptive_search_saved(small):
-    """The share of the whole grid, rates that any size trained at all sizes, that was not trained."""
-    settings, rows = small
-    sweep = published.read(rows / "simple_resnet", settings)
-    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=True))
-    one = sweep.rows["learning_rate"].iloc[0]
-    kept = sweep.rows[(sweep.rows["depth"] != 4) | (sweep.rows["learning_rate"] == one)]
-    saved = 1 - len(kept) / len(sweep.rows)
-    assert 0.2 < saved < 0.8
-    text = page._totals([sweep._replace(rows=kept, settings=settings)])
-    assert f"In all {len(kept)} trainings of 1 sweeps" in text
-    assert f"saved {100 * saved:.0f}% of" in text
-    assert "saved" not in page._totals([sweep])
 
 
 def test_figures_from_rows(small):
@@ -452,7 +437,7 @@ def test_every_page_section_is_drawn(tmp_path, monkeypatch):
 
 
 def test_the_readmes_numbers_are_those_of_figure_1():
-    curves = page.read(PAPER)["simple_resnet"].curves
+    sweeps = page.read(PAPER)
     readme = " ".join((page.ROOT / "README.md").read_text().split())
     for axis, wording in {"depth": "at most {} of the best loss", "width": "at most {} up to"}.items():
-        assert wording.format(figure.curve_of(curves, axis, "depth_mup").result.cost) in readme
+        assert wording.format(figure.curve(sweeps, "simple_resnet", "depth_mup", axis).result.cost) in readme

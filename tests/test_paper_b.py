@@ -619,7 +619,8 @@ def test_every_page_section_is_drawn(tmp_path, monkeypatch):
     sweeps = {name: planted(name, 0.0 if name == "full_depth_mup" else -1.5) for name in SWEEPS}
     text = figures.drawn(PAPER, sweeps, tmp_path, monkeypatch)
     places = [
-        text.index(head) for head in ("[2a]", "[6a, 6c, 7a]", "[Appendix A]", "### Figure 2a\n", "### Appendix A\n")
+        text.index(head)
+        for head in ("[2a, anchors]", "[6a, 6c, 7a]", "[Appendix A]", "### Figure 2a\n", "### Appendix A\n")
     ]
     assert places == sorted(places)
 

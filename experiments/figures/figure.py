@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit import VERDICTS, Transfer, transfer
@@ -48,9 +49,8 @@ class Interval(NamedTuple):
         It disagrees where the interval excludes the claim, agrees where the interval lies within `close` of it, and is
         undecided where the interval is wider.
         """
-        if not self.low <= claimed <= self.high:
-            return DISAGREES
-        return AGREES if max(self.high - claimed, claimed - self.low) < close else UNDECIDED
+        within = max(self.high - claimed, claimed - self.low) < close
+        return decided(within, not self.low <= claimed <= self.high)
 
 
 class Outcome(NamedTuple):
@@ -72,14 +72,11 @@ class Outcome(NamedTuple):
 
 
 class CurveName(NamedTuple):
-    """A learning-rate curve of a sweep."""
+    """A learning-rate curve of a sweep. name: parameterization and variant."""
 
     sweep: str
-    name: str  # parameterization and variant
+    name: str
     axis: str = "depth"
-
-    def __str__(self) -> str:
-        return f"{self.name} over {self.axis}"
 
 
 class Experiment(NamedTuple):
@@ -109,9 +106,9 @@ class Experiment(NamedTuple):
         """
 
         def outcome(sweeps: Sweeps) -> Outcome:
-            curves = {name: named(sweeps, name) for name in expected}
-            parts = [says(curves[name], claimed) for name, claimed in expected.items() if claimed is not None]
-            return Outcome.of(parts, curve_table({str(name): c for name, c in curves.items()}))
+            curves = [(curve(sweeps, *name), claimed) for name, claimed in expected.items()]
+            parts = [says(c, claimed) for c, claimed in curves if claimed is not None]
+            return Outcome.of(parts, curve_table({f"{c.name} over {c.axis}": c for c, _ in curves}))
 
         return cls(figure, claim, outcome=outcome, **more)
 
@@ -141,14 +138,10 @@ class Paper(NamedTuple):
         return IMAGES / self.name
 
 
-def curve_of(curves: Iterable[TransferCurve], axis: str, name: str) -> TransferCurve:
+def curve(sweeps: Sweeps, sweep: str, name: str, axis: str = "depth") -> TransferCurve:
     """The learning-rate curve of this name. Raises StopIteration if there is none."""
-    return next(c for c in curves if (c.axis, c.name, c.hyperparameter) == (axis, name, "learning_rate"))
-
-
-def named(sweeps: Sweeps, name: CurveName) -> TransferCurve:
-    """The curve of this name. Raises StopIteration if there is none."""
-    return curve_of(sweeps[name.sweep].curves, name.axis, name.name)
+    named = (c for c in sweeps[sweep].curves if (c.axis, c.name, c.hyperparameter) == (axis, name, "learning_rate"))
+    return next(named)
 
 
 def cells(c: TransferCurve) -> tuple[str, str, str]:
@@ -184,9 +177,8 @@ def says(c: TransferCurve, transfers: bool = True, label: str = "") -> Part:
 
 def agreement(result: Transfer, transfers: bool = True) -> str:
     """What a verdict says of the claim that the optimum transfers, or that it does not."""
-    if result.verdict not in (TRANSFERS, DOES_NOT):
-        return UNDECIDED
-    return AGREES if (result.verdict == TRANSFERS) == transfers else DISAGREES
+    claimed, other = (TRANSFERS, DOES_NOT) if transfers else (DOES_NOT, TRANSFERS)
+    return decided(result.verdict == claimed, result.verdict == other)
 
 
 def chance(c: TransferCurve, measure: str) -> float:
@@ -221,9 +213,30 @@ def percent(ratios: np.ndarray) -> Interval:
 
 
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
-    """The loss against the hyperparameter, a line for each size: {name of a picture: its curves} -> {name: picture}."""
+    """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
     drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def panels(
+    draw: Mapping[str, Callable[[Axes], Any]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    size: tuple[float, float] = (8, 3.8),
+) -> Figure:
+    """Panels in a row that share the vertical axis. draw: {title of a panel: what draws it}. size: inches."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(draw), sharey=True)
+    for panel, (name, content) in zip(axes, draw.items(), strict=True):
+        content(panel)
+        panel.set(title=name, xlabel=xlabel)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize=8)
+    axes[0].set_ylabel(ylabel)
+    if title:
+        figure.suptitle(title)
+    return figure
 
 
 def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:
@@ -237,6 +250,11 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
 
 
+def decided(agrees: bool, disagrees: bool) -> str:
+    """A verdict from whether a claim surely holds, and whether it surely does not."""
+    return DISAGREES if disagrees else AGREES if agrees else UNDECIDED
+
+
 def combined(answers: Sequence[str]) -> str:
     """One disagreement disagrees; else one undecided answer is undecided."""
-    return next((word for word in (DISAGREES, UNDECIDED) if word in answers), AGREES)
+    return decided(UNDECIDED not in answers, DISAGREES in answers)

@@ -7,7 +7,7 @@ the remarks on a figure, NAME.md, and the rows of figures that have no module, e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from depthmup.models.stack import natural
@@ -20,7 +20,7 @@ from experiments.published import RESULTS, ROOT, Sweep
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"
 FIRST = ("question", "the papers say", "here", "number")
-COLUMNS = ("figure", "the paper says", "here", "number", "command")
+COLUMNS = ("figure", "the paper says", "here", "number")
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
 
 
@@ -36,7 +36,9 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
     """The page. sweeps: {name of a paper: its sweeps}."""
     outcomes = {paper.name: judged(paper, sweeps[paper.name]) for paper in PAPERS}
     every = [sweep for paper in PAPERS for sweep in sweeps[paper.name].values()]
-    parts = [included(RESULTS / "introduction.md"), _first(outcomes), included(RESULTS / "reading.md"), _totals(every)]
+    hours = sum(sweep.about["minutes"] for sweep in every) / 60
+    trained = f"In all {sum(len(sweep.rows) for sweep in every):,} trainings of {len(every)} sweeps, {hours:.0f} hours."
+    parts = [included(RESULTS / "introduction.md"), _first(sweeps, outcomes), included(RESULTS / "reading.md"), trained]
     parts += [_of_paper(paper, sweeps[paper.name], outcomes[paper.name]) for paper in PAPERS]
     return "\n\n".join(filter(None, [*parts, included(RESULTS / "configs.md")])) + "\n"
 
@@ -53,14 +55,16 @@ def included(path: Path) -> str:
     return re.sub(r"\]\((?:\.\./)+(?:results\.md(?=#))?", "](", text)
 
 
-def _first(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+def _first(sweeps: Mapping[str, Sweeps], outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
     """The questions that the page answers first."""
     rows = []
     for paper in PAPERS:
-        pairs = {paper.figures[name].figure: (paper.figures[name], of) for name, of in outcomes[paper.name].items()}
-        for figure, (verdict, number, _) in (pairs[name] for name in ordered(pairs)):
-            if figure.question:
-                rows.append((f"[{figure.question}](#{anchor(figure)})", figure.claim, _bold(verdict), number))
+        asked = {
+            one.figure: name for name, one in paper.figures.items() if one.question and name in outcomes[paper.name]
+        }
+        for name in (asked[figure] for figure in ordered(asked)):
+            figure, row = paper.figures[name], _row(paper, name, sweeps[paper.name], outcomes[paper.name])
+            rows.append((f"[{figure.question}](#{anchor(figure)}) ({paper.title[0]} {figure.figure})", *row[1:]))
     return markdown(FIRST, rows)
 
 
@@ -70,46 +74,32 @@ def ordered(figures: Iterable[str]) -> list[str]:
 
 
 def _of_paper(paper: Paper, sweeps: Sweeps, outcomes: Mapping[str, Outcome]) -> str:
-    """The part of one paper. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
-    rows = {row[0]: row for row in elsewhere(paper)}
+    """The part of one paper: a row for each figure that `_first` lacks, and a section for each that has an outcome."""
+    rows, sections = {row[0]: row for row in elsewhere(paper)}, {}
     for name, figure in paper.figures.items():
-        left, verdict, number = missing(figure, sweeps), "not finished", ""
         if name in outcomes:
-            verdict, number, _ = outcomes[name]
-            verdict = f"{_bold(verdict)}{', so far' if left else ''}"
-        data = "" if figure.classes == 10 else f" --data=DIR{figure.classes}"
-        label = f"[{figure.figure}](#{anchor(figure)})" if name in outcomes else figure.figure
-        number = "; ".join(filter(None, (number, left)))
-        rows[figure.figure] = (label, figure.claim, verdict, number, f"`{paper.name} {name}{data}`")
-    order = ordered(rows)
-    sections = {paper.figures[name].figure: _section(paper, name, finished(paper.figures[name], sweeps), outcome)
-                for name, outcome in outcomes.items()}  # fmt: skip
-    parts = [
-        f"## Paper {paper.title}",
-        included(paper.rows / "reading.md"),
-        markdown(COLUMNS, (rows[n] for n in order)),
-    ]
-    return "\n\n".join(filter(None, [*parts, *(sections.get(name, "") for name in order)]))
+            sections[figure.figure] = _section(paper, name, finished(figure, sweeps), outcomes[name])
+        if name not in outcomes or not figure.question:
+            rows[figure.figure] = _row(paper, name, sweeps, outcomes)
+    parts = [f"## Paper {paper.title}", included(paper.rows / "reading.md"), "Not in the first table:"]
+    parts.append(markdown(COLUMNS, (rows[name] for name in ordered(rows))))
+    return "\n\n".join(filter(None, [*parts, *(sections[name] for name in ordered(sections))]))
+
+
+def _row(paper: Paper, name: str, sweeps: Sweeps, outcomes: Mapping[str, Outcome]) -> tuple[str, ...]:
+    """The cells of COLUMNS. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
+    figure, left = paper.figures[name], missing(paper.figures[name], sweeps)
+    if name not in outcomes:
+        return figure.figure, figure.claim, "not finished", left
+    verdict, number, _ = outcomes[name]
+    label, so_far = f"[{figure.figure}](#{anchor(figure)})", ", so far" if left else ""
+    return label, figure.claim, f"**{verdict}**{so_far}", "; ".join(filter(None, (number, left)))
 
 
 def elsewhere(paper: Paper) -> list[tuple[str, ...]]:
     """The rows of figures that have no module, with the cells of COLUMNS: other experiments show them, or nothing."""
     lines = included(paper.rows / "elsewhere.md").splitlines()[2:]
     return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
-
-
-def _bold(verdict: str) -> str:
-    return f"**{verdict}**"
-
-
-def _totals(sweeps: Sequence[Sweep]) -> str:
-    """How many trainings the rows are, how long they took, and what the adaptive search saved."""
-    trials, hours = sum(len(sweep.rows) for sweep in sweeps), sum(sweep.about["minutes"] for sweep in sweeps) / 60
-    line = f"In all {trials:,} trainings of {len(sweeps)} sweeps, {hours:.0f} hours on one or two cores."
-    if searched := [sweep for sweep in sweeps if sweep.settings.sweep.adaptive]:
-        share = 1 - sum(len(sweep.rows) for sweep in searched) / sum(map(_whole_grid, searched))
-        line += f" The adaptive search saved {100 * share:.0f}% of the trainings of whole grids."
-    return line
 
 
 def finished(figure: Experiment, sweeps: Sweeps) -> Sweeps:
@@ -129,15 +119,6 @@ def missing(figure: Experiment, sweeps: Sweeps) -> str:
     return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
 
 
-def _whole_grid(sweep: Sweep) -> int:
-    """The trials of every size at every learning rate that was trained at one of them."""
-    columns = list(sweep.rows)  # hyperparameters, then results, of which the loss is the first
-    sizes = [name for name in columns[: columns.index("loss")] if name != "learning_rate"]
-    curve = [name for name in sizes if name not in ("width", "depth", "seed")]
-    grids = (trials for _, trials in sweep.rows.groupby(curve, dropna=False))
-    return sum(len(trials[sizes].drop_duplicates()) * trials["learning_rate"].nunique() for trials in grids)
-
-
 def title(figure: Experiment) -> str:
     """The heading of a figure's section."""
     name = figure.figure
@@ -149,10 +130,11 @@ def anchor(figure: Experiment) -> str:
 
 
 def _section(paper: Paper, name: str, sweeps: Sweeps, outcome: Outcome) -> str:
-    """Remarks, pictures and numbers of a figure."""
+    """The command, remarks, pictures and numbers of a figure."""
     figure = paper.figures[name]
+    command = f"`{paper.name} {name}{'' if figure.classes == 10 else f' --data=DIR{figure.classes}'}`"
     pictures = (f"![{picture}](images/{paper.name}/{picture}.png)" for picture in figure.pictures(sweeps))
-    parts = [f"### {title(figure)}", included(paper.rows / f"{name}.md"), *pictures, outcome.table]
+    parts = [f"### {title(figure)}", command, included(paper.rows / f"{name}.md"), *pictures, outcome.table]
     return "\n\n".join(filter(None, parts))
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from depthmup.files import write_atomically
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import IMAGES, along, best_losses, loss_pictures, markdown, percent, words
+from experiments.figures.figure import IMAGES, along, best_losses, cells, loss_pictures, markdown, percent
 from experiments.language.sweeps import SCALES, published
 
-COLUMNS = ("model", "along", "drift of the best learning rate, verdict, cost", "best loss at each size")
+COLUMNS = ("model", "along", "best learning rate: drift, verdict, cost", "best loss at each size")
 # Parameterizations whose best losses over depth are compared, and the optimizer.
 PAIRS = (("completep", "depth_mup", "adamw"), ("depth_ode", "depth_mup", "muon"))
 
@@ -30,24 +30,19 @@ def merged(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
 
 def tables(scale: str) -> str:
     """What the rows of a scale say, as Markdown."""
-    curves = published(scale).curves
-    best = {
-        (c.name, c.optimizer, c.axis): [best_losses(c.result, i) for i in range(len(c.result.values))] for c in curves
-    }
-    chosen = merged(curves)
-    rows = []
-    for c in chosen:
+    curves, rows, best = published(scale).curves, [], {}
+    for c in curves:
+        best[c.name, c.optimizer, c.axis] = [best_losses(c.result, i) for i in range(len(c.result.values))]
+    for c in merged(curves):
+        drift, cost, verdict = cells(c)
         losses = best[c.name.split(" = ")[0], c.optimizer, c.axis]
         means = " ".join(f"{at_size.mean():.3f}" for at_size in losses)
-        rows.append((f"{c.name}, {c.optimizer}", c.axis, words(c).split(": ", 1)[1], means))
-    parts = [markdown(COLUMNS, rows)]
-    parts += [f"![{name}](images/language/{name}.png)" for name in along(chosen, f"gpt_{scale}")]
+        rows.append((f"{c.name}, {c.optimizer}", c.axis, ", ".join(filter(None, (drift, verdict, cost))), means))
+    parts = [markdown(COLUMNS, rows), *(f"![{name}](images/language/{name}.png)" for name in along((), f"gpt_{scale}"))]
     for name, other, optimizer in PAIRS:
         losses, others = (best[parameterization, optimizer, "depth"] for parameterization in (name, other))
-        parts.append(
-            f"Best loss of `{name}` against `{other}` with {optimizer}, with 95% intervals of paired seeds: "
-            f"{compared(losses, others, SCALES[scale]['depths'])}."
-        )
+        changes = compared(losses, others, SCALES[scale]["depths"])
+        parts.append(f"Best loss of `{name}` against `{other}` with {optimizer} (paired seeds): {changes}.")
     return "\n\n".join(parts)
 
 
@@ -59,7 +54,5 @@ def draw(scale: str) -> None:
 
 def compared(best: list[np.ndarray], others: list[np.ndarray], depths: tuple[int, ...]) -> str:
     """How the best losses of two parameterizations, (seeds,) at each depth, differ above the base depth."""
-    changes = []
-    for a, b, depth in zip(best[1:], others[1:], depths[1:], strict=True):
-        changes.append(f"{percent(a / b).text('+.1f', '%')} at depth {depth}")
-    return ", ".join(changes)
+    pairs = list(zip(best, others, depths, strict=True))[1:]
+    return ", ".join(f"{percent(a / b).text('+.1f', '%')} at depth {depth}" for a, b, depth in pairs)

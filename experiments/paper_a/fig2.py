@@ -26,25 +26,22 @@ from typing import Any
 from configs import cifar10_resnet
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import (
-    AGREES,
-    DISAGREES,
     TRANSFERS,
-    UNDECIDED,
-    CurveName,
     Experiment,
     Outcome,
     Sweeps,
+    curve,
     curve_table,
+    decided,
     loss_pictures,
-    named,
 )
 from experiments.paper_a.small import small
 
-# {(sweep, variant): its label}
+# {label: (sweep, variant)}
 VARIANTS = {
-    ("resnet", "norm batch"): "batch norm",
-    ("resnet", "norm layer"): "layer norm",
-    ("resnet_beta0", ""): "batch norm, beta0 1/16",
+    "batch norm": ("resnet", " norm batch"),
+    "layer norm": ("resnet", " norm layer"),
+    "batch norm, beta0 1/16": ("resnet_beta0", ""),
 }
 
 
@@ -54,8 +51,7 @@ def resnet(scale: str) -> Any:
     else:
         config = small("resnet", "sgd", (-9.0, 1.0), depths=(1, 2, 4, 8), base=(8, 1))
         config.epochs = 0.5
-    config.sweep.parameterizations = ("mup", "depth_mup")
-    config.sweep.axes = "model.norm = batch, layer"
+    config.sweep.update(parameterizations=("mup", "depth_mup"), axes="model.norm = batch, layer")
     return config
 
 
@@ -68,23 +64,19 @@ def small_branches(scale: str) -> Any:
 
 def consistent(plain: TransferCurve, scaled: TransferCurve) -> str:
     """On the claim of a comparison: with the scaling it transfers, or it drifts less than without."""
-    drifts, answer = [c.result.drift for c in (plain, scaled)], UNDECIDED
-    if scaled.result.verdict == TRANSFERS:
-        answer = AGREES
-    elif drifts[0] and drifts[1]:
-        less = abs(drifts[1].octaves_per_doubling) < abs(drifts[0].octaves_per_doubling)
-        if drifts[1].low > drifts[0].high or drifts[1].high < drifts[0].low:
-            answer = AGREES if less else DISAGREES
-    return answer
+    before, after = plain.result.drift, scaled.result.drift
+    apart = bool(before and after and (after.low > before.high or after.high < before.low))
+    less = bool(before and after and abs(after.octaves_per_doubling) < abs(before.octaves_per_doubling))
+    agrees = scaled.result.verdict == TRANSFERS or (apart and less)
+    return decided(agrees, apart and not agrees)
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """Behind each norm, and with small branches."""
     shown, parts = dict[str, TransferCurve](), []
-    for (sweep, variant), label in VARIANTS.items():
+    for label, (sweep, variant) in VARIANTS.items():
         if sweep in sweeps:
-            names = (f"{name} {variant}".strip() for name in ("mup", "depth_mup"))
-            plain, scaled = (named(sweeps, CurveName(sweep, name)) for name in names)
+            plain, scaled = (curve(sweeps, sweep, f"{name}{variant}") for name in ("mup", "depth_mup"))
             shown |= {f"mup, {label}": plain, f"depth_mup, {label}": scaled}
             costs = " and ".join(f"{c.result.cost} ({c.parameterization})" for c in (scaled, plain))
             parts.append((f"{label}: costs at most {costs}", consistent(plain, scaled)))
@@ -93,7 +85,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 EXPERIMENT = Experiment(
     figure="2, B.4",
-    claim="ResNets with batch or layer norm: 1/sqrt(depth) transfers more consistently",
+    claim="with batch or layer norm 1/sqrt(depth) transfers more consistently",
     question="Also of ResNets with norms?",
     sweeps={"resnet": resnet, "resnet_beta0": small_branches},
     outcome=outcome,

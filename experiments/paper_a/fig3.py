@@ -29,19 +29,17 @@ import math
 from typing import Any
 
 from configs import tiny_imagenet_vit
-from depthmup.fit import Drift, transfer
+from depthmup.fit import transfer
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import (
-    AGREES,
-    UNDECIDED,
-    CurveName,
     Experiment,
     Outcome,
     Sweeps,
+    curve,
     curve_table,
+    decided,
     loss_pictures,
     markdown,
-    named,
     says,
 )
 from experiments.paper_a.small import TIMES, in_tenth, small
@@ -52,8 +50,7 @@ def vit(scale: str) -> Any:
         config = tiny_imagenet_vit.get_config()
     else:
         config = small("vit", "adam", (-13.0, -4.0), depths=(2, 4, 8, 16), base=(32, 2))
-        config.model.heads = 4
-        config.model.patch = 4
+        config.model.update(heads=4, patch=4)
         config.parameterization.base_head_dim = 8
         config.optimizer.name = "adam"
         config.warmup_epochs = 0.1
@@ -79,34 +76,19 @@ CLAIMED = {
 OURS = ("depth_mup norm layer, lr_depth -0.5", "depth_mup norm none, lr_depth -0.5")
 
 
-def improves(c: TransferCurve) -> bool:
-    """Whether the best loss falls with every doubling of the depth."""
-    return all(after.loss < before.loss for before, after in itertools.pairwise(c.result.optima))
-
-
-def drift_in(c: TransferCurve, tenth: int) -> Drift | None:
-    """The drift of what is best by the loss in one tenth of the training, the first being 1."""
-    rows = [row for size in c.result.values for row in in_tenth(c, size, tenth)]
-    return transfer(rows, c.axis, c.chance_loss).drift
-
-
-def own_rule(sweeps: Sweeps) -> list[TransferCurve]:
-    return [named(sweeps, CurveName("vit", name)) for name in OURS]
-
-
 def claimed(sweeps: Sweeps) -> list[TransferCurve]:
     """The curves of the paper's settings."""
-    return [named(sweeps, CurveName(sweep, name)) for sweep in sweeps if sweep in CLAIMED for name in CLAIMED[sweep]]
+    return [curve(sweeps, sweep, name) for sweep in sweeps if sweep in CLAIMED for name in CLAIMED[sweep]]
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """All of the paper's settings must transfer, and the best loss of the scaled ones fall with every doubling."""
-    curves = claimed(sweeps)
-    scaled = [c for c in curves if c.parameterization == "depth_mup"]
-    falls = [(f"{label(c)}: best loss {best_loss(c)}", AGREES if improves(c) else UNDECIDED) for c in scaled]
+    parts = [says(c, label=label(c)) for c in claimed(sweeps)]
+    for c in (c for c in claimed(sweeps) if c.parameterization == "depth_mup"):
+        falls = all(after.loss < before.loss for before, after in itertools.pairwise(c.result.optima))
+        parts.append((f"{label(c)}: best loss {best_loss(c)}", decided(falls, False)))
     shown = {label(c): c for sweep in sweeps.values() for c in sweep.curves}
-    parts = [says(c, label=label(c)) for c in curves]
-    return Outcome.of([*parts, *falls], curve_table(shown, {"best loss": best_loss}))
+    return Outcome.of(parts, curve_table(shown, {"best loss": best_loss}))
 
 
 def label(c: TransferCurve) -> str:
@@ -117,16 +99,16 @@ def label(c: TransferCurve) -> str:
 
 def best_loss(c: TransferCurve) -> str:
     """At the smallest and the largest depth."""
-    return " to ".join(
-        "none" if math.isnan(o.loss) else f"{o.loss:.2f}" for o in c.result.optima[:: len(c.result.optima) - 1]
-    )
+    ends = c.result.optima[0], c.result.optima[-1]
+    return " to ".join("none" if math.isnan(end.loss) else f"{end.loss:.2f}" for end in ends)
 
 
 def drifts(sweeps: Sweeps) -> str:
     """By the losses of the second and of the last tenth of the training."""
     rows = []
     for c in (c for sweep in sweeps.values() for c in sweep.curves):
-        both = (drift_in(c, tenth) for tenth in (2, TIMES))
+        losses = ([row for size in c.result.values for row in in_tenth(c, size, tenth)] for tenth in (2, TIMES))
+        both = (transfer(of_tenth, c.axis, c.chance_loss).drift for of_tenth in losses)
         rows.append([label(c), *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in both)])
     return markdown(("drift of what is best in", "the second tenth of the training", "the last tenth"), rows)
 
@@ -142,9 +124,9 @@ EXPERIMENT = Experiment(
 )
 RULE = Experiment(
     figure="3a-c (our rule)",
-    claim="not in the paper: L^-1/2 in the learning rate of branches transfers",
+    claim="not in the paper: L^-1/2 in branches' learning rates",
     sweeps={"vit": vit},
-    outcome=lambda sweeps: Outcome.of([says(c, label=label(c)) for c in own_rule(sweeps)]),
+    outcome=lambda sweeps: Outcome.of([says(c, label=label(c)) for c in (curve(sweeps, "vit", n) for n in OURS)]),
 )
 COSINE = Experiment(
     figure="3d",

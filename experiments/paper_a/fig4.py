@@ -31,14 +31,14 @@ from matplotlib.figure import Figure
 
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import (
-    AGREES,
-    DISAGREES,
     Experiment,
     Outcome,
     Sweeps,
-    curve_of,
+    curve,
     curve_table,
+    decided,
     loss_pictures,
+    panels,
     says,
 )
 from experiments.paper_a import fig1
@@ -57,11 +57,8 @@ ALIKE = 0.05  # learning curves are "remarkably similar" if their losses differ 
 def config_of(name: str, scale: str) -> Any:
     values, optimizer, rate = SWEPT[name]
     config = fig1.simple_resnet(scale)
-    config.sweep.axes = f"optimizer.learning_rate = {rate}; {values}"
-    config.sweep.optimizers = (optimizer,)
-    config.sweep.parameterizations = ("depth_mup",)
-    config.sweep.widths = ()
-    config.sweep.adaptive = False
+    axes = f"optimizer.learning_rate = {rate}; {values}"
+    config.sweep.update(axes=axes, optimizers=(optimizer,), parameterizations=("depth_mup",), widths=(), adaptive=False)
     return config
 
 
@@ -92,40 +89,31 @@ def spread(c: TransferCurve, part: slice) -> float:
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """All hyperparameters but beta0, and the learning curves of the scaled networks."""
-    curves = {name: sweeps[name].curves[0] for name in SWEPT}
-    parts = [says(c, label=name.replace("_", " ")) for name, c in curves.items() if name != "beta0"]
+    curves = {name.replace("_", " "): sweeps[name].curves[0] for name in SWEPT}
+    parts = [says(c, label=name) for name, c in curves.items() if name != "beta0"]
     lines = []
     for name in ("mup", "depth_mup"):
-        c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
+        c = curve(sweeps, "simple_resnet", name)
         first, last = spread(c, slice(0, STRETCHES // 4)), spread(c, slice(STRETCHES // 4, None))
         apart = f"losses differ by at most {100 * first:.0f}% in the first quarter, {100 * last:.0f}% later"
         lines.append(f"{name}, all depths with one learning rate: {apart if last < np.inf else 'some diverge'}.")
-    parts.append((lines[-1], AGREES if first < ALIKE else DISAGREES))
+    parts.append((lines[-1], decided(first < ALIKE, first >= ALIKE)))
     labels = {c.hyperparameter.replace("_", " "): c for c in curves.values()}
     return Outcome.of(parts, "\n".join([curve_table(labels), "", *lines]))
 
 
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | {"fig4_dynamics": _dynamics(sweeps)}
-
-
-def draw_losses(panel: Axes, c: TransferCurve, size: str, xlabel: str) -> None:
+def draw_losses(c: TransferCurve, size: str, panel: Axes) -> None:
     """The training loss over time at every size, with the smallest one's best learning rate."""
     for value, losses in losses_over_time(c).items():
         panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"{size} {value:g}", lw=1.4)
-    panel.set(title=c.parameterization, xlabel=xlabel)
-    panel.legend(fontsize=8)
 
 
-def _dynamics(sweeps: Sweeps) -> Figure:
-    """The training loss over time at every depth, with the smallest depth's best learning rate."""
-    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
-    for panel, name in zip(panels, ("sp", "mup", "depth_mup"), strict=True):
-        draw_losses(panel, curve_of(sweeps["simple_resnet"].curves, "depth", name), "depth", "epochs")
-    panels[0].set_ylabel("training loss")
-    figure.suptitle("Training loss at every depth with the best learning rate of depth 3 (missing: diverged)")
-    return figure
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    curves = (curve(sweeps, "simple_resnet", name) for name in ("sp", "mup", "depth_mup"))
+    draw = {c.name: functools.partial(draw_losses, c, "depth") for c in curves}
+    title = "Training loss at every depth with the best learning rate of depth 3 (missing: diverged)"
+    dynamics = panels(draw, "epochs", "training loss", title, size=(10.5, 3.8))
+    return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | {"fig4_dynamics": dynamics}
 
 
 EXPERIMENT = Experiment(

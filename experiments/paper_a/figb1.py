@@ -28,11 +28,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pandas
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
 from depthmup.parameterization import Name, parameterization
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown, percent
+from experiments.figures.figure import Experiment, Outcome, Sweeps, decided, markdown, panels, percent
 from experiments.paper_a import fig1
 from experiments.results import ticks
 
@@ -44,10 +45,8 @@ NAME: Name = "depth_mup"
 def at_width(width: int, scale: str) -> Any:
     config = fig1.simple_resnet(scale)
     config.model.width = width
-    config.sweep.parameterizations = (NAME,)
-    config.sweep.widths = ()
-    config.sweep.adaptive = False
-    config.sweep.axes = f"optimizer.learning_rate = {', '.join(str(2.0**k) for k in (-4.0, -3.5, -3.0, -2.5, -2.0))}"
+    axes = f"optimizer.learning_rate = {', '.join(str(2.0**k) for k in (-4.0, -3.5, -3.0, -2.5, -2.0))}"
+    config.sweep.update(parameterizations=(NAME,), widths=(), adaptive=False, axes=axes)
     return config
 
 
@@ -56,32 +55,30 @@ SWEEPS: dict[str, Callable[[str], Any]] = {**OWN, **fig1.EXPERIMENT.sweeps}
 
 
 class Best(NamedTuple):
-    """The training losses of a network at its best learning rate: (seeds,)."""
+    """A network's number of parameters, and its training losses at its best learning rate: (seeds,)."""
 
-    width: int
-    depth: int
     parameters: int
     losses: np.ndarray
 
 
 def parameters(width: int, depth: int) -> int:
     """The number of parameters of the experiment's network."""
-    model, images = SimpleResNet(width=width, depth=depth, outputs=10), jax.ShapeDtypeStruct((1, 16, 16, 3), "float32")
+    model, images = SimpleResNet(width=width, depth=depth, outputs=10), jax.numpy.zeros((1, 16, 16, 3))
     factors = parameterization(NAME).forward_factors(width=width, depth=depth)
-    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.numpy.zeros(images.shape), factors))["params"]
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), images, factors))["params"]
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def bests(sweeps: Sweeps) -> dict[tuple[int, int], Best]:
+    """{(width, depth): the network}"""
     rows = pandas.concat([sweep.rows for sweep in sweeps.values()])
     rows = rows[(rows["parameterization"] == NAME) & rows["depth"].isin(DEPTHS) & rows["width"].isin(WIDTHS)]
+    rows = rows.assign(score=rows["last_loss"].where(~rows["diverged"], math.inf)).drop_duplicates("key")
     result = {}
-    for (width, depth), trials in rows.drop_duplicates("key").groupby(["width", "depth"]):
-        scores = trials.assign(score=trials["last_loss"].where(~trials["diverged"], math.inf)).pivot(
-            index="learning_rate", columns="seed", values="score"
-        )
+    for (width, depth), trials in rows.groupby(["width", "depth"]):
+        scores = trials.pivot(index="learning_rate", columns="seed", values="score")
         losses = scores.loc[scores.mean(axis=1).idxmin()].to_numpy(float)
-        result[int(width), int(depth)] = Best(int(width), int(depth), parameters(int(width), int(depth)), losses)
+        result[int(width), int(depth)] = Best(parameters(int(width), int(depth)), losses)
     return result
 
 
@@ -94,7 +91,7 @@ def larger_is_better(sweeps: Sweeps) -> Outcome:
     ):
         changes = [percent(by_size[b].losses / by_size[a].losses) for a, b in steps]
         falls, rises = sum(high < 0 for _, _, high in changes), sum(low > 0 for _, low, _ in changes)
-        answer = DISAGREES if rises else AGREES if falls == len(changes) else UNDECIDED
+        answer = decided(falls == len(changes), rises > 0)
         parts.append((f"{falls} of {len(changes)} doublings of the {along} surely lower the loss", answer))
         rows.append([along, *map(str, (len(changes), falls, rises)), max(changes).text("+.1f", "%"), answer])
     columns = ("doublings of", "all", "lower the loss", "raise it", "the worst", "here")
@@ -104,36 +101,39 @@ def larger_is_better(sweeps: Sweeps) -> Outcome:
 def best_depth(sweeps: Sweeps) -> Outcome:
     """At each width the depth of the lowest loss; the paper's prediction for large widths is nearest to the deepest."""
     by_size = bests(sweeps)
-    losses = [[str(width), *(f"{by_size[width, depth].losses.mean():.3f}" for depth in DEPTHS)] for width in WIDTHS]
     best = [min(DEPTHS, key=lambda depth: by_size[width, depth].losses.mean()) for width in WIDTHS]
     *others, deepest = [by_size[WIDTHS[-1], depth].losses for depth in DEPTHS]
     changes = [percent(deepest / losses) for losses in others]
-    beaten, ahead = any(low > 0 for _, low, _ in changes), all(high < 0 for _, _, high in changes)
-    return Outcome(
-        DISAGREES if beaten else AGREES if ahead else UNDECIDED,
-        f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}",
-        markdown(["loss at width", *(f"depth {depth}" for depth in DEPTHS)], losses),
-    )
+    answer = decided(all(high < 0 for _, _, high in changes), any(low > 0 for _, low, _ in changes))
+    number = f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}"
+    return Outcome(answer, number)
+
+
+def losses(sweeps: Sweeps) -> str:
+    by_size = bests(sweeps)
+    rows = [[str(width), *(f"{by_size[width, depth].losses.mean():.3f}" for depth in DEPTHS)] for width in WIDTHS]
+    return markdown(["loss at width", *(f"depth {depth}" for depth in DEPTHS)], rows)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The paper's axes: loss against parameters, lines of equal width and lines of equal depth with power laws."""
-    by_size, figure = bests(sweeps), Figure(figsize=(9.5, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for width in WIDTHS:
-        line = [by_size[width, depth] for depth in DEPTHS]
-        panels[0].plot([b.parameters for b in line], [b.losses.mean() for b in line], "-o", label=f"width {width}")
-    for place, depth in enumerate(DEPTHS):
-        line = [by_size[width, depth] for width in WIDTHS]
-        sizes, losses = np.array([(b.parameters, b.losses.mean()) for b in line]).T
-        panels[1].plot(sizes, losses, "o", color=f"C{place}", label=f"depth {depth}")
-        slope, start = np.polyfit(np.log(sizes), np.log(losses), 1)
-        panels[1].plot(sizes, np.exp(start) * sizes**slope, "--", lw=0.9, color=f"C{place}")
-    for panel, title in zip(panels, ("equal widths", "equal depths (dashed: power laws)"), strict=True):
-        panel.set(xscale="log", yscale="log", xlabel="parameters", title=title)
-        panel.legend(fontsize=8)
-    ticks(panels[0].yaxis, (1.2, 1.3, 1.4, 1.5, 1.6))
-    panels[0].set_ylabel("training loss")
+    by_size = bests(sweeps)
+
+    def draw(along: Mapping[str, list[tuple[int, int]]], laws: bool, panel: Axes) -> None:
+        panel.set(xscale="log", yscale="log")
+        for label, line in along.items():
+            sizes, means = np.array([(by_size[at].parameters, by_size[at].losses.mean()) for at in line]).T
+            (drawn,) = panel.plot(sizes, means, "o" if laws else "-o", label=label)
+            if laws:
+                slope, start = np.polyfit(np.log(sizes), np.log(means), 1)
+                panel.plot(sizes, np.exp(start) * sizes**slope, "--", lw=0.9, color=drawn.get_color())
+
+    of_width = {f"width {width}": [(width, depth) for depth in DEPTHS] for width in WIDTHS}
+    of_depth = {f"depth {depth}": [(width, depth) for width in WIDTHS] for depth in DEPTHS}
+    titles = {"equal widths": (of_width, False), "equal depths (dashed: power laws)": (of_depth, True)}
+    contents = {title: functools.partial(draw, *lines) for title, lines in titles.items()}
+    figure = panels(contents, "parameters", "training loss", size=(9.5, 4.2))
+    ticks(figure.axes[0].yaxis, (1.2, 1.3, 1.4, 1.5, 1.6))
     return {"figb1": figure}
 
 
@@ -143,6 +143,7 @@ EXPERIMENT = Experiment(
     sweeps=SWEEPS,
     outcome=best_depth,
     pictures=pictures,
+    printed=losses,
 )
 FOOTNOTE = Experiment(
     figure="footnote 2",

@@ -26,8 +26,8 @@ def scaled(scale: str) -> Any:
 
 
 def pictures(sweeps: Sweeps) -> dict[str, Any]:
-    curves = [c for c in sweeps["simple_resnet"].curves if c.parameterization == "sp"] + sweeps["depth_sp"].curves
-    return loss_pictures(along(curves, "figb2"))
+    plain = [c for c in sweeps["simple_resnet"].curves if c.parameterization == "sp"]
+    return loss_pictures(along(plain + sweeps["depth_sp"].curves, "figb2"))
 
 
 EXPERIMENT = Experiment.transfers(

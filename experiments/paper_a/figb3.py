@@ -15,25 +15,21 @@ Expect: small costs for SimpleResNets, and optima that still move by parts of an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer, optimum, settled, transfer
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, curve_of, markdown
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, combined, curve, markdown, panels
 from experiments.paper_a import fig1, fig3
 from experiments.paper_a.fig3 import claimed, label
 from experiments.paper_a.small import TIMES, in_tenth, over_time
 
 EARLY = 3  # the tenth by whose loss the learning rate is chosen
-
-
-def shares(c: TransferCurve) -> dict[float, float | None]:
-    """{size: share of the training after which the optimum stays}; None where the end has no optimum."""
-    settles = {size: settled(*over_time(c, size), c.chance_loss) for size in c.result.values}
-    return {size: None if time is None else (time + 1) / TIMES for size, time in settles.items()}
 
 
 def choice(c: TransferCurve, size: float) -> Transfer:
@@ -54,7 +50,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 
 def networks(sweeps: Sweeps) -> dict[str, TransferCurve]:
-    simple = (curve_of(sweeps["simple_resnet"].curves, "depth", name) for name in ("depth_mup", "mup"))
+    simple = (curve(sweeps, "simple_resnet", name) for name in ("depth_mup", "mup"))
     vit = {f"ViT{'' if 'lr_depth' in c.variant else ' with cosine'}, {label(c)}": c for c in claimed(sweeps)}
     return {f"SimpleResNet, {c.name}": c for c in simple} | vit
 
@@ -64,27 +60,25 @@ def by_depth(sweeps: Sweeps) -> str:
     rows = []
     for name, c in networks(sweeps).items():
         costs = (choice(c, size) for size in c.result.values)
-        late = ("never" if at is None else f"{100 * at:.0f}%" for at in shares(c).values())
+        times = (settled(*over_time(c, size), c.chance_loss) for size in c.result.values)
+        late = ("never" if time is None else f"{100 * (time + 1) / TIMES:.0f}%" for time in times)
         rows.append([name, "; ".join(str(result.cost or result.verdict) for result in costs), ", ".join(late)])
     return markdown(("network, by depth", "the choice costs", "the optimum stays from"), rows)
 
 
-def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+def draw(c: TransferCurve, panel: Axes) -> None:
     """The optimum over the training, at every depth."""
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for panel, name in zip(panels, ("mup", "depth_mup"), strict=True):
-        c = curve_of(sweeps["simple_resnet"].curves, "depth", name)
-        for size in c.result.values:
-            rates, losses = over_time(c, size)
-            best = [optimum(rates, at, c.chance_loss).learning_rate for at in losses]
-            times = (np.arange(TIMES) + 1) / TIMES
-            panel.plot(times, [np.nan if b is None else np.log2(b) for b in best], "-o", ms=3, label=f"depth {size:g}")
-        panel.set(title=name, xlabel="epochs")
-        panel.legend(fontsize=8)
-    panels[0].set_ylabel("log2 best learning rate of this tenth")
-    figure.suptitle("The best learning rate while training")
-    return {"figb3": figure}
+    for size in c.result.values:
+        rates, losses = over_time(c, size)
+        best = [optimum(rates, at, c.chance_loss).learning_rate for at in losses]
+        logs = [np.nan if rate is None else np.log2(rate) for rate in best]
+        panel.plot((np.arange(TIMES) + 1) / TIMES, logs, "-o", ms=3, label=f"depth {size:g}")
+
+
+def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
+    contents = {name: functools.partial(draw, curve(sweeps, "simple_resnet", name)) for name in ("mup", "depth_mup")}
+    ylabel, title = "log2 best learning rate of this tenth", "The best learning rate while training"
+    return {"figb3": panels(contents, "epochs", ylabel, title)}
 
 
 EXPERIMENT = Experiment(

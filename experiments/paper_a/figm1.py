@@ -21,6 +21,7 @@ Expect: early losses that fall with depth under depth_ode and rise under depth_m
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -30,25 +31,25 @@ import pandas
 from matplotlib.figure import Figure
 
 from depthmup.fit.transfer import nearest
-from depthmup.report import figures
 from experiments.figures.figure import (
-    AGREES,
-    DISAGREES,
-    UNDECIDED,
     Experiment,
     Interval,
     Outcome,
     Sweeps,
-    curve_of,
+    curve,
     curve_table,
+    decided,
+    loss_pictures,
     markdown,
     paired,
+    panels,
     says,
 )
 from experiments.paper_a import fig2
 from experiments.paper_a.fig4 import draw_losses
 from experiments.published import STRETCHES
 
+NAMES = ("depth_mup", "depth_ode")
 EARLY = slice(STRETCHES // 4, None)  # of the first fifth of the training: all losses are equal at its start
 LATE = slice(-STRETCHES // 10, None)
 
@@ -57,9 +58,7 @@ def zero_init(scale: str) -> Any:
     config = fig2.resnet(scale)
     config.model.norm = "none"
     config.model.zero_init_branch = True
-    config.sweep.parameterizations = ("depth_mup", "depth_ode")
-    config.sweep.log2_learning_rates.sgd = (-9.0, 1.0)
-    config.sweep.axes = ""
+    config.sweep.update(parameterizations=NAMES, axes="", log2_learning_rates={"sgd": (-9.0, 1.0)})
     return config
 
 
@@ -67,9 +66,7 @@ def early(scale: str) -> Any:
     config = zero_init(scale)
     if scale != "paper":
         config.epochs /= 5
-    config.sweep.log2_learning_rates.sgd = (-2.5, -0.5)
-    config.sweep.adaptive = False
-    config.sweep.seeds = 12
+    config.sweep.update(adaptive=False, seeds=12, log2_learning_rates={"sgd": (-2.5, -0.5)})
     return config
 
 
@@ -81,7 +78,7 @@ def growth(rows: pandas.DataFrame, part: slice = EARLY) -> Interval:
     slope; their scatter gives the interval. NaN if a training diverges.
     """
     if rows["diverged"].any():
-        return Interval(math.nan, math.nan, math.nan)
+        return Interval(*[math.nan] * 3)
     losses = rows.assign(loss=[np.asarray(curve)[part].mean() for curve in rows["curve"]])
     table = losses.pivot(index="depth", columns="seed", values="loss").dropna(axis="columns")
     return paired(np.polyfit(np.log2(table.index), np.log(table.to_numpy()), 1)[0])
@@ -89,9 +86,9 @@ def growth(rows: pandas.DataFrame, part: slice = EARLY) -> Interval:
 
 def of_time(sweeps: Sweeps, name: str) -> dict[str, tuple[str, str]]:
     """{when: (growth of the loss in words, "rises", "falls" or "undecided")} at the best learning rate of n = 1."""
-    best, growths = curve_of(sweeps["zero_init"].curves, "depth", name).result.optimal_lr[0], {}
+    best, growths = curve(sweeps, "zero_init", name).result.optimal_lr[0], {}
     for when, sweep, part in (("early", "zero_init_early", EARLY), ("at the end", "zero_init", LATE)):
-        rows = curve_of(sweeps[sweep].curves, "depth", name).trials
+        rows = curve(sweeps, sweep, name).trials
         rates = np.unique(rows["learning_rate"])
         change = growth(rows[rows["learning_rate"] == rates[nearest(rates, best or np.median(rates))]], part)
         way = "rises" if change.low > 0 else "falls" if change.high < 0 else "undecided"
@@ -101,42 +98,34 @@ def of_time(sweeps: Sweeps, name: str) -> dict[str, tuple[str, str]]:
 
 def between(sweeps: Sweeps) -> str:
     """By how much the last tenth's loss of the deepest network is higher under depth_ode, at rates that train both."""
-    mup, ode = (curve_of(sweeps["zero_init"].curves, "depth", name) for name in ("depth_mup", "depth_ode"))
-    tables = [
-        c.at(max(c.result.values)).pivot(index="learning_rate", columns="seed", values="last_loss") for c in (mup, ode)
-    ]
-    ratios = np.log(tables[1] / tables[0]).dropna()
-    words = ", ".join(f"{paired(row).text('+.1%')} at 2^{math.log2(rate):g}"
-                      for rate, row in zip(ratios.index, ratios.to_numpy(), strict=True))  # fmt: skip
+    curves = (curve(sweeps, "zero_init", name) for name in NAMES)
+    deepest = (c.at(max(c.result.values)) for c in curves)
+    mup, ode = (rows.pivot(index="learning_rate", columns="seed", values="last_loss") for rows in deepest)
+    ratios = np.log(ode / mup).dropna()
+    pairs = zip(ratios.index, ratios.to_numpy(), strict=True)
+    words = ", ".join(f"{paired(row).text('+.1%')} at 2^{math.log2(rate):g}" for rate, row in pairs)
     return f"Loss of depth_ode against depth_mup at n = 8 in the last tenth: {words}."
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    curves = [curve_of(sweeps["zero_init"].curves, "depth", name) for name in ("depth_mup", "depth_ode")]
-    parts, rows = [says(c) for c in curves], []
-    for name in ("depth_mup", "depth_ode"):
-        growths = of_time(sweeps, name)
-        ways = [way for _, way in growths.values()]
-        rows.append((name, *(text for text, _ in growths.values())))
-        if name == "depth_mup":
-            answer = {"rises": AGREES, "falls": DISAGREES}.get(ways[0], UNDECIDED)
-        else:
-            answer = AGREES if set(ways) == {"falls"} else DISAGREES if set(ways) == {"rises"} else UNDECIDED
-        parts.append((f"{name}: loss {growths['early'][0]} for every doubling of the depth", answer))
+    curves = {name: curve(sweeps, "zero_init", name) for name in NAMES}
+    growths = {name: of_time(sweeps, name) for name in NAMES}
+    (early, _), ode = growths["depth_mup"].values(), {way for _, way in growths["depth_ode"].values()}
+    answers = decided(early[1] == "rises", early[1] == "falls"), decided(ode == {"falls"}, ode == {"rises"})
+    parts = [says(c) for c in curves.values()]
+    parts += [(f"{name}: loss {growths[name]['early'][0]} for every doubling of the depth", answer)
+              for name, answer in zip(NAMES, answers, strict=True)]  # fmt: skip
+    rows = [(name, *(text for text, _ in of.values())) for name, of in growths.items()]
     growth_table = markdown(("loss for a doubling of depth", "early", "at the end"), rows)
-    return Outcome.of(parts, f"{curve_table({c.name: c for c in curves})}\n\n{growth_table}")
+    return Outcome.of(parts, f"{curve_table(curves)}\n\n{growth_table}")
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     curves = sweeps["zero_init"].curves
-    over_rate = figures.loss_curves(curves)
-    assert over_rate
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
-    for panel, c in zip(figure.subplots(1, 2, sharey=True), curves, strict=True):
-        draw_losses(panel, c, "n =", "share of the training")
-        panel.set_ylabel("training loss")
-    figure.suptitle("Training loss at every depth with the best learning rate of n = 1")
-    return {"figm1": over_rate, "figm1_dynamics": figure}
+    draw = {c.parameterization: functools.partial(draw_losses, c, "n =") for c in curves}
+    title = "Training loss at every depth with the best learning rate of n = 1"
+    dynamics = panels(draw, "share of the training", "training loss", title)
+    return loss_pictures({"figm1": curves}) | {"figm1_dynamics": dynamics}
 
 
 EXPERIMENT = Experiment(

@@ -11,7 +11,7 @@ from depthmup.fit import PowerLaw, Transfer
 from experiments.figures.figure import Sweeps, markdown
 from experiments.paper_b import at_start, exponents
 from experiments.paper_b.exponents import BOTH, MEASURES, along_depth, apart, equal, of_edges, of_optima, text, words
-from experiments.paper_b.ingredients import by_theory, name_of, settings_of
+from experiments.paper_b.ingredients import by_theory, label, name_of, settings_of
 
 
 def table(sweeps: Sweeps, columns: Sequence[str] = (), cell: Callable[[Transfer], str] = words) -> str:
@@ -22,7 +22,7 @@ def table(sweeps: Sweeps, columns: Sequence[str] = (), cell: Callable[[Transfer]
     trained = {words: measure for measure, words in MEASURES.items()}
     columns = columns or (*trained, *COLUMNS)
     rows = [
-        [name_of(name).replace("_", " ")]
+        [label(name)]
         + [cell(along_depth(sweeps[name], trained[c])) if c in trained else COLUMNS[c](sweeps, name) for c in columns]
         for name in sweeps
     ]

@@ -64,8 +64,9 @@ def outcome(sweeps: Sweeps) -> Outcome:
             continue
         predicted = {mean: at_start.of_update(start, trained.depths.tolist(), mean) for mean in MEANS}
         excluded = {mean for mean, law in predicted.items() if same(law, trained)[1] == DISAGREES}
-        decided = excluded not in (set(), set(MEANS))
-        answer = (DISAGREES if "arithmetic" in excluded else AGREES) if decided else UNDECIDED
+        answer = UNDECIDED
+        if excluded not in (set(), set(MEANS)):
+            answer = DISAGREES if "arithmetic" in excluded else AGREES
         apart = same(predicted["arithmetic"], trained)[0]
         names = ", ".join(sorted(excluded)) or "none"
         parts.append((f"{name}, trained minus arithmetic: {apart}; excluded: {names}", answer))

@@ -29,7 +29,6 @@ EXPERIMENT = experiment(
     sweeps={law.sweep: ingredients.SCREEN[law.sweep] for law in LAWS.values()},
     laws=LAWS,
     claimed=list(LAWS),
-    shown=False,
     picture="branches",
     title="Residual networks, 100 steps, by accuracy",
 )

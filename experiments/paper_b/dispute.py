@@ -28,15 +28,22 @@ from matplotlib.figure import Figure
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, combined
 from experiments.paper_b import answer, exponents, fig2a
 from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, of_optima, words
-from experiments.paper_b.ingredients import FULL, INGREDIENTS, SCREEN, name_of
+from experiments.paper_b.ingredients import FULL, INGREDIENTS, SCREEN, by_theory, label, name_of, settings_of
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
     """Theorem 3 says that no ingredient of the branch moves the exponent from -3/2: one that does refutes it."""
-    answers = [against(along_depth(sweep)) for sweep in sweeps.values()]
+    results = {name: along_depth(sweep) for name, sweep in sweeps.items()}
+    answers = [against(result) for result in results.values()]
     counts = ", ".join(f"{answers.count(word)} {word}" for word in (AGREES, DISAGREES, UNDECIDED))
-    table = answer.table(sweeps, ("accuracy", "Sbar", "theory"), bare)
-    section = "\n\n".join([table, _assumed(sweeps), answer.predictions(sweeps)])
+    lines = []
+    for power in (-1, 0):
+        kept = {name: result for name, result in results.items() if by_theory(settings_of(name)) == power}
+        shown = (f"{label(name)} {bare(result)}" for name, result in kept.items() if of_optima(result))
+        lines.append(f"Exponents where theory says {power}: {'; '.join(shown)}.")
+    rest = (label(name) for name, result in results.items() if not of_optima(result))
+    lines.append(f"Without an exponent: {', '.join(rest)}.")
+    section = "\n\n".join(["\n".join(lines), _assumed(sweeps), answer.predictions(sweeps)])
     return Outcome(combined(answers), f"{len(answers)} networks: {counts}", section)
 
 
@@ -60,12 +67,12 @@ def outcome(sweeps: Sweeps) -> Outcome:
     """Figure 2b is about the baseline, by accuracy."""
     baseline = along_depth(sweeps["full_baseline"])
     residual = {name: sweep for name, sweep in sweeps.items() if name in FULL}
-    table = answer.table(residual, ("accuracy", "loss", "Sbar", "theory"), bare)
+    table = answer.table(residual, ("accuracy", "Sbar", "theory"), bare)
     return Outcome.of([(words(baseline), against(baseline))], table)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    results = {name_of(name).replace("_", " "): along_depth(sweeps[name]) for name in sweeps}
+    results = {label(name): along_depth(sweeps[name]) for name in sweeps}
     return {"fig2b": exponents.pictures(results, "Residual and plain networks, one epoch, by accuracy")}
 
 
@@ -73,16 +80,16 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The exponent of every ingredient with its interval, by accuracy and by loss."""
     figure = Figure(figsize=(7.2, 0.3 * len(sweeps) + 1.4), layout="constrained")
     panel = figure.subplots()
-    for shift, measure in ((-0.12, "validation_accuracy"), (0.12, "loss")):
+    for shift, measure in ((-0.12, BOTH[0]), (0.12, BOTH[1])):
         fits = [of_optima(along_depth(sweep, measure)) for sweep in sweeps.values()]
         kept = [(place, *exponents.interval(law)) for place, law in enumerate(fits) if law]
         places, values, low, high = np.array(kept, float).reshape(-1, 4).T
         bars = [values - low, high - values]
         panel.errorbar(values, places + shift, xerr=bars, fmt="o", ms=4, capsize=3, label=MEASURES[measure])
-    for at, label in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar,\none scaled layer"), (0.0, "Sbar,\ntwo")):
+    for at, theory in ((exponents.CLAIMED, "theorem 3"), (-1.0, "Sbar,\none scaled layer"), (0.0, "Sbar,\ntwo")):
         panel.axvline(at, color="gray", lw=0.8, ls=":")
-        panel.text(at, 1.02, label, fontsize=7, ha="center", color="gray", transform=panel.get_xaxis_transform())
-    panel.set_yticks(range(len(sweeps)), [name_of(name).replace("_", " ") for name in sweeps])
+        panel.text(at, 1.02, theory, fontsize=7, ha="center", color="gray", transform=panel.get_xaxis_transform())
+    panel.set_yticks(range(len(sweeps)), [label(name) for name in sweeps])
     panel.set_ylim(len(sweeps) - 0.5, -0.5)
     panel.set_xlabel("exponent of the best learning rate over depth")
     panel.legend(fontsize=8)
@@ -91,7 +98,7 @@ def ingredient_pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
 
 EXPERIMENT = Experiment(
     figure="2b",
-    claim="ResNets, branches of variance c/(K fan_in): exponent -1.435, by theorem 3 -3/2",
+    claim="all branch weights carry 1/K: exponent -1.435, by theorem 3 -3/2",
     question="And in residual networks?",
     sweeps={**FULL, **fig2a.SWEEPS},
     outcome=outcome,

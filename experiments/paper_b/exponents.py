@@ -16,8 +16,6 @@ from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
 from depthmup.settings import Settings
 from experiments.figures.figure import (
-    AGREES,
-    DISAGREES,
     NOTHING,
     UNDECIDED,
     Experiment,
@@ -26,6 +24,7 @@ from experiments.figures.figure import (
     Part,
     Sweeps,
     chance,
+    decided,
     markdown,
 )
 from experiments.published import SCALE, Sweep
@@ -63,14 +62,12 @@ def experiment(
     compare: Callable[[Transfer, Transfer], Part] | None = None,
     picture: str = "",
     title: str = "",
-    shown: bool = True,
     **more: Any,
 ) -> Experiment:
-    """A figure of exponents over depth.
+    """A figure of exponents over depth. The picture has those by accuracy, the command prints those by loss, too.
 
     laws: {network: its law}. claimed: the networks whose exponent is `CLAIMED` by the paper. compared: {network: the
-    one that its exponent is compared with}, and by which rule; None: `equal`. title: of the picture. shown: whether the
-    section has a table; the command prints it anyway.
+    one that its exponent is compared with}, and by which rule; None: `equal`. title: of the picture.
     """
 
     def differences(sweeps: Sweeps) -> dict[str, Part]:
@@ -78,25 +75,21 @@ def experiment(
         pairs = {name: (judged[base], judged[name]) for name, base in compared.items() if name in judged}
         return {name: (compare or equal)(*pair) for name, pair in pairs.items()}
 
-    def table(sweeps: Sweeps, cell: Callable[[Transfer], str]) -> str:
-        by_accuracy, by_loss = (along_depths(sweeps, laws, measure) for measure in BOTH)
-        against_base = {name: [text] for name, (text, _) in differences(sweeps).items()}
-        rows = [[name, cell(result), cell(by_loss[name]), *against_base.get(name, [""] if compared else [])]
-                for name, result in by_accuracy.items()]  # fmt: skip
-        return markdown(("exponent of", "by accuracy", "by loss", *(["difference"] if compared else [])), rows)
-
     def outcome(sweeps: Sweeps) -> Outcome:
         judged = along_depths(sweeps, laws)
         parts = [(f"{name}: {words(judged[name])}", against(judged[name])) for name in claimed]
         parts += [(f"{name} minus {compared[name]}: {text}", answer)
                   for name, (text, answer) in differences(sweeps).items()]  # fmt: skip
-        return Outcome.of(parts, table(sweeps, bare) if shown else "")
+        return Outcome.of(parts)
 
     def drawn(sweeps: Sweeps) -> Mapping[str, Figure]:
         return {picture: pictures(along_depths(sweeps, laws), title)} if picture else {}
 
     def printed(sweeps: Sweeps) -> str:
-        return table(sweeps, words)
+        by_accuracy, by_loss = (along_depths(sweeps, laws, measure) for measure in BOTH)
+        of_base = {name: text for name, (text, _) in differences(sweeps).items()}
+        rows = [[name, words(by_accuracy[name]), words(by_loss[name]), of_base.get(name, "")] for name in by_accuracy]
+        return markdown(("exponent of", "by accuracy", "by loss", "difference"), rows)
 
     return Experiment(figure, claim, outcome=outcome, pictures=drawn, printed=printed, **more)
 
@@ -127,18 +120,17 @@ def along_depth(
     rows = trials.assign(first_steps=_first_steps(trials))
     if factors:
         rows = rows.assign(learning_rate=rows["learning_rate"] / rows["depth"].map(factors))
-    columns = list(dict.fromkeys(("depth", "learning_rate", "seed", "diverged", measure, "validation_accuracy")))
+    columns = dict.fromkeys(("depth", "learning_rate", "seed", "diverged", "validation_accuracy", measure))
     cap = None if measure == "first_steps" else chance(c, measure)
-    return transfer(rows[columns], cap=cap, measure=measure)
+    return transfer(rows[[*columns]], cap=cap, measure=measure)
 
 
 def _first_steps(trials: pandas.DataFrame) -> list[float]:
     """The mean training loss of the first EARLY steps, from the published learning curves; NaN for what diverged."""
     result = []
     for curve, steps, diverged in zip(trials["curve"], trials["steps"], trials["diverged"], strict=True):
-        parts = np.asarray(curve) / SCALE
-        early = max(1, round(len(parts) * EARLY / steps))
-        result.append(math.nan if diverged else float(parts[:early].mean()))
+        early = curve[: max(1, round(len(curve) * EARLY / steps))]
+        result.append(math.nan if diverged else float(np.mean(np.asarray(early) / SCALE)))
     return result
 
 
@@ -223,7 +215,7 @@ def steeper(first: Transfer, second: Transfer) -> Part:
     difference = apart(of_optima(first), of_optima(second))
     if difference is None:
         return UNKNOWN, UNDECIDED
-    return difference.text(), AGREES if difference.high < 0 else DISAGREES if difference.low > 0 else UNDECIDED
+    return difference.text(), decided(difference.high < 0, difference.low > 0)
 
 
 def path_sums(settings: Settings, depths: Sequence[float]) -> dict[float, int]:
@@ -252,8 +244,8 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
         if not kept:
             continue
         depths, rates = np.array([(d, o.learning_rate) for d, o, _ in kept]).T
-        ends = np.array([np.clip([o.low, o.high], min(trained), max(trained)) for _, o, trained in kept]).T
-        bars = np.maximum(np.nan_to_num([rates - ends[0], ends[1] - rates]), 0)
+        low, high = np.array([np.clip([o.low, o.high], min(trained), max(trained)) for _, o, trained in kept]).T
+        bars = np.maximum(np.nan_to_num([rates - low, high - rates]), 0)
         label = f"{name}: {text(law)}" if law else name
         panel.errorbar(depths, rates, bars, fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
         if law:
@@ -262,8 +254,7 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
         if place == 0:
             reference = rates[0] * (depths / depths[0]) ** CLAIMED
             panel.plot(depths, reference, color="gray", lw=1, ls="-.", label="depth^-3/2")
-        edges = [(d, o.edge.learning_rate) for d, o, _ in kept if o.edge and o.edge.learning_rate]
-        if edges:
+        if edges := [(d, o.edge.learning_rate) for d, o, _ in kept if o.edge and o.edge.learning_rate]:
             panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)

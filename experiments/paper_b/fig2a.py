@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
-from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Experiment, Outcome, Sweeps, markdown
+from experiments.figures.figure import UNDECIDED, Experiment, Interval, Outcome, Sweeps, decided, markdown
 from experiments.paper_b import exponents, networks
 from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text, words
 
@@ -59,10 +59,9 @@ def predictions(sweeps: Sweeps) -> list[Prediction]:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    """The law by accuracy over the depths that count decides; beside it that by loss, and other depths."""
+    """The law by accuracy over the depths that count decides; beside it that by loss at other depths."""
     judged = [along_depth(sweeps["plain"], measure) for measure in BOTH]
     rows = [
-        ["that count", *map(bare, judged)],
         ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
         ["all", *(text(fitted(of.values, of.optimal_lr, [o.stderr for o in of.optima])) for of in judged)],
     ]
@@ -84,8 +83,8 @@ def of_anchors(sweeps: Sweeps) -> Outcome:
     """Every prediction must be within a step of the grid of the best rate; one that is surely beyond disagrees."""
     parts, rows = [], []
     for p in predictions(sweeps):
-        answer = DISAGREES if p.low > STEP or p.high < -STEP else AGREES if max(-p.low, p.high) < STEP else UNDECIDED
-        off, anchors = f"{p.off:+.1f} [{p.low:+.1f}, {p.high:+.1f}]", f"{p.anchors[0]}, {p.anchors[1]}"
+        answer = decided(max(-p.low, p.high) < STEP, p.low > STEP or p.high < -STEP)
+        off, anchors = Interval(*p[2:]).text("+.1f"), f"{p.anchors[0]}, {p.anchors[1]}"
         parts.append((f"anchors {anchors} are {off} octaves off at depth {p.depth:g}", answer))
         rows.append([anchors, f"{p.depth:g}", off])
     parts = parts or [("no segment has optima at both of its anchors", UNDECIDED)]
@@ -93,7 +92,7 @@ def of_anchors(sweeps: Sweeps) -> Outcome:
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    both = {MEASURES[measure]: along_depth(sweeps["plain"], measure) for measure in ("validation_accuracy", "loss")}
+    both = {MEASURES[measure]: along_depth(sweeps["plain"], measure) for measure in BOTH}
     return {"fig2a": exponents.pictures(both, "Plain networks")}
 
 

@@ -63,9 +63,13 @@ def name_of(sweep: str) -> str:
     return sweep.removeprefix("screen_").removeprefix("full_")
 
 
+def label(sweep: str) -> str:
+    """The ingredient in words."""
+    return name_of(sweep).replace("_", " ")
+
+
 def settings_of(sweep: str) -> Settings:
-    config = {**SCREEN, **FULL, **fig2a.SWEEPS}[sweep]("demo")
-    return from_config(config)
+    return from_config({**SCREEN, **FULL, **fig2a.SWEEPS}[sweep]("demo"))
 
 
 def by_theory(settings: Settings) -> float:

@@ -39,22 +39,19 @@ Config = Callable[[str], Any]
 
 def residual(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
     """A config of a residual network. changes: at either scale; demo: at the laptop's alone."""
-    config = papers.paper_b("residual_cnn", "cifar10")
-    return _changed(config, scale, changes, {"model.width": 8, "data.image_size": 16, "model.depth": 2, **demo})
+    return _config("residual_cnn", scale, changes, {"model.width": 8, "data.image_size": 16, "model.depth": 2, **demo})
 
 
 def plain(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
     """A config of a plain network."""
-    config = papers.paper_b("cnn", "cifar10")
-    return _changed(config, scale, changes, {"model.width": 16, "data.image_size": 8, "model.depth": 3, **demo})
+    return _config("cnn", scale, changes, {"model.width": 16, "data.image_size": 8, "model.depth": 3, **demo})
 
 
-def _changed(config: Any, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+def _config(model: str, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+    config = papers.paper_b(model, "cifar10")
     if scale == "demo":
         config.data.name = "folder"
-        config.sweep.axes = ""
-        config.sweep.adaptive = True
-        config.sweep.calibrate = False
+        config.sweep.update(axes="", adaptive=True, calibrate=False)
         config.update_from_flattened_dict(dict(demo))
     config.update_from_flattened_dict(dict(changes))
     return config
@@ -62,17 +59,11 @@ def _changed(config: Any, scale: str, changes: Mapping[str, Any], demo: Mapping[
 
 def full(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
     """One epoch of these networks at these depths. demo: changes at the laptop's scale, __ for the dots of a key."""
-    return _of(base, changes, {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **_dotted(demo)})
+    dotted = {key.replace("__", "."): value for key, value in demo.items()}
+    laptop = {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **dotted}
+    return functools.partial(base, changes=changes, demo=laptop)
 
 
 def screen(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
     """100 steps, two seeds."""
     return full(base, depths, changes, **{"epochs": 100 / STEPS, "sweep__seeds": 2, **demo})
-
-
-def _of(base: Callable[..., Any], changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Config:
-    return functools.partial(base, changes=changes, demo=demo)
-
-
-def _dotted(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("__", "."): value for key, value in changes.items()}

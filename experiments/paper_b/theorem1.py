@@ -32,12 +32,9 @@ WIDTHS = {"demo": (8, 16, 32, 64), "paper": (64, 128, 256, 512)}
 
 def plain_width(scale: str) -> Any:
     config = networks.plain(scale, {}, {"sweep.log2_learning_rates.sgd": networks.RATES})
-    config.model.depth = 4
-    config.model.width = WIDTHS[scale][0]
+    config.model.update(depth=4, width=WIDTHS[scale][0])
     config.parameterization.base_width = WIDTHS[scale][0]
-    config.sweep.parameterizations = HEADS
-    config.sweep.depths = ()
-    config.sweep.widths = WIDTHS[scale]
+    config.sweep.update(parameterizations=HEADS, depths=(), widths=WIDTHS[scale])
     return config
 
 

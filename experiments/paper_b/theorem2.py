@@ -18,6 +18,7 @@ Expect: exponents that do not move by more than their intervals; a smaller batch
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -30,33 +31,28 @@ from experiments.paper_b import networks
 from experiments.paper_b.exponents import Law, best_rates, equal, experiment
 
 BATCH = 32
-CHANGES: dict[str, Mapping[str, Any]] = {
-    "base": {},
-    "channels": {"model__width": 32},
-    "kernel": {},
-    "size": {"data__image_size": 16},
-    "batch": {"epochs": 100 * BATCH / (128 * networks.STEPS)},
+# {name: (changes at either scale, at the laptop's alone)}
+CHANGES: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "base": ({}, {}),
+    "channels": ({}, {"model__width": 32}),
+    "kernel": ({"model.kernels": (5,)}, {}),
+    "size": ({}, {"data__image_size": 16}),
+    "batch": ({"data.batch_size": BATCH}, {"epochs": 100 * BATCH / (128 * networks.STEPS)}),
 }
-# At the paper's scale, too.
-BOTH: dict[str, Mapping[str, Any]] = {"kernel": {"model.kernels": (5,)}, "batch": {"data.batch_size": BATCH}}
 
 
-def _at_scale(name: str) -> networks.Config:
-    screen = networks.screen(networks.plain, networks.SHORT, BOTH.get(name, {}), **CHANGES[name])
-
-    def config(scale: str) -> Any:
-        result = screen(scale)
-        if scale == "paper" and name == "channels":
-            result.model.width *= 2
-        if scale == "paper" and name == "size":
-            result.data.update(name="folder", image_size=16)  # only a folder's images are resized
-        return result
-
+def _at_scale(name: str, scale: str) -> Any:
+    changes, demo = CHANGES[name]
+    config = networks.screen(networks.plain, networks.SHORT, changes, **demo)(scale)
+    if scale == "paper" and name == "channels":
+        config.model.width *= 2
+    if scale == "paper" and name == "size":
+        config.data.update(name="folder", image_size=16)  # only a folder's images are resized
     return config
 
 
-SWEEPS = {f"plain_{name}": _at_scale(name) for name in CHANGES}
 LAWS = {name: Law(f"plain_{name}") for name in CHANGES}
+SWEEPS = {law.sweep: functools.partial(_at_scale, name) for name, law in LAWS.items()}
 
 
 def changed(base: Transfer, other: Transfer) -> Part:
@@ -76,7 +72,6 @@ EXPERIMENT = experiment(
     laws=LAWS,
     compared={name: "base" for name in LAWS if name != "base"},
     compare=changed,
-    shown=False,
     picture="theorem2",
     title="Plain networks, 100 steps, by accuracy",
     needs=("plain_base", "plain_kernel"),

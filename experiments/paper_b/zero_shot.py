@@ -21,16 +21,28 @@ octaves too low. Under depth-muP the best rate should not move.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.verdict import UNLEARNED
-from experiments.figures.figure import UNDECIDED, Experiment, Outcome, Sweeps, agreement, best_losses, markdown, paired
+from experiments.figures.figure import (
+    UNDECIDED,
+    Experiment,
+    Outcome,
+    Sweeps,
+    agreement,
+    best_losses,
+    markdown,
+    paired,
+    panels,
+)
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth
 from experiments.published import Sweep
@@ -42,12 +54,8 @@ PARAMETERIZATIONS = {"full_baseline": "am_mup", "full_depth_mup": "depth_mup"}  
 def depth_mup(scale: str) -> Any:
     """The same residual networks under depth-muP, whose rule is a constant learning rate."""
     config = networks.residual(scale, {}, {"sweep.depths": networks.SCREEN_DEPTHS})
-    config.sweep.parameterizations = ("depth_mup",)
-    config.sweep.log2_learning_rates.sgd = networks.RATES
-    config.parameterization.name = "depth_mup"
-    config.parameterization.lr_depth = None
-    config.parameterization.base_depth = 2
-    config.parameterization.base_width = config.model.width
+    config.sweep.update(parameterizations=("depth_mup",), log2_learning_rates={"sgd": networks.RATES})
+    config.parameterization.update(name="depth_mup", lr_depth=None, base_depth=2, base_width=config.model.width)
     return config
 
 
@@ -124,7 +132,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     parts, shown = [], dict[str, dict[str, str]]()
     for name in (name for name in SWEEPS if name in sweeps and name != "low_baseline"):
         result, chosen = rules(sweeps, name)
-        title = f"{ingredients.name_of(name).replace('_', ' ')}, depth {result.values[deepest(result)]:g}"
+        title = f"{ingredients.label(name)}, depth {result.values[deepest(result)]:g}"
         judged = {rule.name: carried(sweeps, name, result, rule) for rule in chosen}
         shown[title] = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
         if paper := judged.get(OURS):
@@ -154,20 +162,18 @@ def _of_depth_mup(sweeps: Sweeps) -> list[str]:
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The octaves between each rule's learning rate and the best one, over depth."""
-    figure = Figure(figsize=(9.5, 4), layout="constrained")
-    for panel, name in zip(figure.subplots(1, 2, sharey=True), ("full_baseline", "plain"), strict=True):
+
+    def draw(name: str, panel: Axes) -> None:
         result, chosen = rules(sweeps, name)
         for rule in chosen:
-            off = [math.nan if value is None or answer == UNLEARNED else value
-                   for value, answer in zip(rule.octaves_off, result.answers, strict=True)]  # fmt: skip
+            pairs = zip(rule.octaves_off, result.answers, strict=True)
+            off = [math.nan if value is None or answer == UNLEARNED else value for value, answer in pairs]
             panel.plot(result.values, off, "-o", ms=3, label=rule.name)
         panel.axhline(0, color="gray", lw=0.8, ls=":")
         panel.set_xscale("log", base=2)
-        panel.set(xlabel="depth", title=ingredients.name_of(name))
-        if chosen:
-            panel.legend(fontsize=7)
-    figure.axes[0].set_ylabel("octaves off the best learning rate")
-    return {"rules": figure}
+
+    drawn = {ingredients.name_of(name): functools.partial(draw, name) for name in ("full_baseline", "plain")}
+    return {"rules": panels(drawn, "depth", "octaves off the best learning rate", size=(9.5, 4))}
 
 
 EXPERIMENT = Experiment(
