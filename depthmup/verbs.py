@@ -26,6 +26,7 @@ from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.report.grow import swept_settings
+from depthmup.schedules import multiplier
 from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
@@ -118,7 +119,8 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         raise SettingsError(f"--step={step} must be from 0 to {int(hyper.steps) - 1}, the last step of this config")
 
     def schedule(step: int) -> Any:
-        return optimizer["learning_rate"] * task.recipe.multiplier(jnp.asarray(step), hyper.steps, hyper.warmup)
+        share = multiplier(task.recipe.schedule, jnp.asarray(step), hyper.steps, hyper.warmup)
+        return optimizer["learning_rate"] * share
 
     table = explain(
         task.counting_blocks(settings.parameterization.build()),

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.recipe import SCHEDULES, Recipe
+from depthmup.recipe import Recipe
+from depthmup.schedules import SCHEDULES, multiplier
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.divergence import NEVER, chance
@@ -24,7 +25,7 @@ STEPS = 40
 def test_schedules(name):
     recipe = Recipe(schedule=name)
     values = np.array(
-        [recipe.multiplier(jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
+        [multiplier(recipe.schedule, jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
     )
     np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-6)
     progress = np.arange(31) / 30

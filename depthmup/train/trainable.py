@@ -19,6 +19,7 @@ import optax
 from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
 from depthmup.recipe import Recipe
+from depthmup.schedules import multiplier
 from depthmup.specs import group, is_spec
 from depthmup.train.divergence import NEVER, finite, going
 
@@ -184,7 +185,7 @@ class Trainable(abc.ABC):
         return self.transformation(hyper, 1.0).update(grads, state.opt_state, state.params)[0]
 
     def learning_rate(self, hyper: Hyper, step: jax.Array) -> Scalar:
-        return hyper.learning_rate * self.recipe.multiplier(step, hyper.steps, hyper.warmup)
+        return hyper.learning_rate * multiplier(self.recipe.schedule, step, hyper.steps, hyper.warmup)
 
     def step_key(self, state: TrainState, hyper: Hyper) -> jax.Array:
         """The random key of a step's dropout and label noise."""
