@@ -73,7 +73,7 @@ def train(
       batches: indices of the samples of each step, all of one size, in place of `problem.sample_weights`; None for full
         batches.
       mirrored: average each network with that of the opposite readout weights (the same as training it on -y and
-        changing the sign of its predictions): cancels what is odd in y (docs/theory.md section 3).
+        changing the sign of its predictions): cancels what is odd in y.
       observe: (parameters of `network`, forward factors) -> pytree, measured at the first and the last step. Then the
         result is (predictions, that pytree with leading axes (seeds, 2)). One function object is one program.
       chunk: networks trained side by side by `vmap`; by default as many as are fast.

@@ -5,8 +5,8 @@
 One sample, |x|^2 / D = 1, y = 1, beta = 1, c = eta0 gamma0, read-in frozen or trained; docs/theory.md section 3.
 
 1, 2. H_1 over layer time: at infinite depth, by the exact recursion at three depths, and of networks at one of these
-   depths. Each network is averaged with its mirror image (opposite readout weights), which cancels what is odd in y
-   (`theory_checks one_step_scatter`). All four settings have the same initial weights, so their deviations look alike.
+   depths. Each network is averaged with its mirror image (opposite readout weights), which cancels what is odd in y.
+   All four settings have the same initial weights, so their deviations look alike.
 3. Distance between H_1(1) of the recursion and of infinite depth: slope -1.
 """
 
