@@ -22,6 +22,7 @@ from depthmup.recipe import Recipe
 from depthmup.schedules import multiplier
 from depthmup.specs import group, is_spec
 from depthmup.train.divergence import NEVER, finite, going
+from depthmup.train.random_keys import part_key, step_key
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PyTree
@@ -146,9 +147,8 @@ class Trainable(abc.ABC):
         If the loss or the gradient is not finite, the trial is frozen: it keeps the state from before this step.
         A trial is also frozen once its `hyper.steps` are done. A frozen trial's metrics are NaN from the next step on.
         """
-        key, axis = self.step_key(state, hyper), batch_axis()
-        if axis:
-            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        axis = batch_axis()
+        key = step_key(hyper.seed, state.step, axis)
         loss, grads, statistics = self._gradient(state, batch, hyper, key)
         if axis:
             loss, grads, statistics = jax.lax.pmean((loss, grads, statistics), axis)
@@ -177,7 +177,7 @@ class Trainable(abc.ABC):
 
     def objective(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Scalar:
         """The loss that the next step from `state` would have, with `params` in place of the state's parameters."""
-        return self.loss(params, state, state.statistics, batch, hyper, self.step_key(state, hyper))[0]
+        return self.loss(params, state, state.statistics, batch, hyper, step_key(hyper.seed, state.step))[0]
 
     def direction(self, state: TrainState, batch: Batch, hyper: Hyper) -> PyTree:
         """The update of the parameters that the next step would make with a learning rate of 1."""
@@ -186,10 +186,6 @@ class Trainable(abc.ABC):
 
     def learning_rate(self, hyper: Hyper, step: jax.Array) -> Scalar:
         return hyper.learning_rate * multiplier(self.recipe.schedule, step, hyper.steps, hyper.warmup)
-
-    def step_key(self, state: TrainState, hyper: Hyper) -> jax.Array:
-        """The random key of a step's dropout and label noise."""
-        return jax.random.fold_in(jax.random.key(hyper.seed), state.step)
 
     def _averaged(self, state: TrainState, params: PyTree, most: float) -> PyTree:
         """The exponential moving average after a step to the parameters `params`. most: the largest decay."""
@@ -211,7 +207,7 @@ class Trainable(abc.ABC):
         def add(carry: Any, numbered: Any) -> tuple[Any, None]:
             loss, grads, statistics = carry
             number, part = numbered
-            (one, statistics), g = of_part(state.params, statistics, part, jax.random.fold_in(key, number))
+            (one, statistics), g = of_part(state.params, statistics, part, part_key(key, number))
             return (loss + one, jax.tree.map(jnp.add, grads, g), statistics), None
 
         # A part has every count-th example, so that it is spread over all devices that share the batch.
