@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from depthmup.keys import Key, declared
+from depthmup.declare import Key, declared
 from depthmup.models import MODELS, Model
 from depthmup.settings import (
     CHECKS,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup.keys import declared, key
+from depthmup.declare import declared, key
 from depthmup.schedules import SCHEDULES
 
 MOST_STEPS = 2**30  # the number of steps is below it

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from configs import default
-from depthmup.keys import declared
+from depthmup.declare import declared
 from depthmup.models import MODELS
 from depthmup.settings import SettingsError, from_config
 from depthmup.train import TrialLoop, TrialsOverDevices

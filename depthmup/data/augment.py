@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.data.crop import RATIOS
-from depthmup.keys import declared, key
+from depthmup.declare import declared, key
 
 # The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
 FLIP, ROTATE, SHEAR, SCALE, AREA, RATIO, TOP, LEFT, BRIGHTNESS, CONTRAST, SATURATION = range(11)

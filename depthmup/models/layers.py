@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.activations import ACTIVATIONS
-from depthmup.keys import declared, key
+from depthmup.declare import declared, key
 from depthmup.models.convolution import circular_conv, conv_general_dilated
 from depthmup.names import at_least_one, unknown
 from depthmup.parameterization import ForwardFactors

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.keys import SIZE, key
+from depthmup.declare import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
