@@ -18,7 +18,7 @@ from depthmup.trials.plan import trials
 from experiments import published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import AGREES, DISAGREES, UNDECIDED, Outcome, combined
-from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
+from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb3, figm1
 from experiments.paper_a import small as small_experiments
 from tests import figures, tiny
 from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
@@ -388,11 +388,11 @@ def test_parameters_of_figure_b1():
 def test_figure_b2_on_planted_optima():
     both = lambda *names: lambda row: falling(*names)(row) + 5 - np.log2(row["width"])  # noqa: E731
     sweeps = {"simple_resnet": planted("simple_resnet", both("sp")), "depth_sp": planted("depth_sp", both("depth_sp"))}
-    assert figb2.EXPERIMENT.outcome(sweeps).verdict == AGREES
+    assert fig1.SP.outcome(sweeps).verdict == AGREES
     sweeps["depth_sp"] = planted("depth_sp", both())  # flat over depth, as theory has it
-    assert figb2.EXPERIMENT.outcome(sweeps).verdict == AGREES
+    assert fig1.SP.outcome(sweeps).verdict == AGREES
     sweeps["depth_sp"] = planted("depth_sp", falling("depth_sp"))  # flat over width
-    assert figb2.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
+    assert fig1.SP.outcome(sweeps).verdict == DISAGREES
 
 
 @pytest.mark.parametrize(

@@ -26,21 +26,16 @@ from experiments.paper_b import (
     answer,
     at_start,
     averages,
-    branches,
     channels,
     dispute,
     exponents,
     fig2a,
-    fig3,
-    fig4,
     fig5,
-    fig6,
     ingredients,
     initial,
-    losses,
     networks,
-    theorem1,
-    theorem2,
+    theorems,
+    variants,
     zero_shot,
 )
 from tests import figures
@@ -141,7 +136,7 @@ def test_every_figure_has_one_row():
 def test_headers():
     """Claim, command, measure and depths that count, cost and what to expect at the head of every module."""
     for name in FIGURES:
-        text = figures.header(PAPER, {"E": "3", "anchors": "2a"}.get(name, name))
+        text = figures.header(PAPER, {"anchors": "2a"}.get(name, name))
         registered = ("Question", "Predictions", "Rule of decision", "\nCost: ")
         for word in registered if name == "channels" else ("Claim", "udged", "\nCost: ", "\nExpect: "):
             assert word in text, (name, word)
@@ -157,7 +152,7 @@ def test_demo_settings(name):
     ends = name == "low_baseline" or name.startswith(tuple(channels.SIZES))  # two depths, of which no exponent is made
     assert sweep.per_octave == (1 if ends else 2)
     assert (settings.schedule, settings.optimizer.weight_decay) == ("constant", 0.0)
-    assert sweep.seeds == (2 if name.startswith(("screen_", "hundred_")) or name in theorem2.SWEEPS else 3)
+    assert sweep.seeds == (2 if name.startswith(("screen_", "hundred_")) or name in theorems.SWEEPS else 3)
     assert grid_points(study, "sgd") >= POINTS
     if name == "plain_width":
         assert len(sweep.widths) >= 4
@@ -179,7 +174,7 @@ def test_lengths():
             assert round(settings.epochs * fig5.EPOCH) == 100
             continue
         steps = settings.epochs * (45_000 // settings.data.batch_size)
-        short = name.startswith("screen_") or name in theorem2.SWEEPS
+        short = name.startswith("screen_") or name in theorems.SWEEPS
         assert round(steps) == (100 if short else networks.STEPS)
 
 
@@ -305,8 +300,8 @@ def test_path_sum():
 
 @pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
 @pytest.mark.parametrize(
-    "one", [fig2a.EXPERIMENT, dispute.EXPERIMENT, dispute.SCREENED, fig3.EXPERIMENT, branches.EXPERIMENT,
-            fig6.EXPERIMENT, fig5.EXPERIMENT], ids=lambda one: one.figure)  # fmt: skip
+    "one", [fig2a.EXPERIMENT, dispute.EXPERIMENT, dispute.SCREENED, variants.FIGURE_3, variants.BRANCHES,
+            variants.FIGURE_6, fig5.EXPERIMENT], ids=lambda one: one.figure)  # fmt: skip
 def test_claims_about_an_exponent(one, exponent, says):
     found = one.outcome(all_planted(one, exponent))
     assert found.verdict == says
@@ -432,18 +427,18 @@ def test_anchors_of_figure_2a():
 
 def test_gelu_against_relu():
     relu = {"plain": planted("plain", -1.3)}
-    steeper = relu | {name: planted(name, -1.6) for name in fig3.GELU}
-    assert fig3.STEEPER.outcome(steeper).verdict == AGREES
+    steeper = relu | {name: planted(name, -1.6) for name in variants.GELU}
+    assert variants.STEEPER.outcome(steeper).verdict == AGREES
     other = steeper | {"gelu_stationary": planted("gelu_stationary", -1.0)}
-    assert fig3.STEEPER.outcome(other).verdict == AGREES  # the claim is about the paper's variance
+    assert variants.STEEPER.outcome(other).verdict == AGREES  # the claim is about the paper's variance
     flatter = steeper | {"gelu_paper": planted("gelu_paper", -1.0)}
-    assert fig3.STEEPER.outcome(flatter).verdict == DISAGREES
+    assert variants.STEEPER.outcome(flatter).verdict == DISAGREES
 
 
 @pytest.mark.parametrize(
     ("one", "changed"),
-    [(fig4.EXPERIMENT, "zero_padding"), (losses.EXPERIMENT, "plain_mse"), (losses.EXPERIMENT, "screen_mse"),
-     (theorem2.EXPERIMENT, "plain_kernel"), (theorem2.EXPERIMENT, "plain_batch")],
+    [(variants.FIGURE_4, "zero_padding"), (variants.LOSSES, "plain_mse"), (variants.LOSSES, "screen_mse"),
+     (theorems.CORRECTIONS, "plain_kernel"), (theorems.CORRECTIONS, "plain_batch")],
 )  # fmt: skip
 def test_claims_of_equal_exponents(one, changed):
     assert one.outcome(all_planted(one, -1.3)).verdict == AGREES
@@ -452,8 +447,8 @@ def test_claims_of_equal_exponents(one, changed):
 
 def test_figure_6_needs_the_exponent_too():
     """All equal, and equal to something else than -3/2."""
-    assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -0.5)).verdict == DISAGREES
-    assert fig6.EXPERIMENT.outcome(all_planted(fig6.EXPERIMENT, -1.5)).verdict == AGREES
+    assert variants.FIGURE_6.outcome(all_planted(variants.FIGURE_6, -0.5)).verdict == DISAGREES
+    assert variants.FIGURE_6.outcome(all_planted(variants.FIGURE_6, -1.5)).verdict == AGREES
 
 
 @pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
@@ -498,11 +493,11 @@ def test_the_rule_of_decision_on_channels(low, high, says):
 
 
 def test_theorem_2_says_the_factor():
-    sweeps = all_planted(theorem2.EXPERIMENT, -1.5)
+    sweeps = all_planted(theorems.CORRECTIONS, -1.5)
     sweeps["plain_batch"] = planted("plain_batch", -1.5, start=-5.0)
-    found = theorem2.EXPERIMENT.outcome(sweeps)
+    found = theorems.CORRECTIONS.outcome(sweeps)
     assert found.verdict == AGREES
-    said = re.search(r"batch .*; (\S+) \[(\S+), (\S+)\] octaves", theorem2.EXPERIMENT.printed(sweeps))
+    said = re.search(r"batch .*; (\S+) \[(\S+), (\S+)\] octaves", theorems.CORRECTIONS.printed(sweeps))
     octaves, low, high = map(float, said.groups())
     assert octaves == pytest.approx(-2.0, abs=0.1)
     assert low <= octaves <= high
@@ -512,9 +507,9 @@ def test_theorem_2_says_the_factor():
 @pytest.mark.parametrize(("powers", "says"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), AGREES)])
 def test_theorem_1_over_width(powers, says):
     """The paper's head decides."""
-    power = dict(zip(theorem1.HEADS, powers, strict=True))
+    power = dict(zip(theorems.HEADS, powers, strict=True))
     sweep = planted("plain_width", 0.0, width=lambda row: power[row["parameterization"]], cliff=lambda row: 9)
-    assert theorem1.EXPERIMENT.outcome({"plain_width": sweep}).verdict == says
+    assert theorems.WIDTH.outcome({"plain_width": sweep}).verdict == says
 
 
 def test_rules_at_the_deepest_network():

@@ -6,7 +6,7 @@ Figures share trials: each module names the sweeps that it needs, and each sweep
 from __future__ import annotations
 
 from experiments.figures.figure import Experiment, Paper
-from experiments.paper_a import fig1, fig2, fig3, fig4, figb1, figb2, figb3, figm1
+from experiments.paper_a import fig1, fig2, fig3, fig4, figb1, figb3, figm1
 
 FIGURES: dict[str, Experiment] = {
     "1": fig1.EXPERIMENT,
@@ -17,7 +17,7 @@ FIGURES: dict[str, Experiment] = {
     "4": fig4.EXPERIMENT,
     "B.1": figb1.EXPERIMENT,
     "footnote2": figb1.FOOTNOTE,
-    "B.2": figb2.EXPERIMENT,
+    "B.2": fig1.SP,
     "B.3": figb3.EXPERIMENT,
     "M.1": figm1.EXPERIMENT,
 }

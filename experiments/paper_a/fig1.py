@@ -1,9 +1,11 @@
-"""Figure 1: the best learning rate of SimpleResNets on CIFAR-10 over width and over depth.
+"""Figures 1 and B.2: the best learning rate of SimpleResNets on CIFAR-10 over width and over depth.
 
-    python -m experiments.paper_a 1 --data=DIR
+    python -m experiments.paper_a 1 B.2 --data=DIR
 
 Claim: under muP the best learning rate transfers over width and not over depth; with branches scaled by 1/sqrt(depth)
-it transfers over both.
+it transfers over both. Under SP it transfers neither with the scaling nor without (B.3): at a fixed width SP with the
+scaling (`depth_sp`) and `depth_mup` differ by constants alone, so that over depth the paper's own theory has it
+transfer, and the claim about it is one over width.
 
             paper (section 3, A.1, A.4)           here
 images      CIFAR-10, 32x32, flips, rotations,    CIFAR-10 (JPEG), 16x16, none: one pass needs none
@@ -18,8 +20,9 @@ seeds       lost                                  3
 
 Judged by the mean training loss of the last tenth of the steps; footnote 2 and B.1 too. All depths and widths count.
 
-Cost: 795 trainings of 703 steps, 70 minutes on two cores beside other work.
-Expect: the best learning rates of sp and mup fall with depth; depth_mup's costs at most a few percent everywhere.
+Cost: 795 trainings of 703 steps, 70 minutes on two cores beside other work; 228 more and 49 minutes for `depth_sp`.
+Expect: the best learning rates of sp and mup fall with depth, those of sp and depth_sp with width; depth_mup's costs at
+most a few percent everywhere.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs import cifar10_simple_resnet
+from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import CurveName, Experiment, Sweeps, along, by, curve, curve_table, loss_pictures
 from experiments.paper_a.small import small
 
@@ -50,6 +54,16 @@ def simple_resnet(scale: str) -> Any:
     return config
 
 
+def scaled_sp(scale: str) -> Any:
+    config = simple_resnet(scale)
+    config.sweep.parameterizations = ("depth_sp",)
+    return config
+
+
+def _of_sp(sweeps: Sweeps) -> list[TransferCurve]:
+    return [c for sweep in sweeps.values() for c in sweep.curves if c.parameterization in ("sp", "depth_sp")]
+
+
 def by_other_measures(sweeps: Sweeps) -> str:
     curves = {f"{name.name} over {name.axis}": curve(sweeps, *name) for name in EXPECTED}
     return curve_table(
@@ -65,4 +79,16 @@ EXPERIMENT = Experiment.transfers(
     expected=EXPECTED,
     pictures=lambda sweeps: loss_pictures(along(sweeps["simple_resnet"].curves, "fig1")),  # the paper's axes
     printed=by_other_measures,
+)
+SP = Experiment.transfers(
+    figure="B.2",
+    claim="SP transfers over neither width nor depth, with 1/sqrt(depth) not over width",
+    sweeps={**EXPERIMENT.sweeps, "depth_sp": scaled_sp},
+    expected={
+        CurveName("simple_resnet", "sp", "width"): False,
+        CurveName("simple_resnet", "sp"): False,
+        CurveName("depth_sp", "depth_sp", "width"): False,
+        CurveName("depth_sp", "depth_sp"): None,
+    },
+    pictures=lambda sweeps: loss_pictures(along(_of_sp(sweeps), "figb2")),
 )

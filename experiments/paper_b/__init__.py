@@ -6,38 +6,24 @@ Figures share trials: each module names the sweeps that it needs, and each sweep
 from __future__ import annotations
 
 from experiments.figures.figure import Experiment, Paper
-from experiments.paper_b import (
-    averages,
-    branches,
-    channels,
-    dispute,
-    fig2a,
-    fig3,
-    fig4,
-    fig5,
-    fig6,
-    losses,
-    theorem1,
-    theorem2,
-    zero_shot,
-)
+from experiments.paper_b import averages, channels, dispute, fig2a, fig5, theorems, variants, zero_shot
 
 FIGURES: dict[str, Experiment] = {
     "ingredients": dispute.SCREENED,
-    "6": fig6.EXPERIMENT,
-    "branches": branches.EXPERIMENT,
+    "6": variants.FIGURE_6,
+    "branches": variants.BRANCHES,
     "2a": fig2a.EXPERIMENT,
     "anchors": fig2a.ANCHORS,
     "2b": dispute.EXPERIMENT,
     "channels": channels.EXPERIMENT,
     "averages": averages.EXPERIMENT,
     "rules": zero_shot.EXPERIMENT,
-    "3": fig3.EXPERIMENT,
-    "E": fig3.STEEPER,
-    "4": fig4.EXPERIMENT,
-    "losses": losses.EXPERIMENT,
-    "corrections": theorem2.EXPERIMENT,
-    "width": theorem1.EXPERIMENT,
+    "3": variants.FIGURE_3,
+    "E": variants.STEEPER,
+    "4": variants.FIGURE_4,
+    "losses": variants.LOSSES,
+    "corrections": theorems.CORRECTIONS,
+    "width": theorems.WIDTH,
     "hundred": fig5.EXPERIMENT,
 }
 PAPER = Paper("paper_b", 'B, "Arithmetic-mean muP"', FIGURES)
