@@ -4,7 +4,6 @@ from depthmup import fit, testing, theory
 from depthmup.audit import Init, InitAudit, audit_init
 from depthmup.convert import convert
 from depthmup.explain import Explanation, explain
-from depthmup.families import wrap
 from depthmup.forward import absorb
 from depthmup.gain import Gain, GainAudit, audit_gain
 from depthmup.graph import ForwardError
@@ -38,6 +37,7 @@ from depthmup.specs import (
     specs_from_json,
     specs_to_json,
 )
+from depthmup.wrap_optimizer import wrap
 
 __all__ = [
     "CoordinateReport",

@@ -19,7 +19,6 @@ from depthmup import optim
 from depthmup.audit import Init, InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
-from depthmup.families import rules_of, wrap, wrapped
 from depthmup.forward import Site, check_readout, features
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model
@@ -59,6 +58,7 @@ from depthmup.specs import (
     starred,
     subset,
 )
+from depthmup.wrap_optimizer import rules_of, wrap, wrapped
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult

@@ -26,11 +26,11 @@ import optax
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.families import Rules, rules_of, wrapped
 from depthmup.measure import Probe
 from depthmup.optim import scale_by_tree
 from depthmup.parameterization import FamilyName, Name
 from depthmup.specs import is_spec
+from depthmup.wrap_optimizer import Rules, rules_of, wrapped
 from experiments import matrix_updates
 
 PyTree = Any

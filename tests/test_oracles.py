@@ -319,7 +319,7 @@ MUON_SCALES = {
 @pytest.mark.parametrize("mode", MUON_SCALES)
 def test_megatron_muon_scales(mode):
     """Without an override, unit_rms_norm and shape_scaling are muP's rule. spectral, of which it warns under muP, grows
-    with width; `dm.wrap` divides by such a factor (tests/test_families.py)."""
+    with width; `dm.wrap` divides by such a factor (tests/test_wrap_optimizer.py)."""
     specs = specs_of(megatron)
     hidden = [spec for spec in specs.values() if spec.role == "hidden"]
     for spec in hidden:
