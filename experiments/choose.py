@@ -76,7 +76,7 @@ ROWS: dict[tuple[str, str, str], tuple[Evidence, ...]] = {
 
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
-    """The table, of the sweeps of experiments/demos.py, of both papers' figures and of the language study."""
+    """The table, of the sweeps of documents.py, of both papers' figures and of the language study."""
     of: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
         of |= {name: sweep.curves for name, sweep in page.read(paper).items()}

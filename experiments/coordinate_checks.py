@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import multiprocessing
 import os
 from fractions import Fraction
@@ -128,9 +129,8 @@ def judged(case: Case, optimizer: str, name: str) -> list[dict[str, Any]]:
 def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the slopes that have the answer of all, the one farthest from 0, NaN being farthest."""
     answer = overall([r["answer"] for r in rows])
-    return max(
-        (r for r in rows if r["answer"] == answer), key=lambda r: (r["plain"][0] != r["plain"][0], abs(r["plain"][0]))
-    )
+    slopes = [r for r in rows if r["answer"] == answer]
+    return max(slopes, key=lambda r: (math.isnan(r["plain"][0]), abs(r["plain"][0])))
 
 
 def words(row: dict[str, Any]) -> str:
@@ -141,11 +141,8 @@ def words(row: dict[str, Any]) -> str:
 
 def verdicts(rows: list[dict[str, Any]], axis: str) -> str:
     """The verdict along an axis, with each optimizer where they differ; "" where nothing was measured."""
-    of_optimizer = {
-        label: overall(answers)
-        for optimizer, label in OPTIMIZERS.items()
-        if (answers := [r["answer"] for r in rows if (r["axis"], r["optimizer"]) == (axis, optimizer)])
-    }
+    answers = {name: [r["answer"] for r in rows if (r["axis"], r["optimizer"]) == (axis, name)] for name in OPTIMIZERS}
+    of_optimizer = {OPTIMIZERS[name]: overall(of_name) for name, of_name in answers.items() if of_name}
     if len(set(of_optimizer.values())) < 2:
         return next(iter(of_optimizer.values()), "")
     return ", ".join(f"{label} {answer}" for label, answer in of_optimizer.items())

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs import patches16_simple_resnet, patches16_vit, transfer
 from depthmup.report import figures, page, words
+from depthmup.settings import Settings, from_config
 from depthmup.trials.config_study import ConfigStudy
 from experiments import (
     choose,
@@ -29,7 +31,6 @@ from experiments import (
     published,
     scaling,
 )
-from experiments.demos import PUBLISHED, read, settings_of
 from experiments.figures import command
 from experiments.figures.page import PAPERS
 from experiments.language.page import draw, tables
@@ -41,6 +42,23 @@ RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+# Sweeps whose rows are committed, besides those of the papers' figures.
+PUBLISHED = {
+    "digits_transfer": transfer.get_config,
+    "patches16_simple_resnet": patches16_simple_resnet.get_config,
+    "patches16_vit": patches16_vit.get_config,
+}
+
+
+def settings_of(name: str) -> Settings:
+    return from_config(PUBLISHED[name]())
+
+
+def read(name: str) -> Sweep:
+    """The published sweep. Raises ValueError if its rows were computed with other settings than its config has."""
+    return published.read(RESULTS / name, settings_of(name))
+
+
 def publish(name: str, workdir: Path) -> None:
     """Write the rows of the finished sweep in `workdir` to docs/results."""
     published.write(RESULTS / name, settings_of(name), workdir)
@@ -49,10 +67,8 @@ def publish(name: str, workdir: Path) -> None:
 def draw_sweep(sweep: Sweep) -> None:
     """Losses and optima over depth."""
     curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-    for name, figure in (
-        ("loss_over_depth", figures.loss_curves(curves)),
-        ("optimum_over_depth", figures.optima(curves)),
-    ):
+    drawn = {"loss_over_depth": figures.loss_curves(curves), "optimum_over_depth": figures.optima(curves)}
+    for name, figure in drawn.items():
         assert figure
         (ROOT / "docs" / "images" / f"{name}.png").write_bytes(figures.png(figure))
 

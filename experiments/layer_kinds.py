@@ -69,7 +69,6 @@ CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "step
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
 ROWS = RESULTS / "layer_kinds.parquet"
 RUNS = ROOT / "runs" / "layer_kinds"
-COLUMNS = ("kind", "", "check", "over width", "over depth")
 
 
 class MLP(nn.Module):
@@ -215,8 +214,7 @@ def run(kind: str) -> None:
 
 def answers(rows: pandas.DataFrame) -> dict[str, str]:
     """{axis: verdict and largest cost, or else the drift} of the trainings of one kind."""
-    table = rows.drop(columns="kind").astype({"loss": float})
-    curves = {c.axis: cells(c) for c in judge(table, chance=CHANCE).curves}
+    curves = {c.axis: cells(c) for c in judge(rows.drop(columns="kind").astype({"loss": float}), chance=CHANCE).curves}
     return {axis: f"{verdict}, {cost or drift}" for axis, (drift, cost, verdict) in curves.items()}
 
 
@@ -242,7 +240,7 @@ def table() -> str:
         answer = answers(rows[rows["kind"] == kind])
         verdicts = [answer["width"], answer["depth"]]
         lines.append((kind.replace("_", " "), holds(check, verdicts), worst(check), *verdicts))
-    return markdown(COLUMNS, lines)
+    return markdown(("kind", "", "check", "over width", "over depth"), lines)
 
 
 def main() -> None:

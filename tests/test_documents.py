@@ -7,14 +7,14 @@ import pytest
 
 from depthmup.report.curves import judge
 from depthmup.trials.config_study import ConfigStudy
-from experiments import choose, demos, documents, published
-from experiments.demos import PUBLISHED
+from experiments import choose, documents, published
+from experiments.documents import PUBLISHED
 from experiments.published import RESULTS
 
 
 @pytest.fixture(scope="module")
 def sweeps():
-    return {name: demos.read(name) for name in PUBLISHED}
+    return {name: documents.read(name) for name in PUBLISHED}
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS)
@@ -74,11 +74,11 @@ def test_rows_of_other_settings_are_refused(tmp_path, monkeypatch):
     about = json.loads((RESULTS / "digits_transfer.json").read_text())
     about["settings"]["epochs"] = 3.0
     (tmp_path / "digits_transfer.json").write_text(json.dumps(about))
-    monkeypatch.setattr(demos, "RESULTS", tmp_path)
+    monkeypatch.setattr(documents, "RESULTS", tmp_path)
     with pytest.raises(
         ValueError, match=r"computed with other settings than its config has: epochs was 3\.0, now it is 4"
     ):
-        demos.read("digits_transfer")
+        documents.read("digits_transfer")
 
 
 def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):
@@ -89,11 +89,10 @@ def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):
     about = json.loads((RESULTS / "patches16_vit.json").read_text())
     (workdir / "settings.json").write_text(json.dumps(about["settings"]))
     (workdir / "environment.json").write_text("[]")
-    for module in (demos, documents):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(documents, "RESULTS", tmp_path)
     monkeypatch.setattr(published, "load", lambda found: sweep.rows.assign(extra=1))
     documents.publish("patches16_vit", workdir)
-    written = demos.read("patches16_vit").rows
+    written = documents.read("patches16_vit").rows
     pandas.testing.assert_frame_equal(written.reset_index(drop=True), sweep.rows.reset_index(drop=True))
     with pytest.raises(ValueError, match="is not the sweep digits_transfer"):
         documents.publish("digits_transfer", workdir)

@@ -415,13 +415,13 @@ def test_anchors_of_figure_2a():
     found = {one.depth: one for one in fig2a.predictions(exact)}
     assert {depth: one.anchors for depth, one in found.items()} == {
         6: (3, 4), 9: (3, 4), 13: (10, 11), 16: (10, 11), 24: (18, 20), 30: (18, 20)}  # fmt: skip
-    assert all(one.low < one.off < one.high and abs(one.off) < 1 for one in found.values())
+    assert all(one.off.low < one.off.value < one.off.high and abs(one.off.value) < 1 for one in found.values())
     assert fig2a.of_anchors(exact).verdict != DISAGREES
     assert [line.split(" | ")[0] for line in fig2a.of_anchors(exact).table.splitlines()[2::2]] == [
         "| 3, 4", "| 10, 11", "| 18, 20"]  # fmt: skip
     jump = {"plain": planted("plain", lambda row: -1.5 - (row["depth"] == 6))}
     moved = next(one for one in fig2a.predictions(jump) if one.depth == 6)
-    assert moved.off - found[6].off == pytest.approx(math.log2(6), abs=0.5)  # depth 6 is lower by a factor of 6
+    assert moved.off.value - found[6].off.value == pytest.approx(math.log2(6), abs=0.5)  # a factor of 6
     assert fig2a.of_anchors(jump).verdict == DISAGREES
 
 

@@ -57,12 +57,11 @@ def finished(rows: Path, name: str, settings: Settings) -> bool:
 
 def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
     """Train what is missing of a sweep, and commit its rows, also where it is interrupted."""
-    about = {"complete": False, "minutes": 0.0}
+    about = {"complete": False, "minutes": 0.0, "classes": batches_of(settings).dataset.classes}
     if (rows / f"{name}.json").exists():
         sweep = published.read(rows / name, settings, extended=True)
         published.restore(sweep, workdir)
-        about |= {key: sweep.about[key] for key in about}
-    about |= {"complete": False, "classes": batches_of(settings).dataset.classes}
+        about["minutes"] = sweep.about["minutes"]
     begin = time.monotonic()
     try:
         train(settings, workdir)

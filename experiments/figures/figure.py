@@ -151,12 +151,6 @@ def cells(c: TransferCurve) -> tuple[str, str, str]:
     return drift, str(result.cost or ""), result.verdict
 
 
-def words(c: TransferCurve) -> str:
-    """A curve's drift, verdict and cost."""
-    drift, cost, verdict = cells(c)
-    return f"{c.name} over {c.axis}: {', '.join(filter(None, (drift, verdict, cost and f'costs at most {cost}')))}"
-
-
 def curve_table(
     curves: Mapping[str, TransferCurve], more: Mapping[str, Callable[[TransferCurve], str]] = MappingProxyType({})
 ) -> str:

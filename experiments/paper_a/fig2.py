@@ -7,10 +7,9 @@ Claim: with normalization layers too, the scaled networks transfer more consiste
             paper (section 3, A.2, B.3)           here
 images      CIFAR-10, 32x32, augmented            CIFAR-10 (JPEG), 16x16, not augmented
 model       ResNets of He et al.; sizes lost      8 channels in the first stage; 6n + 2 layers, n = 1, 2, 4, 8
-training    SGD, batch 64; epochs lost            SGD, batch 64, constant learning rate, half an epoch
+training    SGD, batch 64; epochs lost            SGD, batch 64, constant learning rate, half an epoch; 3 seeds
 branches    factor 1/sqrt(depth)                  factor beta0 / sqrt(n), over depth alone; beta0 1, and 1/16 with batch
                                                   norm, where the check over depth is ok (docs/checks.md)
-seeds       lost                                  3
 
 Judged by the loss of the last step, as the paper's "train loss after ... epochs" reads; all depths count. "More
 consistently" is a comparison: the scaled networks transfer, or their drift is surely nearer to 0.

@@ -3,18 +3,16 @@
     python -m experiments.paper_a 3 --data=DIR       # 3a-c: warm-up
     python -m experiments.paper_a 3d --data=DIR      # warm-up and cosine
 
-Claim: the best learning rate transfers over depth in all settings: with layer norm, scaled by 1/sqrt(depth) or not, and
-scaled without layer norm; the scaled networks improve more consistently with depth. Nothing is claimed of networks that
-are neither scaled nor normalized, and depthmup's own rule for Adam is a row of its own.
+Claim: the best learning rate transfers over depth with layer norm, scaled by 1/sqrt(depth) or not, and scaled without
+layer norm; the scaled networks improve more consistently with depth. Nothing is claimed of networks that are neither
+scaled nor normalized, and depthmup's own rule for Adam is a row of its own.
 
             paper (section 3, A.3, A.4)           here
 images      Tiny ImageNet, 64x64, crops, flips    CIFAR-10 (JPEG), 16x16, not augmented, patches of 4x4
 training    Adam, batch 64, 20 epochs, linear     Adam, batch 64, 1 epoch, warm-up of a tenth, then constant (a-c) or
-            warm-up (a-c), then cosine (d)        cosine to 0 (d)
-Adam        no power of depth in any learning     that (lr_depth 0), and depthmup's own rule, L^-1/2 in branches
-            rate                                  (lr_depth -0.5)
+            warm-up (a-c), then cosine (d)        cosine to 0 (d); 3 seeds
+Adam        no power of depth in any rate         that (lr_depth 0), and depthmup's rule, L^-1/2 in branches
 sizes       lost                                  width 32, 4 heads; 2 to 16 blocks
-seeds       lost                                  3
 
 Judged by the loss of the last step; all depths count.
 

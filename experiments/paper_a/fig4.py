@@ -4,17 +4,14 @@
 
 Claim: with branches scaled by 1/sqrt(depth), momentum, weight decay and the feature-learning rate gamma0 transfer over
 depth as well, and learning curves with the same hyperparameter and different depths are remarkably similar, especially
-at the beginning. beta0, the branch multiplier at the base depth, is ours.
+at the beginning. beta0, the branch multiplier at the base depth, is ours, and stands beside the claim.
 
-            paper (section 3, B.3)                here
-model       SimpleResNet, CIFAR-10, 20 epochs     as figure 1 here: CIFAR-10 (JPEG), 16x16, 1 epoch; 64 channels
-values      lost                                  1 - momentum in octaves; gamma0, beta0 and decay in factors of 2 or 4
-learning    lost                                  one each: 2^-3 for SGD, 2^-6 for momentum
-rate
+The paper (section 3, B.3) has SimpleResNets on CIFAR-10 and 20 epochs; values and learning rates are lost. Here: figure
+1's networks of 64 channels and training; 1 - momentum in octaves, gamma0, beta0 and decay in factors of 2 or 4, and the
+learning rate 2^-3 for SGD, 2^-6 for momentum. Judged as figure 1, the learning curves at the learning rate that is best
+at depth 3; all depths count.
 
 Cost: 4 sweeps of 84 trainings of 703 steps, 48 minutes on two cores beside other work.
-Judged as figure 1, the learning curves at the learning rate that is best at depth 3; all depths count. beta0 is shown
-beside the claim.
 Expect: optima of momentum, gamma0 and beta0 that stay. The best weight decay of a single epoch is the smallest, so its
 optimum cannot be followed.
 """

@@ -1,13 +1,12 @@
-"""Figure B.3: how long must one train to know the best learning rate? From the learning curves of figure 1.
+"""Figure B.3: how long must one train to know the best learning rate? From the learning curves of figures 1 and 3.
 
     python -m experiments.paper_a B.3 --data=DIR
 
 Claim (B.2): "after the first few epochs it is already possible to decide the optimal learning rate". The paper has 20
-epochs, SimpleResNets and ViTs, two depths and four learning rates; here it is one epoch of the networks of figures 1
-and 3, in tenths. The first few of 20 epochs are at most three tenths of the training, so the learning rate that is best
-in the third tenth is judged in the last one, as one that is carried from depth to depth is (docs/laws.md). Beside it:
-the share of the training after which the optimum stays within a quarter of an octave of the last tenth's. All depths
-count.
+epochs, two depths and four learning rates; here it is one epoch, in tenths. The first few of 20 epochs are at most
+three tenths of the training, so the learning rate that is best in the third tenth is judged in the last one, as one
+that is carried from depth to depth is (docs/laws.md). Beside it: the share of the training after which the optimum
+stays within a quarter of an octave of the last tenth's. All depths count.
 
 Cost: nothing besides the trainings of figures 1 and 3.
 Expect: small costs for SimpleResNets, and optima that still move by parts of an octave.

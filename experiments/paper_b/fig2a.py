@@ -26,7 +26,7 @@ from depthmup.fit import segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
 from experiments.figures.figure import UNDECIDED, Experiment, Interval, Outcome, Sweeps, decided, markdown
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text, words
+from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}
@@ -39,9 +39,7 @@ class Prediction(NamedTuple):
 
     anchors: tuple[int, int]
     depth: int
-    off: float
-    low: float
-    high: float
+    off: Interval
 
 
 def predictions(sweeps: Sweeps) -> list[Prediction]:
@@ -53,9 +51,10 @@ def predictions(sweeps: Sweeps) -> list[Prediction]:
         for depth, error in zip(segment.depths, segment.relative_error, strict=True):
             along = math.log(depth / first) / math.log(second / first)  # 0 at the first anchor, 1 at the second
             errors = math.hypot((1 - along) * stderr[first], along * stderr[second], stderr[depth])
-            parts.append(Prediction(segment.anchors, depth, math.log2(1 + error), -errors, errors))
-    together = half_width(2 * 3, 1 - (1 - CONFIDENCE) / max(1, len(parts)))  # 3 optima of 3 seeds each
-    return [p._replace(low=p.off + together * p.low, high=p.off + together * p.high) for p in parts]
+            parts.append((segment.anchors, depth, math.log2(1 + error), errors))
+    wide = half_width(2 * 3, 1 - (1 - CONFIDENCE) / max(1, len(parts)))  # 3 optima of 3 seeds each
+    return [Prediction(anchors, depth, Interval(off, off - wide * errors, off + wide * errors))
+            for anchors, depth, off, errors in parts]  # fmt: skip
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
@@ -66,7 +65,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
         ["all", *(text(fitted(of.values, of.optimal_lr, [o.stderr for o in of.optima])) for of in judged)],
     ]
     table = markdown(("exponent over depths", "by accuracy", "by loss"), rows)
-    return Outcome.of([(words(judged[0]), against(judged[0]))], table)
+    return Outcome.of([(exponents.words(judged[0]), against(judged[0]))], table)
 
 
 def more(sweeps: Sweeps) -> str:
@@ -75,18 +74,18 @@ def more(sweeps: Sweeps) -> str:
     accuracy = judged["validation_accuracy"]
     best = (f"{1 - np.nanmin(errors.mean(axis=1)):.0%} at depth {depth:g}"
             for depth, errors in zip(accuracy.values, accuracy.losses, strict=True))  # fmt: skip
-    lines = [f"{MEASURES[measure]}: {words(result)}" for measure, result in judged.items()]
+    lines = [f"{MEASURES[measure]}: {exponents.words(result)}" for measure, result in judged.items()]
     return "\n".join([*lines, f"best accuracy: {', '.join(best)}"])
 
 
 def of_anchors(sweeps: Sweeps) -> Outcome:
     """Every prediction must be within a step of the grid of the best rate; one that is surely beyond disagrees."""
     parts, rows = [], []
-    for p in predictions(sweeps):
-        answer = decided(max(-p.low, p.high) < STEP, p.low > STEP or p.high < -STEP)
-        off, anchors = Interval(*p[2:]).text("+.1f"), f"{p.anchors[0]}, {p.anchors[1]}"
-        parts.append((f"anchors {anchors} are {off} octaves off at depth {p.depth:g}", answer))
-        rows.append([anchors, f"{p.depth:g}", off])
+    for (first, second), depth, off in predictions(sweeps):
+        answer = decided(max(-off.low, off.high) < STEP, off.low > STEP or off.high < -STEP)
+        words = off.text("+.1f")
+        parts.append((f"anchors {first}, {second} are {words} octaves off at depth {depth:g}", answer))
+        rows.append([f"{first}, {second}", f"{depth:g}", words])
     parts = parts or [("no segment has optima at both of its anchors", UNDECIDED)]
     return Outcome.of(parts, markdown(("anchors", "predicted depth", "octaves off"), rows))
 

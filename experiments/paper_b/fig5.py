@@ -9,13 +9,10 @@ Claim (D.1, D.2): on CIFAR-100 the slopes are -1.392 (plain networks), -1.543 (r
 (batch norm), -1.320 (both) and -1.793 (neither). Claim (D.3): on ImageNet -1.329 (plain), -1.663 (with dropout) and
 -1.567 (neither).
 
-            paper                                 here
-images      CIFAR-100, 32x32; ImageNet, 64x64     100 classes of Tiny ImageNet, 50 images of each: 4,000 at 32x32
-training    one epoch, 351 or 4,504 steps         100 steps, two seeds
-networks    experiments/paper_b/networks.py       the same, 8 channels; 3 to 13 layers, 2 to 12 blocks; judged as there
-
-Any folder of 100 classes will do: python -m experiments.paper_b takes what DIR100/train/ has. At 1e11 operations a
-second ImageNet would take 5 years for figure 8 and 12 for each of 9 and 10 (`--dry_run` of the configs).
+The paper has an epoch, 351 or 4,504 steps, at 32x32 or 64x64. Here: 100 classes of Tiny ImageNet (any folder of 100
+classes will do), 50 images of each, 4,000 at 32x32; 100 steps, two seeds, 8 channels, 3 to 13 layers, 2 to 12 blocks;
+judged as experiments/paper_b/networks.py has it. At 1e11 operations a second ImageNet would take 5 years for figure 8
+and 12 for each of 9 and 10 (`--dry_run` of the configs).
 
 Cost: 5 sweeps of 150 trainings of 100 steps, five hours of one core.
 Expect: nothing is decided. The best accuracy is 1.1% to 2.5%, where guessing has 1% and the nearest of the mean images

@@ -71,10 +71,9 @@ def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
     for sweep, config in {**ingredients.SCREEN, **fig2a.SWEEPS}.items():
         settings = settings_of(config("demo"), data)
         depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
-        result[ingredients.name_of(sweep)] = {
-            depth: dataclasses.replace(settings, model=dataclasses.replace(settings.model, depth=depth))
-            for depth in sorted(depths)
-        }
+        models = {depth: dataclasses.replace(settings.model, depth=depth) for depth in sorted(depths)}
+        of_depth = {depth: dataclasses.replace(settings, model=model) for depth, model in models.items()}
+        result[ingredients.name_of(sweep)] = of_depth
     return result
 
 
@@ -105,9 +104,7 @@ def main() -> None:
 
 
 def exponents(names: Sequence[str]) -> str:
-    """The exponents as a table: over all depths that were measured, over those of the screens, and over figure 2a's
-    halves.
-    """
+    """A table of the exponents over all measured depths, over those of the screens, and over figure 2a's halves."""
     rows = []
     for name in names:
         start, parts = read(name), (fig2a.SHALLOW, fig2a.DEEP) if name == "plain" else (networks.SCREEN_DEPTHS,)

@@ -2,17 +2,15 @@
 
     python -m experiments.paper_b rules --data=DIR              (`experiments.paper_b.initial` adds two rules)
 
-Claim (section 5): "one-time calibration at L0 and drop-in transfer to arbitrary depths".
+Claim (section 5): "one-time calibration at L0 and drop-in transfer to arbitrary depths". The paper has no experiment;
+PathSum is in figure 2b.
 
-            paper                     here
-networks    no experiment             residual (figure 2b, 2 to 24 blocks) and plain (figure 2a, 3 to 30 layers)
-judged      -                         by validation accuracy at the deepest network that learned, which is the farthest
-                                      from the tuned one: in units of the rule's, is the learning rate that is best at
-                                      the smallest depth as good there (docs/laws.md)? Points of accuracy lost against
-                                      the best one that was trained have the 95% interval of the paired seeds
-rules       L^-3/2; PathSum in        constant, L^-1, L^-3/2, PathSum, a line through smaller depths, Sbar at
-            figure 2b                 initialization, the same relative to each layer's size; and depth-muP: the same
-                                      learning rate with branches scaled by 1/sqrt(depth)
+Networks: residual (figure 2b, 2 to 24 blocks) and plain (figure 2a, 3 to 30 layers). Rules: constant, L^-1, L^-3/2,
+PathSum, a line through smaller depths, Sbar at initialization, the same relative to each layer's size; and depth-muP,
+the same learning rate with branches scaled by 1/sqrt(depth). Judged by validation accuracy at the deepest network that
+learned, the farthest from the tuned one: in units of the rule's, is the learning rate that is best at the smallest
+depth as good there (docs/laws.md)? Points of accuracy lost against the best one that was trained have the 95% interval
+of the paired seeds.
 
 Cost: about 140 trainings of 351 steps besides figures 2a and 2b, two hours on one core.
 Expect: for residual networks whose branches start with 1/K, one learning rate for all depths is best and L^-3/2 five
@@ -82,13 +80,15 @@ def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
     if name == "full_depth_mup":
         return result, [rule for rule in learning_rate_rules(result) if rule.name == "constant"]
     start = at_start.read(ingredients.name_of(name))
-    calibrated = {}
-    if set(result.values) <= set(start):
-        updates = {depth: at_start.update(start, depth) for depth in result.values}
-        calibrated = {
+    updates = {depth: at_start.update(start, depth) for depth in result.values if depth in start}
+    calibrated = (
+        {
             "Sbar": {depth: update.learning_rate for depth, update in updates.items()},
             "Sbar, relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
         }
+        if len(updates) == len(result.values)
+        else {}
+    )
     sums = exponents.path_sums(ingredients.settings_of(name), result.values)
     return result, learning_rate_rules(result, path_sums=sums, calibrated=calibrated)
 
@@ -140,16 +140,8 @@ def outcome(sweeps: Sweeps) -> Outcome:
         elif name != "full_depth_mup":
             parts.append((f"{title}: no prediction of {OURS}", UNDECIDED))
     names = dict.fromkeys(rule for of in shown.values() for rule in of)
-    table = markdown(
-        ("octaves off; points of accuracy lost", *shown),
-        [[rule, *(of.get(rule, "") for of in shown.values())] for rule in names],
-    )
-    return Outcome.of(parts, "\n\n".join([table, *_of_depth_mup(sweeps)]))
-
-
-def _of_depth_mup(sweeps: Sweeps) -> list[str]:
-    """Its best accuracy beside that of the paper's network, and its exponent."""
-    lines = []
+    rows = [[rule, *(of.get(rule, "") for of in shown.values())] for rule in names]
+    lines = [markdown(("octaves off; points of accuracy lost", *shown), rows)]
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
         best = {of: best_losses(along_depth(sweeps[name]), -1) for name, of in PARAMETERIZATIONS.items()}
         difference = paired(-100 * np.subtract(*best.values())).text("+.1f")
@@ -157,7 +149,7 @@ def _of_depth_mup(sweeps: Sweeps) -> list[str]:
         lines.append(f"Best accuracy at the deepest ResNet: {accuracies}, difference {difference}.")
     if "full_depth_mup" in sweeps:
         lines.append(f"Exponent under depth_mup: {exponents.bare(along_depth(sweeps['full_depth_mup']))}.")
-    return lines
+    return Outcome.of(parts, "\n\n".join(lines))
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
