@@ -18,8 +18,8 @@ import numpy as np
 
 from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
-from depthmup.fit.curve import POINTS
 from depthmup.declare import SIZE, Key, declared, key
+from depthmup.fit.curve import POINTS
 from depthmup.models import MODELS
 from depthmup.names import LARGEST, short, unknown
 from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
