@@ -45,12 +45,14 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
     except (KeyError, AttributeError) as error:
         # The key, perhaps with 'Did you mean "X" instead of "Y"'; but the config file may have such an error itself.
         words = re.findall(r"\w+", str(error).replace("\\n", " "))
-        if not words or not any(words[0] in argument for argument in argv):
+        given = (argument.lstrip("-").split("=")[0].split(".") for argument in argv)
+        path = next((path for path in given if words and words[0] in path), None)
+        if path is None:
             fail(f"{type(error).__name__} in the config file: {error}")
-        near = (
-            f"; did you mean {words[4]!r}?" if words[1:4] == ["Did", "you", "mean"] else " (configs/default.py has all)"
-        )
-        fail(f"unknown config key {words[0]!r}{near}")
+        from depthmup.names import unknown_key
+
+        near = words[4] if words[1:4] == ["Did", "you", "mean"] else None
+        fail(str(unknown_key(".".join(path[: path.index(words[0])]), words[0], near)))
     except (flags.Error, TypeError, ValueError, OSError) as error:
         cause: BaseException = error
         while "Traceback (most recent call last)" in str(cause) and cause.__context__:  # ml_collections adds it

@@ -17,10 +17,22 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # in size, of the norm
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
     """The error for an unknown name; its message has the name, the nearest known name and all known names."""
     known = sorted(known)
+    near = nearest(name, known)
+    suggestion = f"; did you mean {near!r}?" if near else ""
+    return ValueError(f"unknown {kind} {short(name)}{suggestion} (known: {', '.join(known)}){hint}")
+
+
+def unknown_key(group: str, name: str, near: str | None) -> ValueError:
+    """The error for a key `name` that a group of a config lacks. near: the nearest key that it has, if there is one."""
+    suggestion = f"; did you mean {f'{group}.{near}'!r}?" if near else " (configs/default.py has all)"
+    return ValueError(f"unknown key {f'{group}.{name}'!r}{suggestion}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that is nearest to a name, if one is near."""
     names = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5) if isinstance(name, str) else []
-    suggestion = f"; did you mean {names[near[0]]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {short(name)}{suggestion} (known: {', '.join(known)}){hint}")
+    return names[near[0]] if near else None
 
 
 def short(value: object) -> str:

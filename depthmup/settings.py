@@ -21,7 +21,7 @@ from depthmup.data import Augment, names
 from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
 from depthmup.models import MODELS
-from depthmup.names import LARGEST, short, unknown
+from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
 from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
 from depthmup.recipe import LOSSES, Recipe
@@ -502,7 +502,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
                     f"{where}.{name} is a setting of {', '.join(owners)}, not of {family}: choose the family by the "
                     f"config, --config=default:{owners[0]}"
                 )
-            raise named(where, unknown("key", f"{where}.{name}", [f"{where}.{known}" for known in expected]))
+            raise SettingsError(str(unknown_key(where, name, nearest(name, sorted(expected)))))
     missing = sorted(expected.keys() - set(value))
     if missing:
         raise SettingsError(f"{where}.{missing[0]} is missing: override {default} instead of starting anew")

@@ -283,7 +283,7 @@ def test_check_exit_status(tmp_path, call):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["explain", "--config.model.depht=3"], "unknown config key 'depht'; did you mean 'depth'?"),
+        (["explain", "--config.model.depht=3"], "unknown key 'config.model.depht'; did you mean 'config.model.depth'?"),
         (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
         (["explain", "--config=configs/nope.py"], "configs/nope.py"),
         (["train", "--workdir=main.py/x"], "is, or is inside, a file"),
