@@ -6,9 +6,9 @@ Claim (B.1): at a fixed number of epochs the Pareto front of loss against parame
 fitted at constant depth predict depth 30 as the best one at very large widths. Claim (footnote 2): with the scaling,
 larger width and depth improve the performance monotonically.
 
-The paper has SimpleResNets of up to 1e9 parameters, 20 augmented epochs and one learning rate. Here: figure 1's training
-of 32, 64, 128 channels and 3 to 24 blocks (1.3e6 parameters), scaled by 1/sqrt(depth). Judged by the mean training loss
-of the last tenth of the steps at the best of five learning rates; all sizes count.
+The paper has SimpleResNets of up to 1e9 parameters, 20 augmented epochs and one learning rate. Here: the training of
+figure 1, 32 to 128 channels and 3 to 24 blocks (1.3e6 parameters), scaled by 1/sqrt(depth). Judged by the mean training
+loss of the last tenth of the steps at the best of five learning rates; all sizes count.
 
 Cost: 120 trainings of 703 steps besides figure 1's, 17 minutes on two cores.
 Expect: wider is better; in a single epoch depth helps less than width.

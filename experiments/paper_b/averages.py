@@ -6,8 +6,8 @@ Claim (A1 to A7): of the means of S_l over layers the arithmetic one is right. I
 that the block's energy, the sum of its S_l, stays, then the mean over blocks stays (A6); and the arithmetic mean = 1
 gives the law of the best learning rate. The paper has no experiment.
 
-Here: the exponent of the trained optima of figures 2a and 2b against those of each mean = 1 at initialization; each mean
-at the trained optima; by how many octaves the prediction moves where the earlier half of the layers is split in two.
+Here: the exponent of the trained optima of figures 2a and 2b against those of each mean = 1 at initialization; each
+mean at these optima; by how many octaves the prediction moves where the earlier half of the layers is split in two.
 A mean over blocks of the blocks' sums stays whatever the mean: that part of the claim is true by definition, and says
 nothing for the arithmetic mean. What decides is which mean the law of the trained optima excludes. That Sbar = 1 at
 initialization is the law after an epoch is more than the paper argues. Judged by validation accuracy, at the depths at
