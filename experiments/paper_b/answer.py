@@ -13,56 +13,34 @@ from experiments.paper_b import at_start, exponents
 from experiments.paper_b.exponents import BOTH, MEASURES, along_depth, apart, equal, of_edges, of_optima, text, words
 from experiments.paper_b.ingredients import by_theory, label, name_of, settings_of
 
+# {prediction: the law of a sweep over these depths, or its exponent}
+PREDICTIONS: dict[str, Callable[[str, Sequence[float]], PowerLaw | float | None]] = {
+    "-3/2 (theorem 3)": lambda sweep, depths: exponents.CLAIMED,
+    "theory": lambda sweep, depths: by_theory(settings_of(sweep)),
+    "Sbar": lambda sweep, depths: at_start.of_update(at_start.read(name_of(sweep)), depths),
+    "2 / sharpness": lambda sweep, depths: at_start.of_sharpness(at_start.read(name_of(sweep)), depths),
+}
+COLUMNS = ("edge", "minus baseline", "Sbar", "2 / sharpness", "PathSum", "theory")
+
 
 def table(sweeps: Sweeps, columns: Sequence[str] = (), cell: Callable[[Transfer], str] = words) -> str:
     """The exponents of every network, and what is known of it before any training.
 
     columns: of MEASURES and COLUMNS; none: all. cell: what stands in those of MEASURES.
     """
-    trained = {words: measure for measure, words in MEASURES.items()}
-    columns = columns or (*trained, *COLUMNS)
-    rows = [
-        [label(name)]
-        + [cell(along_depth(sweeps[name], trained[c])) if c in trained else COLUMNS[c](sweeps, name) for c in columns]
-        for name in sweeps
-    ]
+    baseline = next((along_depth(sweep) for name, sweep in sweeps.items() if name_of(name) == "baseline"), None)
+    columns, rows = columns or (*MEASURES.values(), *COLUMNS), []
+    for name, sweep in sweeps.items():
+        result = along_depth(sweep)
+        known = {measure: cell(along_depth(sweep, key)) for key, measure in MEASURES.items() if measure in columns}
+        known["edge"] = text(of_edges(result))
+        known["minus baseline"] = equal(baseline, result)[0] if baseline and name_of(name) != "baseline" else ""
+        for column in ("Sbar", "2 / sharpness", "theory"):
+            law = PREDICTIONS[column](name, result.values)
+            known[column] = f"{law:+.1f}" if isinstance(law, float) else text(law)
+        known["PathSum"] = f"{exponents.by_path_sum(settings_of(name), result.values):+.2f}"
+        rows.append([label(name), *(known[column] for column in columns)])
     return markdown(("network", *columns), rows)
-
-
-def _minus_baseline(sweeps: Sweeps, name: str) -> str:
-    """Of the exponent by accuracy."""
-    baseline = next((along_depth(sweeps[other]) for other in sweeps if name_of(other) == "baseline"), None)
-    return equal(baseline, along_depth(sweeps[name]))[0] if baseline and name_of(name) != "baseline" else ""
-
-
-def _depths(sweeps: Sweeps, name: str) -> Sequence[float]:
-    return along_depth(sweeps[name]).values
-
-
-def _sbar(sweep: str, depths: Sequence[float]) -> PowerLaw | None:
-    return at_start.of_update(at_start.read(name_of(sweep)), depths)
-
-
-def _of_sharpness(sweep: str, depths: Sequence[float]) -> PowerLaw | None:
-    return at_start.of_sharpness(at_start.read(name_of(sweep)), depths)
-
-
-# {prediction: the law of a sweep over these depths, or its exponent}
-PREDICTIONS: dict[str, Callable[[str, Sequence[float]], PowerLaw | float | None]] = {
-    "-3/2 (theorem 3)": lambda sweep, depths: exponents.CLAIMED,
-    "theory": lambda sweep, depths: by_theory(settings_of(sweep)),
-    "Sbar": _sbar,
-    "2 / sharpness": _of_sharpness,
-}
-# {column: its cell for a sweep}
-COLUMNS: dict[str, Callable[[Sweeps, str], str]] = {
-    "edge": lambda sweeps, name: text(of_edges(along_depth(sweeps[name]))),
-    "minus baseline": _minus_baseline,
-    "Sbar": lambda sweeps, name: text(_sbar(name, _depths(sweeps, name))),
-    "2 / sharpness": lambda sweeps, name: text(_of_sharpness(name, _depths(sweeps, name))),
-    "PathSum": lambda sweeps, name: f"{exponents.by_path_sum(settings_of(name), _depths(sweeps, name)):+.2f}",
-    "theory": lambda sweeps, name: f"{by_theory(settings_of(name)):+.1f}",
-}
 
 
 class Match(NamedTuple):

@@ -33,14 +33,12 @@ def of_update(measured: Measured, depths: Sequence[float], average: str = "arith
 
     average: over layers, a name in `measure.AVERAGES`.
     """
-    depths = [depth for depth in depths if depth in measured]
-    updates = [update(measured, depth)._replace(average=average) for depth in depths]
-    return fitted(depths, [at.learning_rate for at in updates], [at.stderr for at in updates])
+    updates = {depth: update(measured, depth)._replace(average=average) for depth in depths if depth in measured}
+    return fitted([*updates], [at.learning_rate for at in updates.values()], [at.stderr for at in updates.values()])
 
 
 def of_sharpness(measured: Measured, depths: Sequence[float]) -> PowerLaw | None:
     """The law of 2 / sharpness over those of these depths that were measured."""
-    depths = [depth for depth in depths if depth in measured]
-    edges = [np.array(measured[depth]["log2_edges"]) for depth in depths]
-    stderr = [float(at.std(ddof=1)) / len(at) ** 0.5 for at in edges]
-    return fitted(depths, [float(2 ** at.mean()) for at in edges], stderr)
+    edges = {depth: np.array(measured[depth]["log2_edges"]) for depth in depths if depth in measured}
+    stderr = [float(at.std(ddof=1)) / len(at) ** 0.5 for at in edges.values()]
+    return fitted([*edges], [float(2 ** at.mean()) for at in edges.values()], stderr)

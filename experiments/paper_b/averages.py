@@ -74,11 +74,12 @@ def splits(sweeps: Sweeps) -> str:
     """By how many octaves the split moves the prediction of each mean, and Sbar at the best learning rates."""
     rows = []
     for sweep, trials in sweeps.items():
-        if start := at_start.read(ingredients.name_of(sweep)):
+        name = ingredients.name_of(sweep)
+        if start := at_start.read(name):
             logs = at_optimum(start, along_depth(trials), "arithmetic")
             ends = (f"2^{logs[depth]:+.1f} (depth {depth:g})" for depth in ((min(logs), max(logs)) if logs else ()))
             moved = (f"{shift(at_start.update(start, max(start)), mean):+.2f}" for mean in MEANS)
-            rows.append([ingredients.name_of(sweep), *moved, ", ".join(ends)])
+            rows.append([name, *moved, ", ".join(ends)])
     return markdown(("a split moves, in octaves", *MEANS, "Sbar at the best learning rate"), rows)
 
 

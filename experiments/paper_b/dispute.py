@@ -47,20 +47,18 @@ def ingredients(sweeps: Sweeps) -> Outcome:
     return Outcome(combined(answers), f"{len(answers)} networks: {counts}", section)
 
 
-# Of theorem 3: all layers of a branch carry the 1/K, and there is neither norm nor dropout.
+# Of theorem 3.
+ASSUMED = "all layers of a branch carry the 1/K, and there is neither norm nor dropout"
 EXCLUDED = {"parameterization.branch_init", "parameterization.alpha", "model.norm", "model.dropout"}
-ASSUMED = [name for name, changes in INGREDIENTS.items() if not EXCLUDED & changes.keys()]
 
 
 def _assumed(sweeps: Sweeps) -> str:
     """In how many of the networks of the theorem's own assumptions that have an exponent -3/2 is excluded."""
-    counts = []
+    kept, counts = [sweep for name, sweep in sweeps.items() if not EXCLUDED & INGREDIENTS[name_of(name)].keys()], []
     for measure in BOTH:
-        judged = [along_depth(sweep, measure) for name, sweep in sweeps.items() if name_of(name) in ASSUMED]
-        answers = [against(result) for result in judged if of_optima(result)]
+        answers = [against(result) for result in (along_depth(sweep, measure) for sweep in kept) if of_optima(result)]
         counts.append(f"{answers.count(DISAGREES)} of {len(answers)} by {MEASURES[measure]}")
-    assumed = "all layers of a branch carry the 1/K, and there is neither norm nor dropout"
-    return f"Where the theorem's assumptions hold ({assumed}), -3/2 is excluded in {' and '.join(counts)}."
+    return f"Where the theorem's assumptions hold ({ASSUMED}), -3/2 is excluded in {' and '.join(counts)}."
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
