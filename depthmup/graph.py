@@ -722,8 +722,8 @@ class Graph:
 
 
 def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, of a strong type: a weak one adds conversions to the program."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    """Shape and dtype of an array as JAX takes it, of a strong type: a weak one adds conversions to the program."""
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf))
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:
