@@ -74,7 +74,7 @@ ALLOWED = {
     "theory": {"activations"},
     "measure": {"parameterization", "specs", "optim"},
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "models", "data"},
-    "config_file": {"declare", "models", "settings"},
+    "write_config": {"declare", "models", "settings"},
     "train": {
         "audit",
         "batch_rules",

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from configs import default
-from depthmup.config_file import default_config, page
 from depthmup.models import MODELS
 from depthmup.settings import (
     NOT_AT_THE_START,
@@ -20,6 +19,7 @@ from depthmup.settings import (
     keys,
 )
 from depthmup.train.build import task_of
+from depthmup.write_config import default_config, page
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

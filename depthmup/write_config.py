@@ -1,7 +1,7 @@
 """configs/default.py and docs/settings.md, written from the declarations of the settings.
 
-python -m depthmup.config_file > configs/default.py
-python -m depthmup.config_file docs > docs/settings.md
+python -m depthmup.write_config > configs/default.py
+python -m depthmup.write_config docs > docs/settings.md
 """
 
 from __future__ import annotations
