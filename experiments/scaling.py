@@ -71,6 +71,7 @@ COLUMNS = ["case", "batch_size", "steps", "learning_rate", "seed", "loss", "dive
 SIZES = {"batch_size": (32, 8, 16, 64, 128, 256, 512), "steps": (512, 64, 128, 256, 1024, 2048)}
 BASE = {axis: sizes[0] for axis, sizes in SIZES.items()}
 DECAYS = (0.0, 1 / 32, 1 / 8, 1 / 2)
+KEPT = 1 / 8  # the best decay of the base
 
 
 class Problem(NamedTuple):
@@ -147,10 +148,12 @@ def publish(cases: Iterable[str]) -> Path:
     return ROWS
 
 
-def curves() -> list[TransferCurve]:
-    """The curves of the committed rows along both axes; their optimizer is the case."""
+def curves(decay: bool = False) -> list[TransferCurve]:
+    """The curves of the committed rows along both axes; their optimizer is the case. decay: of the cases with decays."""
     rows = pandas.read_parquet(ROWS).rename(columns={"case": "optimizer"})
-    return list(judge(rows.assign(parameterization="no rule"), chance=CHANCE).curves)
+    with_decay = rows["optimizer"].map(case_of).map(lambda case: "weight_decay" in CASES[case])
+    rows = rows[with_decay == decay].assign(parameterization="no rule")
+    return list(judge(rows, chance=CHANCE).curves) if len(rows) else []
 
 
 def draw() -> None:
@@ -185,17 +188,21 @@ def rules_of(optimizer: str, axis: str) -> dict[str, float]:
 def table() -> str:
     """For each case and axis the exponent of the rows, and the rules with the answer and the largest cost of each."""
     lines = []
-    for c in (c for c in curves() if "weight_decay" not in CASES[case_of(c.optimizer)]):
+    for c in curves():
         rules = rules_of(CASES[case_of(c.optimizer)]["optimizer"], c.axis)
         cells: dict[Answer, list[str]] = {answer: [] for answer in ANSWERS}
         for exponent in sorted(set(rules.values())):
             names = ", ".join(f"`{name}`" for name, of_rule in rules.items() if of_rule == exponent)
             cost = largest_cost(c.result, exponent, BASE[c.axis])
             cells[held(c.result, exponent)].append(f"{exponent:+.2f} ({names}): {cost}")
-        measured = Interval(*c.result.drift[:3]).text() if c.result.drift else "none"
         texts = ("; ".join(of_answer) or "-" for of_answer in cells.values())
-        lines.append((c.optimizer, c.axis.replace("_", " "), measured, *texts))
+        lines.append((c.optimizer, c.axis.replace("_", " "), exponent_of(c), *texts))
     return markdown(("case", "along", "exponent", *ANSWERS), lines)
+
+
+def exponent_of(c: TransferCurve) -> str:
+    """The exponent of the best learning rate with its interval, in words."""
+    return Interval(*c.result.drift[:3]).text() if c.result.drift else "none"
 
 
 def largest_cost(result: Transfer, exponent: float, base: int) -> str:
@@ -224,7 +231,8 @@ def optima() -> str:
 
 
 def decays() -> str:
-    """The best decay at each size, with the best learning rate beside it, and what it wins against none."""
+    """The best decay at each size, with the best learning rate beside it, what it wins against none, and what the
+    base's costs; then the exponents of the learning rate at each decay."""
     rows = pandas.read_parquet(ROWS)
     rows = rows[rows["case"].map(case_of) == "adamw, decay"]
     rows = rows[~rows["diverged"]].assign(decay=rows["case"].str.split().str[-1].astype(float))
@@ -236,9 +244,16 @@ def decays() -> str:
         rate = best[decay].name[1]
         won = percent((best[decay] / best[0.0]).to_numpy()).text("+.1f", "%") if decay else "-"
         sizes = (f"{batch:g}", f"{steps:g}", f"{decay:g}", f"{math.log2(rate):g}")
-        lines.append((*sizes, f"{rate * decay * steps:.2f}", won))
-    columns = ("batch size", "steps", "best decay", "log2 of the rate", "rate x decay x steps", "loss against no decay")
-    return markdown(columns, lines)
+        kept = percent((best[KEPT] / best[decay]).to_numpy()).text("+.1f", "%") if decay != KEPT else "-"
+        lines.append((*sizes, f"{rate * decay * steps:.2f}", won, kept))
+    columns = ("batch size", "steps", "best decay", "log2 of the rate", "rate x decay x steps", "loss against no decay",
+               f"decay {KEPT:g} costs")  # fmt: skip
+    exponents: dict[str, dict[str, str]] = {}
+    for c in curves(decay=True):
+        exponents.setdefault(c.optimizer.split()[-1], {})[c.axis] = exponent_of(c)
+    by_decay = [(decay, *(of_axis.get(axis, "-") for axis in SIZES)) for decay, of_axis in exponents.items()]
+    of_rate = markdown(("decay", "exponent of the rate in batch size", "in steps"), by_decay)
+    return f"{markdown(columns, lines)}\n\n{of_rate}"
 
 
 def noise() -> str:

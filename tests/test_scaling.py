@@ -69,20 +69,27 @@ def test_rules_of_an_optimizer():
 
 def test_the_decays(rows):
     """Planted: decay 1/8 is best at the rate 2^-6 and lowers the loss by a tenth; the longer training wants none."""
+
+    def loss(log2, best):
+        return (1.8 if best else 2.0) + 0.05 * (log2 + 6) ** 2
+
     planted = [
-        (f"adamw, decay {decay:g}", 32, steps, rate, seed, loss * (1 + 0.001 * seed), False)
+        (f"adamw, decay {decay:g}", 32, steps, 2.0**log2, seed, loss(log2, decay == best) * (1 + 0.001 * seed), False)
         for steps, best in ((512, 1 / 8), (2048, 0.0))
         for decay in scaling.DECAYS
-        for rate, loss in ((2.0**-7, 2.0), (2.0**-6, 1.8 if decay == best else 2.0))
+        for log2 in range(-9, -2)
         for seed in range(3)
     ]
     pandas.DataFrame(planted, columns=scaling.COLUMNS).to_parquet(rows)
     assert {scaling.case_of(row[0]) for row in planted} == {"adamw, decay"}
-    lines = [line.strip("| ").split(" | ") for line in scaling.decays().splitlines()[2:]]
+    lines = [line.strip("| ").split(" | ") for line in scaling.decays().split("\n\n")[0].splitlines()[2:]]
     assert lines == [
-        ["32", "512", "0.125", "-6", "1.00", "-10.0% [-10.0, -10.0]"],
-        ["32", "2048", "0", "-6", "0.00", "-"],
+        ["32", "512", "0.125", "-6", "1.00", "-10.0% [-10.0, -10.0]", "-"],
+        ["32", "2048", "0", "-6", "0.00", "-", "+11.1% [+11.1, +11.1]"],
     ]
+    assert not scaling.curves()
+    assert len(scaling.curves(decay=True)) == len(scaling.DECAYS)
+    assert "| 0.5 | - | +0.00 [" in scaling.decays()
 
 
 def test_the_photographs():
