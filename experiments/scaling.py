@@ -149,7 +149,7 @@ def publish(cases: Iterable[str]) -> Path:
 
 
 def curves(decay: bool = False) -> list[TransferCurve]:
-    """The curves of the committed rows along both axes; their optimizer is the case. decay: of the cases with decays."""
+    """The curves of the committed rows along both axes; the optimizer is the case. decay: of cases with decays."""
     rows = pandas.read_parquet(ROWS).rename(columns={"case": "optimizer"})
     with_decay = rows["optimizer"].map(case_of).map(lambda case: "weight_decay" in CASES[case])
     rows = rows[with_decay == decay].assign(parameterization="no rule")
