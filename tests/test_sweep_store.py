@@ -12,10 +12,11 @@ import pytest
 from depthmup import sweep
 from depthmup.train import workdir
 from depthmup.train.workdir import WorkdirError
+from depthmup.trials.claims import Claims
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import grouped, part, trials
-from depthmup.trials.store import Claims, Finished, Store
+from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
 from tests import tiny
 

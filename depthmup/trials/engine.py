@@ -19,17 +19,18 @@ from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.adaptive import Search
+from depthmup.trials.claims import Claims
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
 from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
 from depthmup.trials.progress import CompileClock, Progress, about
-from depthmup.trials.store import Claims, Finished, Store
+from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
 
 if TYPE_CHECKING:
-    from depthmup.trials.cluster import Cluster
+    from depthmup.trials.ray_cluster import Cluster
 
 WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
 LAUNCHERS = ("local", "ray")
@@ -75,7 +76,7 @@ def train(
         stack.enter_context(compiled_in(cache))
         cluster = None
         if launcher == "ray":
-            from depthmup.trials.cluster import Cluster
+            from depthmup.trials.ray_cluster import Cluster
 
             cluster = stack.enter_context(Cluster(options.cpus, options.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers

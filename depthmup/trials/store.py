@@ -6,22 +6,18 @@ Several processes may read and write a sweep at the same time.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import hashlib
 import io
 import json
 import math
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from depthmup.files import digest, first_difference, write_atomically
 from depthmup.train.workdir import Workdir, WorkdirError
-from depthmup.trials.plan import Group
 from depthmup.trials.study import Row
 
 if TYPE_CHECKING:
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 
 GROUPS = "groups"  # folder of the finished groups
 RESULTS = "results.jsonl"  # file of all rows for other programs, written by `Store.export`
-CLAIMS = "claims"  # folder of locked files: the trials that each running process trains
 # Columns of a group's file that hold a list for each trial; their names are "curve/step", "measured/step", ...
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
 KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
@@ -109,89 +104,6 @@ class Store:
         for row in rows:
             self.rows.setdefault(row["key"], row)
         self._seen.add(path)
-
-
-class Claims:
-    """The trials that each process of a shared workdir is training, so that no process repeats the work of another.
-
-    A claim is a file with the keys of some trials. Its process keeps the file locked until these trials are finished.
-    The system frees the lock when the process is killed, so no claim outlives its process.
-    """
-
-    def __init__(self, store: Store, workdir: Path) -> None:
-        self._store, self._dir = store, workdir / CLAIMS
-        self._dir.mkdir(exist_ok=True)
-        self._held: dict[str, IO[str]] = {}
-        with self._mutex():
-            self._hold(uuid.uuid4().hex, [])  # an empty claim: it shows until `close` that this process uses the store
-
-    def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
-        """Claim the free trials, neither done nor claimed, of the first group that has any.
-
-        Returns (this group, a group of its free trials); None if no group has free trials.
-        """
-        with self._mutex():
-            self._store.refresh()
-            taken = self._store.rows.keys() | set(self._claimed(own=True)) | set(self._claimed(own=False))
-            for group in groups:
-                free = tuple(trial for trial in group.trials if trial.key not in taken)
-                if free:
-                    claimed = dataclasses.replace(group, trials=free)
-                    self._hold(claimed.name, [trial.key for trial in free])
-                    return group, claimed
-        return None
-
-    def release(self, group: Group) -> None:
-        """Give up the claim of a group, whose trials are finished."""
-        with self._mutex():
-            self._let_go(group.name)
-
-    def alone(self) -> bool:
-        """Whether no other process uses this store."""
-        with self._mutex():
-            return not any(True for _ in self._others())
-
-    def close(self) -> None:
-        with self._mutex():
-            for name in list(self._held):
-                self._let_go(name)
-
-    @contextlib.contextmanager
-    def _mutex(self) -> Iterator[None]:
-        with open(self._dir / ".lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _hold(self, name: str, keys: Sequence[str]) -> None:
-        file = open(self._file(name), "w")  # noqa: SIM115 - held open: the claim lives as long as the file
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(list(keys), file)
-        file.flush()
-        self._held[name] = file
-
-    def _let_go(self, name: str) -> None:
-        self._file(name).unlink(missing_ok=True)
-        self._held.pop(name).close()
-
-    def _file(self, name: str) -> Path:
-        return self._dir / f"{name}.json"
-
-    def _claimed(self, own: bool) -> Iterator[str]:
-        """Keys of the trials that are claimed: by this process (own) or by other processes (not own)."""
-        for path in [self._file(name) for name in self._held] if own else self._others():
-            yield from json.loads(path.read_text())
-
-    def _others(self) -> Iterator[Path]:
-        for path in self._dir.glob("*.json"):
-            if path.stem in self._held:
-                continue
-            with open(path) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:
-                    yield path
-                else:  # the lock is free: its process has ended
-                    path.unlink(missing_ok=True)
 
 
 def load(workdir: str | Path) -> pandas.DataFrame:
