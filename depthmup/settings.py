@@ -20,6 +20,7 @@ from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
+from depthmup.measure.coordinate_check import CheckDefaults
 from depthmup.models import MODELS
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
@@ -235,14 +236,18 @@ class CheckSettings:
     )
     widths: tuple[int, ...] = key((64, 128, 256, 512), "", **SIZE)
     depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", **SIZE)
-    width: int = key(256, "", **SIZE)
-    depth: int = key(8, "", **SIZE)
-    steps: tuple[int, ...] = key((1, 10), "after which the change of the features is measured", low=1, nonempty=True)
-    seeds: int = key(8, "of each training", low=1)
-    max_seeds: int = key(64, "seeds are doubled up to this where the answer is undecided", low=1)
+    width: int = key(CheckDefaults.width, "", **SIZE)
+    depth: int = key(CheckDefaults.depth, "", **SIZE)
+    steps: tuple[int, ...] = key(
+        CheckDefaults.steps, "after which the change of the features is measured", low=1, nonempty=True
+    )
+    seeds: int = key(CheckDefaults.seeds, "of each training", low=1)
+    max_seeds: int = key(CheckDefaults.max_seeds, "seeds are doubled up to this where the answer is undecided", low=1)
     batch_size: int = key(32, "training examples; all, if there are fewer", low=1)
     beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
-    tolerance: float = key(0.1, "a slope is ok within +- this, not ok beyond, else undecided", positive=True)
+    tolerance: float = key(
+        CheckDefaults.tolerance, "a slope is ok within +- this, not ok beyond, else undecided", positive=True
+    )
 
 
 # What main.py check does for other families than the residual MLP: convolutions are dear. Plain networks claim nothing

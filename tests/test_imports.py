@@ -73,7 +73,7 @@ ALLOWED = {
     "fit": set(),
     "theory": {"activations"},
     "measure": {"parameterization", "specs", "optim"},
-    "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "models", "data"},
+    "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {
         "audit",
