@@ -10,7 +10,6 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.data import image_cache
+from depthmup.data.corrupt import HINT, note_left_out
 from depthmup.data.dataset import Dataset, Records, Split, moments
 from depthmup.data.image_cache import Decoded
 from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
@@ -97,15 +97,13 @@ def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: boo
                 if isinstance(head, str):
                     if not skip_corrupt:
                         raise ValueError(
-                            f"{files.root / file} cannot be read as an image: {head} (repair or remove it; "
-                            "data.skip_corrupt=True goes on without it)"
+                            f"{files.root / file} cannot be read as an image: {head} (repair or remove it; {HINT})"
                         )
                     continue
                 readable.append(number)
                 modes.setdefault("grey" if head[0] in GREY else "colour", file)
                 sizes.setdefault(head[1], file)
-            if lost := len(files) - len(readable):
-                print(f"{files.root}, {name}: left out {lost} of {len(files)} files", file=sys.stderr)
+            note_left_out(f"{files.root}, {name}", len(files) - len(readable), f"of {len(files)} files")
             good[name] = np.array(readable, np.int32)
     root = splits["train"].root
     if len(modes) > 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from depthmup.data.corrupt import CorruptRecord, note_left_out
 from depthmup.data.dataset import Dataset, Records, Split, held_out
 
 
@@ -151,14 +151,13 @@ def blank(name: str, image_size: int | None = None) -> Dataset:
 def in_memory(records: Records, skip_corrupt: bool = False) -> Split:
     """All records, decoded, in their order. skip_corrupt: leave out corrupt records and print how many they are,
     instead of raising CorruptRecord."""
-    from depthmup.data.stream import CorruptRecord, Examples
+    from depthmup.data.stream import Examples
 
     examples = Examples(records, records.examples, 0, 1, skip_corrupt=skip_corrupt)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the GIL
         elements = list(pool.map(examples.__getitem__, range(records.examples)))
     good = [e for e in elements if not e["corrupt"]]
-    if len(good) < len(elements):
-        print(f"{records.name}: left out {len(elements) - len(good)} corrupt of {len(elements)}", file=sys.stderr)
+    note_left_out(records.name, len(elements) - len(good), f"corrupt of {len(elements)}")
     if not good:
         raise CorruptRecord(f"{records.name}: no record can be read: prepare it anew")
     return Split(np.stack([e["image"] for e in good]), np.stack([e["label"] for e in good]))

@@ -17,6 +17,7 @@ import numpy as np
 from absl import flags, logging
 
 from depthmup.data.batches import epoch_order, steps_per_epoch
+from depthmup.data.corrupt import HINT, CorruptRecord
 from depthmup.data.dataset import Records
 from depthmup.data.decode import decode
 
@@ -24,10 +25,6 @@ AHEAD = 2  # batches that each worker keeps ready
 TRIES = 100  # number of records that are tried for one position before giving up
 PADDING = -1  # label of the examples that fill up the last batch of an evaluation
 Batch = tuple[np.ndarray, np.ndarray]  # images (batch, size, size, channels) uint8, labels (batch,) int32
-
-
-class CorruptRecord(ValueError):
-    """A record cannot be read, or is no image of a known class."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Examples:
             crop, how = self.crop or (1.0, 1.0), self.records
             return decode(raw["image"], how.size, crop, rng, how.channels, how.centre), label
         except Exception as error:  # Readers and decoders raise many types for bad bytes.
-            hint = "" if self.skip_corrupt else " (data.skip_corrupt=True goes on without it)"
+            hint = "" if self.skip_corrupt else f" ({HINT})"
             raise CorruptRecord(f"{self.records.name}: record {record}{name} cannot be used: {error}{hint}") from error
 
 
