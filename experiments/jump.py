@@ -40,8 +40,9 @@ from matplotlib.figure import Figure
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RuleName
+from depthmup.colors import size_colors
 from depthmup.files import write_atomically
-from depthmup.fit.picture import loss_marks, paint, plain_log, size_colors
+from depthmup.fit.picture import loss_marks, paint, plain_log
 from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve

@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
+from depthmup.colors import size_colors
 from depthmup.measure import MaximalUpdate
 from depthmup.report import calibration, figures, page, words
 from depthmup.report.curves import curves_along_depth, judge
@@ -316,3 +317,10 @@ def test_an_adaptive_sweep_with_another_axis():
     curves = judge(pandas.DataFrame([rows[t.key] for t in search.evaluated(rows)]), study)
     assert len([c for c in curves if c.hyperparameter == "learning_rate"]) == 5
     assert not [c for c in curves if c.hyperparameter == "gamma0"]
+
+
+@pytest.mark.parametrize(("background", "brightness"), [("white", 1.0), ("black", 0.0)])
+def test_colors_of_sizes_stand_out(background, brightness):
+    colors = size_colors(5, background)[:, :3]
+    assert np.all(np.abs(colors.mean(axis=1) - brightness) > 0.3)
+    assert len(np.unique(colors, axis=0)) == 5

@@ -7,13 +7,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from depthmup.colors import size_colors
 from depthmup.fit.optimum import Optimum
 from depthmup.names import plain
 
@@ -79,11 +79,6 @@ def paint(panel: Axes, marks: Sequence[Mark], color: Any, label: str, place: int
             where = panel.get_xaxis_transform() if mark.kind in FOOT else panel.transData
             named: dict[str, Any] = {"label": plain(label)} if mark.kind == "line" else {}
             panel.plot(mark.x, mark.y, color=color, transform=where, **STYLES[mark.kind], **named)
-
-
-def size_colors(count: int, low: float = 0.0, high: float = 0.9) -> np.ndarray:
-    """A color for each size, from dark to light. low, high: ends in the map viridis."""
-    return matplotlib.colormaps["viridis"](np.linspace(low, high, count))
 
 
 def plain_log(axis: Axis) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from depthmup.colors import curve_color
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, overall
 from depthmup.names import plain
 
@@ -27,7 +28,7 @@ def plot_coordinates(title: str, slopes: Sequence[Slope], path: str | Path) -> N
         panel = panels[steps.index(s.step)][axes.index(s.axis)]
         log = np.log2(np.maximum(s.changes, np.finfo(float).tiny))
         mean, spread = log.mean(axis=1), log.std(axis=1)
-        color = f"C{names.index((s.group, s.quantity)) % 10}"
+        color = curve_color(names.index((s.group, s.quantity)))
         style = STYLES[s.answer]
         panel.plot(s.sizes, mean, style, marker="o", ms=4, color=color, label=plain(f"{s.group} ({s.quantity})"))
         panel.fill_between(s.sizes, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)

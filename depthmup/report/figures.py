@@ -12,18 +12,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.fit import Verdict
+from depthmup.colors import VERDICT_COLORS
 from depthmup.fit.picture import paint, plain_log
 from depthmup.names import plain
 from depthmup.report import panels
 from depthmup.report.curves import TransferCurve, grouped_by
 
-VERDICT_COLORS: dict[Verdict, str] = {
-    "transfers": "#1a7f37",
-    "does not transfer": "#b42318",
-    "undecided": "#8a6d00",
-    "nothing learned": "#5f5f5f",
-}
 WIDTH = 6.4  # inches of a figure: its letters of 10 points are 8 pixels high where it is shown at 400 pixels
 LETTERS = 38  # that the title of one of two panels has room for
 STYLE: Any = {"font.size": 10.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False}

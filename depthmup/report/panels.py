@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from matplotlib.colors import to_hex
 
+from depthmup.colors import curve_color, size_colors
 from depthmup.fit import Verdict
-from depthmup.fit.picture import FOOT, Mark, loss_marks, size_colors
+from depthmup.fit.picture import FOOT, Mark, loss_marks
 from depthmup.report import words
 from depthmup.report.curves import TransferCurve, grouped_by
 from depthmup.report.learning_curves import LearningCurves
@@ -135,7 +136,7 @@ def optima(block: words.Block) -> Picture:
         label = ": ".join(filter(None, (c.sweep, c.parameterization, drift and words.drift(drift))))
         line = Line(c.parameterization, label, place, c.sweep, _optimum_marks(c, place))
         panels.append(Panel({"optimizer": c.optimizer, "variant": c.variant}, [], [line]))
-    colors = [to_hex(f"C{i % 10}") for i in range(len(places))]
+    colors = [to_hex(curve_color(i)) for i in range(len(places))]
     return Picture(
         name=file_name("optimum", first),
         title=f"Best {first.hyperparameter_name} against {first.axis_name}",
@@ -325,5 +326,5 @@ def _sizes(curves: Sequence[TransferCurve]) -> list[float]:
 
 def _colors(count: int) -> tuple[list[str], list[str]]:
     """The colors of this many sizes, on white and on black."""
-    on_white, on_black = size_colors(count), size_colors(count, 0.3, 1.0)
+    on_white, on_black = size_colors(count), size_colors(count, "black")
     return [to_hex(color) for color in on_white], [to_hex(color) for color in on_black]
