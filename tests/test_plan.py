@@ -151,8 +151,8 @@ def test_chips():
     for kind, chip in (("TPU v5 lite", 197e12), ("TPU v5", 459e12), ("TPU v6 lite", 918e12), ("NVIDIA H200", 989e12)):
         assert chip_of(kind).peak == chip
     assert chip_of("cpu") is None
-    for kind, shapes in SLICES.items():
-        for shape in shapes:
+    for kind, slices in SLICES.items():
+        for shape in slices.shapes:
             check_slice(f"{kind}:{shape}")
 
 

@@ -18,7 +18,7 @@ import jax
 from jax.experimental import topologies
 
 from depthmup.settings import Settings, SettingsError
-from depthmup.train.chips import check_slice
+from depthmup.train.chips import SLICES, check_slice
 
 if TYPE_CHECKING:
     from depthmup.plan.plan import Plan
@@ -28,8 +28,8 @@ def devices_of(name: str) -> list[jax.Device]:
     """The devices of a slice, as descriptions that programs can be compiled for."""
     kind, shape = name.split(":")
     options: dict[str, Any] = {}
-    if kind in ("v4", "v5p"):
-        options["chip_config_name"] = "megacore"  # a chip's two cores are one device, as JAX has them on the machine
+    if SLICES[kind].megacore:
+        options["chip_config_name"] = "megacore"
     if shape == "1x1":
         options["chips_per_host_bounds"] = (1, 1, 1)
     return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)

@@ -17,6 +17,16 @@ class Chip(NamedTuple):
     memory: float
 
 
+class Slices(NamedTuple):
+    """The slices of one kind of TPU.
+
+    shapes: such as "4x4". megacore: a chip has two cores, which are one device of JAX, and libtpu must be told so.
+    """
+
+    shapes: tuple[str, ...]
+    megacore: bool = False
+
+
 # A device has the first entry whose name its `device_kind` contains. TPUs: cloud.google.com/tpu/docs/{v6e,v5p,v5e,v4}
 # (v3: a device is one of a chip's two cores). GPUs: NVIDIA's data sheets of the SXM boards.
 CHIPS = {
@@ -34,7 +44,12 @@ CHIPS = {
 }
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
-SLICES = {"v5e": FLAT, "v6e": FLAT, "v4": CUBES, "v5p": CUBES}
+SLICES = {
+    "v5e": Slices(FLAT),
+    "v6e": Slices(FLAT),
+    "v4": Slices(CUBES, megacore=True),
+    "v5p": Slices(CUBES, megacore=True),
+}
 
 
 def chip_of(kind: str) -> Chip | None:
@@ -44,6 +59,6 @@ def chip_of(kind: str) -> Chip | None:
 
 def check_slice(name: str) -> None:
     """Raises ValueError, with the nearest name, if this is no slice, such as "v5e:4x4"."""
-    known = [f"{chip}:{shape}" for chip, shapes in SLICES.items() for shape in shapes]
+    known = [f"{chip}:{shape}" for chip, slices in SLICES.items() for shape in slices.shapes]
     if name not in known:
         raise unknown("topology", name, known)
