@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 
 from depthmup.names import at_least_one, whole
 from depthmup.theory.checks import GROUPS, check_memory
+from depthmup.theory.dmft_sweep import normal_draws, sweep
 from depthmup.theory.equations import Dynamics, Equations, deepest_of, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy import lazy_kernels
 from depthmup.theory.lazy_training import check_lazy_memory, lazy_dynamics
 from depthmup.theory.precision import concrete, float64
 from depthmup.theory.problem import Problem, as_problem
-from depthmup.theory.sampled import normal_draws, sweep
 
 DEPTHS = (2, 4, 8)  # that infinite depth is extrapolated from
 
