@@ -69,8 +69,8 @@ ROWS: dict[tuple[str, str, str], tuple[Evidence, ...]] = {
         Evidence(CIFAR, "resnet", variant="norm batch", others=("mup",)),
         Evidence(f"{CIFAR} with beta0 1/16", "resnet_beta0", others=("mup",)),
     ),
-    ("plain network without skip connections", "SGD", "none is known: `mup`, and tune at two depths"): (
-        Evidence(CIFAR, "plain", take="", others=("am_mup",)),
+    ("plain network without skip connections", "SGD", "none is sure: `mup`, and tune at two depths"): (
+        Evidence(f"{CIFAR} with lr_depth 0", "plain", take="", others=("am_mup",)),
     ),
 }
 

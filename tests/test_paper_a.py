@@ -182,7 +182,7 @@ def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
     (tmp_path / "rows" / "simple_resnet.json").write_text(json.dumps(about | {"complete": False}))
     unfinished = published.read(tmp_path / "rows" / "simple_resnet", settings, extended=True)
     monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": FIGURES["1"]}),))
-    assert "| not finished | not run yet |" in page.text({"paper_a": {}})
+    assert "| not run yet | - |" in page.text({"paper_a": {}})
     text = page.text({"paper_a": {"simple_resnet": unfinished}})
     assert f"| not finished | unfinished: {len(unfinished.rows):,} trials so far |" in text
     assert "### Figure 1" not in text
@@ -196,7 +196,7 @@ def test_a_figure_has_an_outcome_of_what_it_needs(small, tmp_path, monkeypatch):
         monkeypatch.setattr(page, "PAPERS", (PAPER._replace(figures={"1": figure_1._replace(needs=needs)}),))
         text = page.text({"paper_a": {"simple_resnet": done}})
         assert ("### Figure 1" in text) == ("; so far 1 of 2 sweeps |" in text) == ("**, so far |" in text) == shown
-        assert ("| not finished | not run yet |" in text) != shown
+        assert ("| not run yet | - |" in text) != shown
 
 
 def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, capsys):

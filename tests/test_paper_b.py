@@ -349,7 +349,7 @@ def test_the_answer_is_a_table():
     lines = answer.table(sweeps).splitlines()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:20]]
     cells = {row[0]: row for row in found}
-    columns = cells["network"]
+    columns = cells["exponent by"]
     assert len(cells) == 2 + 18
     of = {name: dict(zip(columns, cells[name], strict=True)) for name in ("baseline", "last", "one layer")}
     shown = {name: {column: float(re.match(r"[+-][\d.]+", of[name][column])[0]) for column in columns[1:]
@@ -516,13 +516,16 @@ def test_rules_at_the_deepest_network():
     """-3/2 costs nothing where it is the law; where -3/4 is, it is 2.7 octaves off for residual networks."""
     right = {name: planted(name, 0.0 if name == "full_depth_mup" else -1.5) for name in zero_shot.SWEEPS}
     outcome = zero_shot.outcome(right)
+    assert zero_shot.at_all_depths(right).count("transfers: ") == 2
     assert outcome.verdict == AGREES
     rows = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in outcome.table.splitlines())}
-    assert rows["constant"][1]
-    assert not rows["L^-1"][1].strip()  # depth-muP has one rule
+    assert all(rows["L^-1"])
+    assert len(rows["L^-1"]) == 2
+    assert "ResNets under depth_mup: exponent +0.00 [" in outcome.table  # which has one rule
     assert "difference +0.0 [-0.0, +0.0]" not in outcome.table
     wrong = {"full_baseline": planted("full_baseline", -0.75), "plain": right["plain"]}
     assert zero_shot.outcome(wrong).verdict == DISAGREES
+    assert "baseline: does not transfer: " in zero_shot.at_all_depths(wrong)
     found, rules = zero_shot.rules(wrong, "full_baseline")
     rule = {rule.name: rule for rule in rules}
     assert zero_shot.deepest(found) == 7

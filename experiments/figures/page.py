@@ -21,6 +21,7 @@ PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"
 FIRST = ("question", "the papers say", "here", "number")
 COLUMNS = ("figure", "the paper says", "here", "number")
+NOT_RUN = "not run yet"
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
 
 
@@ -90,7 +91,7 @@ def _row(paper: Paper, name: str, sweeps: Sweeps, outcomes: Mapping[str, Outcome
     """The cells of COLUMNS. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
     figure, left = paper.figures[name], missing(paper.figures[name], sweeps)
     if name not in outcomes:
-        return figure.figure, figure.claim, "not finished", left
+        return figure.figure, figure.claim, *((left, "-") if left == NOT_RUN else ("not finished", left))
     verdict, number, _ = outcomes[name]
     label, so_far = f"[{figure.figure}](#{anchor(figure)})", ", so far" if left else ""
     return label, figure.claim, f"**{verdict}**{so_far}", "; ".join(filter(None, (number, left)))
@@ -116,7 +117,7 @@ def missing(figure: Experiment, sweeps: Sweeps) -> str:
     if complete:
         return f"so far {len(complete)} of {len(figure.sweeps)} sweeps"
     trials = sum(len(sweeps[name].rows) for name in figure.sweeps if name in sweeps and not sweeps[name].curves)
-    return f"unfinished: {trials:,} trials so far" if trials else "not run yet"
+    return f"unfinished: {trials:,} trials so far" if trials else NOT_RUN
 
 
 def title(figure: Experiment) -> str:

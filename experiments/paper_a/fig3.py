@@ -86,7 +86,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
         falls = all(after.loss < before.loss for before, after in itertools.pairwise(c.result.optima))
         parts.append((f"{label(c)}: best loss {best_loss(c)}", decided(falls, False)))
     shown = {label(c): c for sweep in sweeps.values() for c in sweep.curves}
-    return Outcome.of(parts, curve_table(shown, {"best loss": best_loss}))
+    return Outcome.of(parts, curve_table(shown, {"best loss by depth": best_loss}))
 
 
 def label(c: TransferCurve) -> str:
@@ -98,7 +98,7 @@ def label(c: TransferCurve) -> str:
 def best_loss(c: TransferCurve) -> str:
     """At the smallest and the largest depth."""
     ends = c.result.optima[0], c.result.optima[-1]
-    return " to ".join("none" if math.isnan(end.loss) else f"{end.loss:.2f}" for end in ends)
+    return " to ".join("no training" if math.isnan(end.loss) else f"{end.loss:.2f}" for end in ends)
 
 
 def drifts(sweeps: Sweeps) -> str:

@@ -90,7 +90,7 @@ def larger_is_better(sweeps: Sweeps) -> Outcome:
         answer = decided(falls == len(changes), rises > 0)
         parts.append((f"{falls} of {len(changes)} doublings of the {along} surely lower the loss", answer))
         rows.append([along, *map(str, (len(changes), falls, rises)), max(changes).text("+.1f", "%"), answer])
-    columns = ("doublings of", "all", "lower the loss", "raise it", "the worst", "here")
+    columns = ("doublings of", "all", "lower the loss", "raise it", "worst change", "verdict")
     return Outcome.of(parts, markdown(columns, rows))
 
 

@@ -40,7 +40,7 @@ def table(sweeps: Sweeps, columns: Sequence[str] = (), cell: Callable[[Transfer]
             known[column] = f"{law:+.1f}" if isinstance(law, float) else text(law)
         known["PathSum"] = f"{exponents.by_path_sum(settings_of(name), result.values):+.2f}"
         rows.append([label(name), *(known[column] for column in columns)])
-    return markdown(("network", *columns), rows)
+    return markdown(("exponent by", *columns), rows)
 
 
 class Match(NamedTuple):

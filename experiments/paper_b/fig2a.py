@@ -61,6 +61,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     """The law by accuracy over the depths that count decides; beside it that by loss at other depths."""
     judged = [along_depth(sweeps["plain"], measure) for measure in BOTH]
     rows = [
+        ["that count", *map(bare, judged)],
         ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
         ["all", *(text(fitted(of.values, of.optimal_lr, [o.stderr for o in of.optima])) for of in judged)],
     ]

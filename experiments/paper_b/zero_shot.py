@@ -129,27 +129,40 @@ def words(result: Transfer, rule: Rule, judged: Transfer | None) -> str:
 
 def outcome(sweeps: Sweeps) -> Outcome:
     """The paper's rule must transfer, for plain and for residual networks."""
-    parts, shown = [], dict[str, dict[str, str]]()
+    parts, shown, lines = [], dict[str, dict[str, str]](), []
     for name in (name for name in SWEEPS if name in sweeps and name != "low_baseline"):
         result, chosen = rules(sweeps, name)
         title = f"{ingredients.label(name)}, depth {result.values[deepest(result)]:g}"
         judged = {rule.name: carried(sweeps, name, result, rule) for rule in chosen}
-        shown[title] = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
+        said = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
+        if name == "full_depth_mup":  # whose only rule is a constant learning rate
+            lines.append(f"ResNets under depth_mup: exponent {exponents.bare(result)}; constant: {said['constant']}.")
+            continue
+        shown[title] = said
         if paper := judged.get(OURS):
             parts.append((f"{title}: octaves off {shown[title][OURS]}", agreement(paper)))
-        elif name != "full_depth_mup":
+        else:
             parts.append((f"{title}: no prediction of {OURS}", UNDECIDED))
     names = dict.fromkeys(rule for of in shown.values() for rule in of)
     rows = [[rule, *(of.get(rule, "") for of in shown.values())] for rule in names]
-    lines = [markdown(("octaves off; points of accuracy lost", *shown), rows)]
+    lines = [markdown(("octaves off; points of accuracy lost", *shown), rows), *lines]
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
         best = {of: best_losses(along_depth(sweeps[name]), -1) for name, of in PARAMETERIZATIONS.items()}
         difference = paired(-100 * np.subtract(*best.values())).text("+.1f")
         accuracies = ", ".join(f"{100 * (1 - errors.mean()):.1f}% ({of})" for of, errors in best.items())
         lines.append(f"Best accuracy at the deepest ResNet: {accuracies}, difference {difference}.")
-    if "full_depth_mup" in sweeps:
-        lines.append(f"Exponent under depth_mup: {exponents.bare(along_depth(sweeps['full_depth_mup']))}.")
     return Outcome.of(parts, "\n\n".join(lines))
+
+
+def at_all_depths(sweeps: Sweeps) -> str:
+    """The verdict on the paper's rule at all depths, where the figure's is at the deepest network that learned."""
+    lines = []
+    for name in ("full_baseline", "plain"):
+        depths = sorted(sweeps[name].rows["depth"].unique())
+        factors = {depth: (depth / depths[0]) ** exponents.CLAIMED for depth in depths}
+        judged = along_depth(sweeps[name], more=_more(sweeps, name), factors=factors)
+        lines.append(f"{OURS} at all depths, {ingredients.label(name)}: {judged.verdict}: {judged.reason}")
+    return "\n".join(lines)
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
@@ -176,4 +189,5 @@ EXPERIMENT = Experiment(
     outcome=outcome,
     pictures=pictures,
     needs=("full_baseline", "plain"),
+    printed=at_all_depths,
 )
