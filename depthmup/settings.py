@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 import types
 import typing
@@ -20,7 +21,7 @@ from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
-from depthmup.measure.coordinate_check import CheckDefaults
+from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
@@ -34,6 +35,8 @@ Until = Literal["planned", "decided"]
 Wrapper = Literal["pmap", "jit"]
 Quantity = Literal["updates", "sharpness", "kernels", "noise_scale"]  # `train.quantities` measures them
 LOG2: dict[str, Any] = {"low": -100, "most": 100}  # the range of log2 of a learning rate
+# The signature of `coordinate_check` declares its defaults, since its reference shows them.
+CHECK_DEFAULTS = {name: argument.default for name, argument in inspect.signature(coordinate_check).parameters.items()}
 # The keys that `sweep.axes` does not take, each with the key whose values are swept instead.
 OWN = {
     "parameterization.name": "sweep.parameterizations",
@@ -236,17 +239,19 @@ class CheckSettings:
     )
     widths: tuple[int, ...] = key((64, 128, 256, 512), "", **SIZE)
     depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", **SIZE)
-    width: int = key(CheckDefaults.width, "", **SIZE)
-    depth: int = key(CheckDefaults.depth, "", **SIZE)
+    width: int = key(CHECK_DEFAULTS["width"], "", **SIZE)
+    depth: int = key(CHECK_DEFAULTS["depth"], "", **SIZE)
     steps: tuple[int, ...] = key(
-        CheckDefaults.steps, "after which the change of the features is measured", low=1, nonempty=True
+        CHECK_DEFAULTS["steps"], "after which the change of the features is measured", low=1, nonempty=True
     )
-    seeds: int = key(CheckDefaults.seeds, "of each training", low=1)
-    max_seeds: int = key(CheckDefaults.max_seeds, "seeds are doubled up to this where the answer is undecided", low=1)
+    seeds: int = key(CHECK_DEFAULTS["seeds"], "of each training", low=1)
+    max_seeds: int = key(
+        CHECK_DEFAULTS["max_seeds"], "seeds are doubled up to this where the answer is undecided", low=1
+    )
     batch_size: int = key(32, "training examples; all, if there are fewer", low=1)
     beta0: float = key(1.0, "branch multiplier at depth 1, on top of parameterization.beta0", positive=True)
     tolerance: float = key(
-        CheckDefaults.tolerance, "a slope is ok within +- this, not ok beyond, else undecided", positive=True
+        CHECK_DEFAULTS["tolerance"], "a slope is ok within +- this, not ok beyond, else undecided", positive=True
     )
 
 

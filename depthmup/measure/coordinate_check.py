@@ -16,17 +16,6 @@ from depthmup.names import POSITIVE, at_least_one, listed, short
 Shape = tuple[int, int]  # width and depth
 
 
-class CheckDefaults:
-    """The defaults of `coordinate_check`, and of the settings of a config's check."""
-
-    width = 256
-    depth = 8
-    steps = (1, 10)
-    seeds = 8
-    max_seeds = 64
-    tolerance = 0.1
-
-
 class CoordinateReport(NamedTuple):
     """The result of a coordinate check: all slopes, `verdict`, `ok`, `str(report)` (a table) and `plot(path)`."""
 
@@ -95,12 +84,12 @@ def coordinate_check(
     *,
     widths: Sequence[int] = (),
     depths: Sequence[int] = (),
-    width: int = CheckDefaults.width,
-    depth: int = CheckDefaults.depth,
-    steps: Sequence[int] = CheckDefaults.steps,
-    seeds: int = CheckDefaults.seeds,
-    max_seeds: int = CheckDefaults.max_seeds,
-    tolerance: float = CheckDefaults.tolerance,
+    width: int = 256,
+    depth: int = 8,
+    steps: Sequence[int] = (1, 10),
+    seeds: int = 8,
+    max_seeds: int = 64,
+    tolerance: float = 0.1,
     title: str = "coordinate check",
     progress: Callable[[str], None] = lambda message: None,
 ) -> CoordinateReport:
