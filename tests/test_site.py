@@ -180,9 +180,13 @@ def test_a_wrong_command_is_found():
         assert wrong_command(words), wrong
 
 
+def documented_in(text):
+    """The public names of a page of the reference. A function that is named as its module stands there as a.b.b."""
+    return [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in re.findall(r"^::: (\S+)$", text, re.M)]
+
+
 def test_every_public_name_is_in_the_reference():
-    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    documented = re.findall(r"^::: (\S+)$", text, re.M)
+    documented = documented_in("\n".join(page.read_text() for page in (DOCS / "api").glob("*.md")))
     assert len(set(documented)) == len(documented)
     modules = ["depthmup", "depthmup.fit", "depthmup.theory", "depthmup.sweep", "depthmup.models"]
     public = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
@@ -190,12 +194,18 @@ def test_every_public_name_is_in_the_reference():
     assert set(documented) == public | {"depthmup.testing.assert_transfers", "depthmup.batch_rules.Run"}
 
 
+def test_no_function_hides_behind_its_module():
+    """mkdocstrings takes `::: depthmup.fit.power_law` for the module of the function with this name."""
+    names = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md")), re.M)
+    assert [name for name in names if Path(DOCS.parent, *name.split(".")).with_suffix(".py").exists()] == []
+
+
 def test_every_public_function_has_an_example():
     """In the Python of its page, which `test_pages` runs. Classes are what functions return, or are models."""
     for page in sorted((DOCS / "api").glob("*.md")):
         text = page.read_text()
         code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
-        names = [name.rsplit(".", 1) for name in re.findall(r"^::: (\S+)$", text, re.M)]
+        names = [name.rsplit(".", 1) for name in documented_in(text)]
         functions = [
             name for module, name in names if inspect.isfunction(getattr(importlib.import_module(module), name))
         ]
