@@ -197,7 +197,7 @@ def test_every_public_name_is_in_the_reference():
 def test_no_function_hides_behind_its_module():
     """mkdocstrings takes `::: depthmup.fit.power_law` for the module of the function with this name."""
     names = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md")), re.M)
-    assert [name for name in names if Path(DOCS.parent, *name.split(".")).with_suffix(".py").exists()] == []
+    assert [name for name in names if Path(ROOT, *name.split(".")).with_suffix(".py").exists()] == []
 
 
 def test_every_public_function_has_an_example():
