@@ -45,8 +45,8 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
     except (KeyError, AttributeError) as error:
         # The key, perhaps with 'Did you mean "X" instead of "Y"'; but the config file may have such an error itself.
         words = re.findall(r"\w+", str(error).replace("\\n", " "))
-        given = (argument.lstrip("-").split("=")[0].split(".") for argument in argv)
-        path = next((path for path in given if words and words[0] in path), None)
+        paths = (argument.lstrip("-").split("=")[0].split(".") for argument in argv)
+        path = next((path for path in paths if words and words[0] in path), None)
         if path is None:
             fail(f"{type(error).__name__} in the config file: {error}")
         from depthmup.names import unknown_key

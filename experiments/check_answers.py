@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from depthmup.measure.slope import UNDECIDED, answer, fits, overall, stages
+from depthmup.settings import CHECK_DEFAULTS
 
 REPEATS = 400
-STAGES = stages(8, 64)
-TOLERANCE, SLOPES = 0.1, 28
+STAGES = stages(CHECK_DEFAULTS["seeds"], CHECK_DEFAULTS["max_seeds"])
+TOLERANCE, SLOPES = CHECK_DEFAULTS["tolerance"], 28
 DEPTHS = ((4, 8, 16, 32, 64), (4, 8, 16, 32), (2, 4, 8))
 WIDTHS = (64, 128, 256)
 NOISE = 0.15  # octaves; docs/checks.md has .1 to .25
@@ -48,10 +49,10 @@ def tried(rule: slice, depths: Sequence[int], log2_changes: np.ndarray) -> str:
     """The answer of a rule to planted changes, (depths, seeds), of which it takes no more than it needs."""
     for seeds in STAGES:
         fitted = fits("depth", depths, 2.0 ** log2_changes[:, :seeds])
-        said = answer(fitted[rule], TOLERANCE, len(STAGES), SLOPES)
-        if said != UNDECIDED:
+        result = answer(fitted[rule], TOLERANCE, len(STAGES), SLOPES)
+        if result != UNDECIDED:
             break
-    return said
+    return result
 
 
 def slopes() -> None:
@@ -88,8 +89,8 @@ def reports() -> None:
 def report(changes: np.ndarray, looks: int, tests: int) -> str:
     """The verdict on planted changes, (slopes, widths, seeds), of which it takes no more seeds than it needs."""
     for seeds in STAGES:
-        found = [fits("width", WIDTHS, own[:, :seeds]) for own in changes]
-        verdict = overall([answer(slopes, TOLERANCE, looks, tests) for slopes in found])
+        slopes = [fits("width", WIDTHS, own[:, :seeds]) for own in changes]
+        verdict = overall([answer(of, TOLERANCE, looks, tests) for of in slopes])
         if verdict != UNDECIDED:
             break
     return verdict

@@ -154,9 +154,9 @@ def summary(curves: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
     bowls the fewest verdicts that are decided and the most that are wrong, of all drifts and numbers of seeds."""
     lines = []
     for name, (of_curves, bowls) in ROWS.items():
-        found = [row for row in curves if row["step"] == 0.5 and row["seeds"] > 1 and _ends(row["curve"], of_curves)]
+        chosen = [row for row in curves if row["step"] == 0.5 and row["seeds"] > 1 and _ends(row["curve"], of_curves)]
         judged = [row for row in verdicts if row["bowl"] in bowls]
-        optima = [_range([row[key] for row in found], form, scale) if found else "" for key, form, scale in COLUMNS]
+        optima = [_range([row[key] for row in chosen], form, scale) if chosen else "" for key, form, scale in COLUMNS]
         wrong = [row["wrong"] for row in judged if row["truth"]]
         shares = [_decided(judged, drifts) for drifts in ((0.0,), (0.5, 1.0))]
         lines.append([name, *optima, *shares, f"{100 * max(wrong):.1f}" if wrong else ""])

@@ -181,13 +181,13 @@ def limits_commute(
     sizes, rows = np.array(depths, float)[:, None], []
     share = np.linalg.pinv(np.hstack([sizes ** -np.arange(3), sizes]))[-1]  # of each depth in the coefficient of L
     for i, (activation, eta0) in enumerate((("linear", 0.15), ("relu", 0.5))):
-        problem, found = Problem(KX, Y, depth=2, steps=6, eta0=eta0, activation=activation), []
+        problem, moments = Problem(KX, Y, depth=2, steps=6, eta0=eta0, activation=activation), []
         for width, seeds in widths.items():
             options: dict[str, Any] = dict(width=width, seeds=seeds, first_seed=2**20 * width + 2**30 * i)
             last = [train(dataclasses.replace(problem, depth=depth), **options)[:, -1] for depth in depths]
             draws = np.einsum("l,lsp->sp", width * share, np.array(last, float))
-            found.append((draws.mean(0), draws.var(0, ddof=1) / seeds))
-        values, noise = np.swapaxes(found, 0, 1)
+            moments.append((draws.mean(0), draws.var(0, ddof=1) / seeds))
+        values, noise = np.swapaxes(moments, 0, 1)
         weights = 1 / noise.mean(1) / np.sum(1 / noise.mean(1))
         for y, value, error in zip(Y, weights @ values, np.sqrt(weights**2 @ noise), strict=True):
             name = f"{activation}, prediction at y = {y:g}: coefficient of L/N"
@@ -212,10 +212,10 @@ def ensemble(residual: bool, width: int, depth: int, seeds: int, first_seed: int
     problem = Problem(np.ones((1, 1)), np.ones(1), depth=depth, activation="relu", steps=4, eta0=0.3 / limit)
     options: dict[str, Any] = dict(width=width, residual=residual, seeds=seeds, first_seed=first_seed)
     predictions, kernels = train(problem, ONE_SAMPLE, observe=observe, **options)
-    found = {
+    outputs = {
         f"{name}, {when}": of[:, i] for i, when in enumerate(("initial", "3 steps")) for name, of in kernels.items()
     }
-    return found | {"F, 3 steps": predictions[:, -1, 0]}
+    return outputs | {"F, 3 steps": predictions[:, -1, 0]}
 
 
 def fluctuations(
@@ -226,10 +226,10 @@ def fluctuations(
     for name, residual, band in (("residual", True, about(0, 0.3)), ("plain", False, (0.9, 1.7))):
         for i, width in enumerate(widths):
             # Every size has seeds of its own, since networks of two sizes with one seed share random numbers.
-            found = [ensemble(residual, width, n, seeds, (i * len(depths) + j) * seeds) for j, n in enumerate(depths)]
-            for quantity in found[0]:
+            stats = [ensemble(residual, width, n, seeds, (i * len(depths) + j) * seeds) for j, n in enumerate(depths)]
+            for quantity in stats[0]:
                 of_depth = [
-                    ensemble_errors(of[quantity] / of[quantity].mean(dtype=float), 1.0).variance for of in found
+                    ensemble_errors(of[quantity] / of[quantity].mean(dtype=float), 1.0).variance for of in stats
                 ]
                 law = noisy_law(depths, *np.array(of_depth).T)
                 what = f"{name}, N = {width}: relative variance of {quantity}, slope in L"

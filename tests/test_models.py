@@ -361,9 +361,10 @@ def test_resnet_without_factor_is_post_activation():
 
 @pytest.mark.parametrize("shape", [(6, 7), (3, 3, 4, 5), (5, 2, 8)])
 def test_initial_weights_are_those_of_flax(shape):
-    """Up to two units in the last place, though drawn along one axis; also under the vmap of a scanned stack."""
+    """Bit for bit, though drawn along one axis; also under the vmap of a scanned stack. jax 0.12 rounds differently."""
+    maxulp = 0 if jax.__version_info__ < (0, 12) else 2
     expected = nn.initializers.variance_scaling(2.0, "fan_in", "normal", in_axis=range(len(shape) - 1), out_axis=-1)
     keys = jax.random.split(jax.random.key(1), 3)
-    np.testing.assert_array_max_ulp(fan_in_init(2.0)(keys[0], shape), expected(keys[0], shape), maxulp=2)
+    np.testing.assert_array_max_ulp(fan_in_init(2.0)(keys[0], shape), expected(keys[0], shape), maxulp=maxulp)
     drawn, theirs = (jax.vmap(lambda key, f=f: f(key, shape))(keys) for f in (fan_in_init(2.0), expected))
-    np.testing.assert_array_max_ulp(drawn, theirs, maxulp=2)
+    np.testing.assert_array_max_ulp(drawn, theirs, maxulp=maxulp)

@@ -43,9 +43,9 @@ def trained(task, batches, hypers, placement):
     return placement.get(stretch.state), metrics, loop.evaluate(stretch.state, hyper, batches.dataset.validation)
 
 
-def assert_same(one, other, rtol=1e-10):
+def assert_same(one, other, rtol=1e-10, atol=1e-12):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-11)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 FAMILIES = [

@@ -66,8 +66,9 @@ def test_a_mapped_trial_is_the_trial_alone(family, optimizer, x64):
         together, losses = mapped(together, batch, stacked)
         each = [alone(state, batch, hyper) for state, hyper in zip(states, hypers, strict=True)]
         states = [state for state, _ in each]
+    atol = 1e-12 if jax.__version_info__ < (0, 12) else 1e-11  # of the keys' biases, whose gradients are rounding
     for i, (state, metrics) in enumerate(each):
-        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], together), state)
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], together), state, atol=atol)
         assert_same(losses["loss"][i], metrics["loss"])
     assert np.isnan(losses["loss"][1])  # its two steps are done
     changed = jax.tree.map(lambda leaf: not np.allclose(leaf[0], leaf[2]), together.params)

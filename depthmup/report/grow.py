@@ -129,16 +129,16 @@ def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
 
     The first curve has a best learning rate. `grow` says what is raised.
     """
-    wanted = f"{settings.parameterization.name} with {settings.optimizer.name}"
+    label = f"{settings.parameterization.name} with {settings.optimizer.name}"
     rates = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
     names = grouped_by(rates, lambda c: f"{c.parameterization} with {c.optimizer}")
-    curves = [c for c in names.get(wanted, []) if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
+    curves = [c for c in names.get(label, []) if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
     if variants := {c.variant for c in curves} - {""}:
         raise SettingsError(f"grow takes a sweep without sweep.axes; this one has {', '.join(sorted(variants))}")
     curves.sort(key=lambda c: _best(c) is None)
     if not curves or _best(curves[0]) is None:
         known = ", ".join(sorted(names)) or "none"
-        raise SettingsError(f"{workdir} has no best learning rate of {wanted} at its smallest size (curves: {known})")
+        raise SettingsError(f"{workdir} has no best learning rate of {label} at its smallest size (curves: {known})")
     return curves
 
 

@@ -112,8 +112,8 @@ class Search:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
         result = []
         for curves in self._families.values():
-            wanted, _ = self._walk(curves, rows)
-            result += [trial for shape, numbers in wanted.items() for n in numbers for trial in curves[shape].trials[n]]
+            rates, _ = self._walk(curves, rows)
+            result += [trial for shape, numbers in rates.items() for n in numbers for trial in curves[shape].trials[n]]
         return sorted(result, key=by_size)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
@@ -129,8 +129,8 @@ class Search:
     def _walk(
         self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
     ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
-        """({shape: numbers to train now}, {shape: what is found}) of one family of curves."""
-        wanted, results = dict[Shape, list[int]](), dict[Shape, Found]()
+        """({shape: numbers of the rates to train now}, {shape: the result of its search}) of one family of curves."""
+        to_train, results = dict[Shape, list[int]](), dict[Shape, Found]()
         for shape, curve in curves.items():
             start = self._start(shape, curve, results)
             if start is not None:
@@ -138,8 +138,8 @@ class Search:
                 if result:
                     results[shape] = result
                 else:
-                    wanted[shape] = sorted(missing)
-        return wanted, results
+                    to_train[shape] = sorted(missing)
+        return to_train, results
 
     def _start(self, shape: Shape, curve: Curve, results: Mapping[Shape, Found]) -> set[int] | None:
         """The numbers that a curve starts with; None if it must wait for the result of another shape."""

@@ -134,11 +134,11 @@ def outcome(sweeps: Sweeps) -> Outcome:
         result, chosen = rules(sweeps, name)
         title = f"{ingredients.label(name)}, depth {result.values[deepest(result)]:g}"
         judged = {rule.name: carried(sweeps, name, result, rule) for rule in chosen}
-        said = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
+        cells = {rule.name: words(result, rule, judged[rule.name]) for rule in chosen}
         if name == "full_depth_mup":  # whose only rule is a constant learning rate
-            lines.append(f"ResNets under depth_mup: exponent {exponents.bare(result)}; constant: {said['constant']}.")
+            lines.append(f"ResNets under depth_mup: exponent {exponents.bare(result)}; constant: {cells['constant']}.")
             continue
-        shown[title] = said
+        shown[title] = cells
         if paper := judged.get(OURS):
             parts.append((f"{title}: octaves off {shown[title][OURS]}", agreement(paper)))
         else:
