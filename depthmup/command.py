@@ -20,6 +20,7 @@ from ml_collections import config_flags
 from ml_collections.config_flags import tuple_parser
 
 from depthmup import find_config, usage
+from depthmup.interrupt import KEPT
 
 if TYPE_CHECKING:
     from depthmup.settings import Settings
@@ -190,7 +191,7 @@ def main(argv: Sequence[str], program: str) -> None:
             print(stopped, file=sys.stderr)
         status = 128 + stopped.signal
     except KeyboardInterrupt:
-        print("interrupted: what is finished is kept; the same command goes on from there", file=sys.stderr)
+        print(f"interrupted: {KEPT}", file=sys.stderr)
         status = 130
     sys.exit(status)
 

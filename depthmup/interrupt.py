@@ -18,6 +18,8 @@ from typing import NoReturn, Protocol
 PATIENCE = 10.0  # seconds that a compilation may go on after a signal; schedulers kill after 30
 COMPILER = os.path.join("jax", "_src", "compiler.py")
 AGAIN = 0.5  # seconds that a second Ctrl-C has to end the process as an exception
+GOES_ON = "the same command goes on from there"
+KEPT = f"what is finished is kept; {GOES_ON}"
 
 
 def watch() -> None:
@@ -36,7 +38,7 @@ def leave(number: int, doing: str = "") -> NoReturn:
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
     name = signal.Signals(number).name
-    os.write(2, f"stopped by {name}{doing}: what is finished is kept; the same command goes on from there\n".encode())
+    os.write(2, f"stopped by {name}{doing}: {KEPT}\n".encode())
     os._exit(128 + number)
 
 

@@ -77,6 +77,7 @@ ALLOWED = {
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {
+        "interrupt",
         "audit",
         "batch_rules",
         "backend",
@@ -92,6 +93,7 @@ ALLOWED = {
         "measure",
     },
     "trials": {
+        "interrupt",
         "audit",
         "batch_rules",
         "backend",
@@ -125,7 +127,7 @@ ALLOWED = {
     },
     "interrupt": set(),
     "usage": {"find_config"},
-    "command": {"backend", "find_config", "settings", "train", "usage", "verbs"},
+    "command": {"backend", "find_config", "interrupt", "settings", "train", "usage", "verbs"},
     "__main__": {"command", "interrupt"},
     "__init__": {"api"},
     "api": {

@@ -11,6 +11,7 @@ import pytest
 
 from depthmup.fit import Cost, transfer
 from depthmup.fit.drift import Drift
+from depthmup.fit.verdict import Need
 from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
 from depthmup.trials.config_study import ConfigStudy
@@ -81,7 +82,8 @@ def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
 
 
 def curve(name, axis, found):
-    return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", None, found, 2.3, 2.3, DepthLaws())
+    trials = pandas.DataFrame(index=range(5))
+    return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", trials, found, 2.3, 2.3, DepthLaws())
 
 
 def verdict(says):
@@ -110,6 +112,20 @@ def test_verdicts_on_a_claim(says, claimed, agrees):
     assert figure.says(c, claimed) == ("mup over depth: costs at most 1.8% [0.4, 3.2]", agrees)
     drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40]"
     assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", says)
+
+
+def test_what_would_decide_an_undecided_curve():
+    needs = [Need(4, "seeds", 0.1, 0.3, 9), Need(8, "seeds", 0.2, 0.4, 22), Need(16, "finer", 0.1, 0.2, 3)]
+    c = curve("mup", "depth", verdict("undecided")._replace(needs=needs))
+    header, _, row = figure.curve_table({"mup": c}).splitlines()
+    assert header.endswith("| verdict | would decide |")
+    assert row.endswith(
+        "| undecided | a finer grid between learning rate 0.1 and 0.2 at depth 16 and about 22 seeds at depth 4, 8 "
+        "(learning rate 0.1 to 0.4) |"
+    )
+    header, _, row = figure.curve_table({"mup": curve("mup", "depth", verdict("transfers"))}).splitlines()
+    assert header.endswith("| verdict |")
+    assert row.endswith("| transfers |")
 
 
 def test_the_number_of_a_row_is_that_of_a_part_that_decides():

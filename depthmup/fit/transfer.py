@@ -73,6 +73,26 @@ class Transfer(NamedTuple):
         """The verdict and its evidence in one line."""
         return f"{self.axis} {self.values[0]:g} to {self.values[-1]:g}: {self.verdict}: {self.reason}"
 
+    @property
+    def would_decide(self) -> str:
+        """The trainings that would decide the open sizes, in words; "" where none would."""
+        parts, name = [], self.hyperparameter.replace("_", " ")
+        for kind in get_args(Kind):
+            needs = [need for need in self.needs if need.kind == kind]
+            if not needs:
+                continue
+            where = f"at {self.axis} {', '.join(f'{need.size:g}' for need in needs)}"
+            low, high = min(need.low for need in needs), max(need.high for need in needs)
+            if kind == "finer":
+                parts.append(f"a finer grid between {name} {low:.3g} and {high:.3g} {where}")
+            elif kind == "seeds":
+                most = max(need.seeds for need in needs)
+                number = "hundreds of" if most >= MOST_SEEDS else f"about {most}"
+                parts.append(f"{number} seeds {where} ({name} {low:.3g} to {high:.3g})")
+            else:
+                parts.append(f"a {name} {kind} than {high if kind == 'lower' else low:.3g} {where}")
+        return " and ".join(parts)
+
     def __str__(self) -> str:
         """The verdict, then a row for each size: the best value, interval and loss, and what the tuned one costs."""
         form = "{:>8} {:>10}  {:23} {:>10}  {:24} {}"
@@ -206,7 +226,8 @@ def _words(result: Transfer, margins: Sequence[float], seeds: int) -> str:
         return _beyond(result, margins, value, factor)
     if seeds == 1:
         return f"one seed does not decide: several are needed{'; ' * bool(chance)}{chance}{cost}"
-    return "; ".join(filter(None, [_open(result), chance])) + cost
+    missing = f"would be decided by {result.would_decide}" if result.needs else ""
+    return "; ".join(filter(None, [missing, chance])) + cost
 
 
 def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str) -> str:
@@ -232,26 +253,6 @@ def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str)
     if no_best:
         parts.append(f"is more than {factor} from the best at {where(no_best)}, {result.optima[no_best[0]].reason}")
     return f"{value} {'; '.join(parts)}"
-
-
-def _open(result: Transfer) -> str:
-    """The words that name the trainings which would decide the open sizes."""
-    axis, parts, name = result.axis, [], result.hyperparameter.replace("_", " ")
-    for kind in get_args(Kind):
-        needs = [need for need in result.needs if need.kind == kind]
-        if not needs:
-            continue
-        where = f"at {axis} {', '.join(f'{need.size:g}' for need in needs)}"
-        low, high = min(need.low for need in needs), max(need.high for need in needs)
-        if kind == "finer":
-            parts.append(f"a finer grid between {name} {low:.3g} and {high:.3g} {where}")
-        elif kind == "seeds":
-            most = max(need.seeds for need in needs)
-            number = "hundreds of" if most >= MOST_SEEDS else f"about {most}"
-            parts.append(f"{number} seeds {where} ({name} {low:.3g} to {high:.3g})")
-        else:
-            parts.append(f"a {name} {kind} than {high if kind == 'lower' else low:.3g} {where}")
-    return f"would be decided by {' and '.join(parts)}" if parts else ""
 
 
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:

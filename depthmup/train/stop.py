@@ -6,6 +6,8 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+from depthmup.interrupt import GOES_ON
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,5 +51,5 @@ class Stopped(Exception):
     @classmethod
     def at(cls, requested: signal.Signals | None, step: int, saved: bool) -> Stopped:
         """The exception for a stop after a step. saved: whether a checkpoint of this step exists."""
-        kept = "saved, the same command goes on from there" if saved else "these steps are not saved"
+        kept = f"saved, {GOES_ON}" if saved else "these steps are not saved"
         return cls(requested, f"at step {step}: {kept}")

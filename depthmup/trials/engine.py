@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from depthmup.interrupt import GOES_ON
 from depthmup.names import unknown
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.devices import check_sets
@@ -302,7 +303,7 @@ class _Training:
 
     def _stop_if_asked(self, where: str = "") -> None:
         if self.stop.requested:
-            raise Stopped(self.stop.requested, f"{where}: the same command goes on from there".lstrip(": "))
+            raise Stopped(self.stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
 
 
 def _sizes(study: Study, plan: Sequence[Trial], devices: int) -> Callable[[Any], int]:

@@ -154,12 +154,18 @@ def cells(c: TransferCurve) -> tuple[str, str, str]:
 def curve_table(
     curves: Mapping[str, TransferCurve], more: Mapping[str, Callable[[TransferCurve], str]] = MappingProxyType({})
 ) -> str:
-    """Drift, cost and verdict of curves with these labels, as a Markdown table. more: {column: its cell of a curve}."""
-    rows = [
-        [label, *(cell(c) for cell in more.values()), *(text or "-" for text in cells(c))]
-        for label, c in curves.items()
-    ]
-    return markdown(("curve", *more, "drift", "costs at most", "verdict"), rows)
+    """Trainings, drift, cost and verdict of curves with these labels, as a Markdown table, and what would decide the
+    undecided ones. more: {column: its cell of a curve}."""
+
+    def row(label: str, c: TransferCurve) -> list[str]:
+        missing = (c.result.would_decide or c.result.reason) if c.result.verdict == UNDECIDED else ""
+        numbers = (cell(c) for cell in more.values())
+        return [label, str(len(c.trials)), *numbers, *(text or "-" for text in (*cells(c), missing))]
+
+    rows = [row(label, c) for label, c in curves.items()]
+    columns = ("curve", "trainings", *more, "drift", "costs at most", "verdict", "would decide")
+    kept = slice(None if any(row[-1] != "-" for row in rows) else -1)
+    return markdown(columns[kept], [row[kept] for row in rows])
 
 
 def says(c: TransferCurve, transfers: bool = True, label: str = "") -> Part:
