@@ -1,6 +1,7 @@
 """The documents' tables and pictures come from committed rows."""
 
 import json
+import re
 
 import pandas
 import pytest
@@ -27,6 +28,16 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     assert (other != text) == (
         document not in ("docs/batch.md", "docs/checks.md", "docs/language.md")
     )  # which have other rows
+
+
+def test_numbers_of_the_disputes_stand_on_the_pages_that_they_link_to():
+    docs = documents.ROOT / "docs"
+    rows = [line for line in (docs / "disputes.md").read_text().splitlines() if "](" in line and line.startswith("|")]
+    for row in rows:
+        linked = "".join((docs / page).read_text() for page in re.findall(r"\]\((\w+\.md)", row))
+        intervals = re.findall(r"[+-]?[\d.]+%? \[[^\]]*\d\](?!\()", row)
+        assert [number for number in intervals if number not in linked] == [], row
+    assert len(rows) > 8
 
 
 def test_tables_that_are_not_known(sweeps):
