@@ -181,12 +181,22 @@ def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
     return {"depths": depths, "distance": distance, "slope": law[:3], "between neighbours": local}
 
 
-def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """Draw the distance between depths L and 2L of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}."""
+def of_doubling(found: Mapping[int, np.ndarray]) -> tuple[dict[int, Square], PowerLaw]:
+    """{L: the squared distance between depths L and 2L} of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}, and the
+    power law of its root."""
     depths = [depth for depth in found if 2 * depth in found]
     steps = np.stack([found[2 * depth] - found[depth] for depth in depths], axis=1)
-    law = slope(depths, lambda blocks: [mean_square(pair) for pair in np.moveaxis(blocks, 1, 0)], steps)
-    value, error = np.array([mean_square(pair).root for pair in np.moveaxis(steps, 1, 0)]).T
+
+    def squares(blocks: np.ndarray) -> list[Square]:
+        return [mean_square(pair) for pair in np.moveaxis(blocks, 1, 0)]
+
+    return dict(zip(depths, squares(steps), strict=True)), slope(depths, squares, steps)
+
+
+def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """Draw the distance between depths L and 2L of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}."""
+    squares, law = of_doubling(found)
+    depths, (value, error) = list(squares), np.array([square.root for square in squares.values()]).T
     table = " ".join(f"{a:.4f} ({b:.4f})" for a, b in zip(value, error, strict=True))
     print(f"  {name}: |F_2L - F_L| (s.e.) at L = {depths}: {table}\n    slope {interval(law)}")
     axes.errorbar(depths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)

@@ -1,4 +1,4 @@
-"""The output of an experiment: a picture, and beside it a JSON file of the numbers that the picture shows."""
+"""The output of an experiment: a picture with a JSON file of its numbers, or rows of statements and measured values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,47 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
+from depthmup.fit.curve import half_width
 from depthmup.report.figures import png
+
+Band = tuple[float, float]
+
+
+class Row(NamedTuple):
+    """One number that docs/theory.md states, and what was measured."""
+
+    section: str
+    statement: str
+    band: Band
+    value: float
+    half: float = 0.0  # half the width of the 95% interval; 0 for what has no noise
+
+    @property
+    def holds(self) -> bool:
+        return self.band[0] <= self.value - self.half and self.value + self.half <= self.band[1]
+
+    def __str__(self) -> str:
+        band = f"[{self.band[0]:.4g}, {self.band[1]:.4g}]"
+        interval = f" [{self.value - self.half:.4g}, {self.value + self.half:.4g}]" if self.half else ""
+        verdict = "yes" if self.holds else "NO"
+        return f"{self.section:5} {self.statement:82} {band:16} {f'{self.value:.4g}{interval}':30} {verdict}"
+
+
+def about(value: float, tolerance: float) -> Band:
+    return value - tolerance, value + tolerance
+
+
+def mean(values: np.ndarray) -> tuple[float, float]:
+    """Mean over seeds, and half of its 95% interval."""
+    seeds = len(values)
+    return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
 
 
 def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:

@@ -1,6 +1,4 @@
-"""Signal propagation at initialization, simulated and in closed form; writes a picture and prints its numbers.
-
-    python experiments/signal_propagation.py docs/images/signal_propagation.png        (a minute on two cores)
+"""Signal propagation at initialization, against closed forms: `python -m experiments.theory_checks signal_propagation`.
 
 1. Plain ReLU CNN with He init and circular padding: the mean squares of z^l, and of its derivative along any parameter
    of an earlier layer (T_l), are the same in all layers (AM-muP paper, Lemma 1). A residual block of one convolution
@@ -14,20 +12,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 import depthmup as dm
-from depthmup.backend import prepare_cpu
-from depthmup.models import ACTIVATIONS, CNN, Model, ResidualCNN, states, stationary_gain
+from depthmup.models import ACTIVATIONS, CNN, Model, ResidualCNN, states
+from experiments.results import Row, about, mean
 
 SEEDS = 64
+PAPER = 2 * 2**0.5  # GELU's gain in the AM-muP paper
 
 
 def second_moments(model: Model, x: np.ndarray, seeds: int, branch: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -111,79 +108,36 @@ def white(space: Sequence[int], channels: int, power: float, seed: int = 0) -> n
     return (x * np.sqrt(power / np.mean(x**2, axis=-1, keepdims=True))).astype(np.float32)
 
 
-def draw(path: str) -> None:
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+def ratios(moments: np.ndarray) -> np.ndarray:
+    """(seeds,), the mean over layers of the ratio of a layer's moment to that of the layer before."""
+    return (moments[:, 1:] / moments[:, :-1]).mean(axis=1)
 
-    depth = 16
-    cnn: Model = CNN(128, depth + 1, scan=False)
-    plain, derivative = second_moments(cnn, white((16,), 16, 0.5), SEEDS)
-    print("mean of z_l^2 and of T_l over those of the layer before, all layers and seeds, and the closed form")
-    ratio(f"CNN, width 128, {depth} layers", plain, derivative, 1.0)
-    left.plot(plain.mean(0) / plain[:, 0].mean(), "o", ms=4, color="C0", label="CNN, He")
-    left.axhline(1, color="C0", lw=1)
-    for color, kernels, growth in (("C1", (3,), 1 + 2 / (2 * depth)), ("C2", (3, 3), 1 + 4 / (4 * depth**2))):
+
+def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 32, seeds: int = SEEDS) -> list[Row]:
+    cases: list[tuple[str, Model, float, float, float]] = [  # with the power of inputs, the branch factor, the ratio
+        ("CNN, layers", CNN(128, depth + 1, scan=False), 0.5, 1.0, 1.0)
+    ]
+    for kernels, ratio in (((3,), 1 + 2 / (2 * depth)), ((3, 3), 1 + 4 / (4 * depth**2))):
         # Two layers of variance c / (K fan_in) each: gain c / sqrt(K) and the branch factor b = 1 / sqrt(K) multiply.
         gain = 2.0 if len(kernels) == 1 else 2.0 / np.sqrt(depth)
-        module = ResidualCNN(128, depth, kernels=kernels, gain=gain, scan=False)
-        z, dz = second_moments(module, white((16,), 16, 1.0), SEEDS, branch=depth**-0.5)
-        ratio(f"ResidualCNN, {len(kernels)} convolutions, c = 2, K = {depth}", z, dz, growth)
-        name = f"ResidualCNN, {len(kernels)} conv., c = 2, K = {depth}"
-        left.plot(z.mean(0) / z[:, 0].mean(), "o", ms=4, color=color, label=name)
-        left.plot(growth ** np.arange(depth + 1), color=color, lw=1)
-    left.set(title="1. ReLU, circular padding", xlabel="layer", ylabel="mean square of z^l over the first")
-    left.legend(fontsize=8)
-
-    layers = 16
-    print("\nGELU: variance at layers 1, 5, 10, 16, variance map and CNN of width 256 (median of seeds)")
-    for color, rule, gain in (("C3", "paper", 2 * 2**0.5), ("C0", "stationary", stationary_gain("gelu"))):
-        for start, style in ((1.0, "-"), (0.8, "--"), (1.25, ":")):
-            if rule == "paper" and start != 1:
-                continue
-            theory = variance_map("gelu", gain, layers, start)
-            model = CNN(256, layers, activation="gelu", gelu_variance=rule, scan=False)
-            z, _ = second_moments(model, white((16,), 16, start / gain), SEEDS // 4)
-            measured = np.median(z, axis=0)
-            middle.plot(range(1, layers + 1), theory, style, color=color, label=f"{rule}, from {start}")
-            middle.plot(range(1, layers + 1), measured, "o", ms=3, color=color)
-            pairs = "  ".join(f"{theory[i - 1]:6.2f} {measured[i - 1]:6.2f}" for i in (1, 5, 10, 16))
-            print(f"  {rule:10} from {start:4}: {pairs}")
-    print("GELU: <phi'^2>, and times the gain, the factor of a gradient's mean square in each layer (ReLU: .5, 1)")
-    for rule, gain, layer in (("He", 2.0, 1), ("paper", 2 * 2**0.5, 1), ("paper", 2 * 2**0.5, 10),
-                              ("stationary", stationary_gain("gelu"), 1)):  # fmt: skip
-        moment = slope_moment("gelu", 1.0 if layer == 1 else float(variance_map("gelu", gain, layer)[-1]))
-        print(f"  {rule:10} at layer {layer:2}: {moment:.3f} {gain * moment:.3f}")
-    middle.set(title="2. GELU: variance map and CNN", xlabel="layer", ylabel="variance of z^l", yscale="log")
-    middle.legend(fontsize=8)
-
-    layers = 32
-    print(
-        f"\nzero padding, 1-D, kernel 3: mean square at layer {layers} over that of layer 1, closed form and CNN (s.e.)"
-    )
-    for i, side in enumerate((8, 16, 32, 64)):
-        theory = zero_padded_variance(side, layers)
-        mean, error = padding_loss(side, layers, SEEDS)
-        right.plot(range(1, layers + 1), theory, color=f"C{i}", label=f"side {side}")
-        right.errorbar(range(1, layers + 1, 3), mean[::3], 2 * error[::3], fmt="o", ms=3, color=f"C{i}", lw=1)
-        print(f"  side {side:3}: {theory[-1]:.3f} {mean[-1]:.3f} ({error[-1]:.3f})")
-    right.axhline(1, color="black", lw=1, label="circular")
-    right.set(title="3. ReLU, zero padding", xlabel="layer", ylim=(0, 1.3))
-    right.set_ylabel("mean square of z^l over z^1, and over circular")
-    right.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
-def ratio(name: str, z: np.ndarray, dz: np.ndarray, closed_form: float) -> None:
-    (a, a_error), (b, b_error) = mean_ratio(z), mean_ratio(dz)
-    print(f"  {name:45} {a:.4f} ({a_error:.4f})  {b:.4f} ({b_error:.4f})  {closed_form:.4f}")
-
-
-def mean_ratio(moments: np.ndarray) -> tuple[float, float]:
-    """(mean over layers and seeds, its standard error) of the ratio of a layer's moment to the layer before."""
-    ratios = (moments[:, 1:] / moments[:, :-1]).mean(axis=1)
-    return float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(len(ratios)))
-
-
-if __name__ == "__main__":
-    prepare_cpu(1)
-    draw(sys.argv[1] if len(sys.argv) > 1 else "docs/images/signal_propagation.png")
+        model: Model = ResidualCNN(128, depth, kernels=kernels, gain=gain, scan=False)
+        cases.append((f"ResidualCNN, {len(kernels)} in a branch, c = 2, K", model, 1.0, depth**-0.5, ratio))
+    result = []
+    for name, model, power, branch, ratio in cases:
+        for what, moments in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
+            measured = mean(ratios(moments))
+            result.append(
+                Row("6a", f"{name} = {depth}: {what} of a layer over the one before", about(ratio, 0.02), *measured)
+            )
+    grown = float(variance_map("gelu", PAPER, 11)[10])
+    result.append(Row("6a", "GELU, paper's init: variance after ten layers", about(16.1, 0.1), grown))
+    for name, gain, factor in (("paper's init", PAPER, 1.29), ("He's gain 2", 2.0, 0.912)):
+        result.append(
+            Row("6a", f"GELU, {name}: gradients, factor of a layer", about(factor, 0.005), gain * slope_moment("gelu"))
+        )
+    for side in sides:
+        left = float(zero_padded_variance(side, layers)[-1])
+        networks, error = (float(of[-1]) for of in padding_loss(side, layers, seeds))
+        name = f"zero padding, side {side}: share of the variance left after {layers} layers"
+        result.append(Row("6a", name, about(left, 0.08), networks, 1.96 * error))
+    return result

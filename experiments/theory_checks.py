@@ -1,6 +1,6 @@
 """The statements of docs/theory.md that no other command shows: each one simulated in a small way, and judged.
 
-    python -m experiments.theory_checks                      (all of them; about twenty minutes on two cores)
+    python -m experiments.theory_checks                      (all of them; about half an hour on two cores)
     python -m experiments.theory_checks training overlaps    (only these; their names are in CHECKS)
 
 It prints a table: the section of docs/theory.md, what is measured, the band in which the statement puts it, the value
@@ -28,50 +28,20 @@ import optax
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.fit import capped, ensemble_errors, optimum
-from depthmup.fit.curve import half_width
 from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
+from experiments import convolutional_kernels, signal_propagation, two_weight_blocks
 from experiments.networks import KX, Y, mean_error, network, noisy_law, train
 from experiments.ntk_depth import network_ntk
 from experiments.one_step_kernels import X as ONE_SAMPLE
+from experiments.results import Row, about, mean
 from experiments.richness import exponent as clear_exponent
 from experiments.richness import last_kernels
 
 PyTree = Any
-Band = tuple[float, float]
 CLASSES, FEATURES, BATCH = 10, 64, 16
-
-
-class Row(NamedTuple):
-    """One number that docs/theory.md states, and what was measured."""
-
-    section: str
-    statement: str
-    band: Band
-    value: float
-    half: float = 0.0  # half the width of the 95% interval; 0 for what has no noise
-
-    @property
-    def holds(self) -> bool:
-        return self.band[0] <= self.value - self.half and self.value + self.half <= self.band[1]
-
-    def __str__(self) -> str:
-        band = f"[{self.band[0]:.4g}, {self.band[1]:.4g}]"
-        interval = f" [{self.value - self.half:.4g}, {self.value + self.half:.4g}]" if self.half else ""
-        verdict = "yes" if self.holds else "NO"
-        return f"{self.section:5} {self.statement:82} {band:16} {f'{self.value:.4g}{interval}':30} {verdict}"
-
-
-def about(value: float, tolerance: float) -> Band:
-    return value - tolerance, value + tolerance
-
-
-def mean(values: np.ndarray) -> tuple[float, float]:
-    """Mean over seeds, and half of its 95% interval."""
-    seeds = len(values)
-    return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
 
 
 def slope(sizes: Sequence[float], values: np.ndarray) -> tuple[float, float]:
@@ -599,6 +569,10 @@ CHECKS: dict[str, Callable[..., list[Row]]] = {
         mean_change_at_infinite_width, overlaps, own_change, first_order, mean_change_of_cnns, mean_change_over_width,
         training,
     )
+} | {
+    "convolutional_kernels": convolutional_kernels.rows,
+    "signal_propagation": signal_propagation.rows,
+    "two_weight_blocks": two_weight_blocks.rows,
 }  # fmt: skip
 
 

@@ -99,9 +99,12 @@ def test_two_weight_networks_approach_their_own_limit(monkeypatch):
 
 
 def test_inner_matrices_move_the_features_as_much_as_outer_ones():
-    rms, cosine = two_weight_blocks.changes(64, 16, 32)
+    """Though their own updates move their pre-activations as depth^-1/2."""
+    rms, cosine, own = two_weight_blocks.changes(64, 16, 32)
     ratio = rms[:, 0] / rms[:, 1]
     error = ratio.std(ddof=1) / len(ratio) ** 0.5
     assert error < 0.05
     assert abs(ratio.mean() - 1) < 0.1 + 4 * error
     assert 0.8 < cosine.mean() < 1
+    shallow = two_weight_blocks.changes(64, 4, 32)[-1]
+    assert np.log2(own.mean() / shallow.mean()) / 2 == pytest.approx(-0.5, abs=0.1)

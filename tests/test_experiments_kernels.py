@@ -80,24 +80,21 @@ def test_one_step_kernels(picture, monkeypatch):
         assert -1 < slopes["last slope"] < -0.85
 
 
-def test_convolutional_kernels(picture, monkeypatch):
+def test_convolutional_kernels(monkeypatch):
     """Networks of 8 to 32 channels against the limit of their depth; planted convergence in depth."""
     real = convolutional_kernels.limit
 
     def limit(x, depth, padding):
-        planted = {name: np.eye(2) * (1 + (0.3 / depth if depth else 0)) for name in convolutional_kernels.PARTS}
+        planted = dict.fromkeys(("H", "NTK"), np.eye(2) * (1 + (0.3 / depth if depth else 0)))
         return real(x, depth, padding) if depth == 2 else planted
 
     monkeypatch.setattr(convolutional_kernels, "limit", limit)
-    numbers = convolutional_kernels.main(2, (8, 16, 32), 2, 60, (4, 8, 32, 64, 128), "zero")
-    assert picture.stat().st_size > 10_000
-    for name, entries in numbers["entries"].items():
-        exact, mean, error = entries.values()
-        assert np.all(np.abs(mean - exact) < 4.5 * error + exact / 16), name  # a bias of 1/N
+    rows = convolutional_kernels.rows(2, (8, 16, 32), 2, 60, (64, 128), "zero")
+    for row in rows[:2]:
+        assert abs(row.value + 1) < 0.4, row
+    assert [row.value for row in rows[2:]] == pytest.approx([-1] * 4, abs=1e-6)
+    images = convolutional_kernels.images(2)
+    for name, kernels in convolutional_kernels.networks(images, 32, 2, 60, "zero", 0).items():
+        exact, error = real(images, 2, "zero")[name], kernels.std(axis=0, ddof=1) / 60**0.5
+        assert np.all(np.abs(kernels.mean(axis=0) - exact) < 4.5 * error + exact / 16), name  # a bias of 1/N
         assert error.max() < 0.15 * exact.max(), name
-        slope, low, high = numbers["width"][name]["slope"]
-        assert low < slope < high, name
-        assert slope == pytest.approx(-1, abs=0.4), name
-    for padding in ("circular", "zero"):
-        for name in ("H", "ntk"):
-            assert numbers["depth"][f"{name}, {padding}"]["last slope"] == pytest.approx(-1, abs=1e-6)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from depthmup.models import CNN, ResidualCNN, stationary_gain
+from experiments.networks import mean_error
 from experiments.signal_propagation import (
-    mean_ratio,
     padding_loss,
+    ratios,
     second_moments,
     slope_moment,
     variance_map,
@@ -28,7 +29,7 @@ def test_he_init_keeps_second_moments(space):
     """Lemma 1: E[T_l | z^{l-1}] = T_{l-1}, and the same for the variance; circular padding, kernels of two sizes."""
     model = CNN(64, 6, kernels=(3, 5), scan=False)
     for moments in second_moments(model, white(space, 8, 0.5), SEEDS):
-        assert agrees(mean_ratio(moments), 1.0, 0.009)
+        assert agrees(mean_error(ratios(moments)), 1.0, 0.009)
 
 
 @pytest.mark.parametrize(("kernels", "growth"), [((3,), 1 + 3 / 16), ((3, 3), 1 + 9 / 256), ((3, 1, 3), 1 + 27 / 4096)])
@@ -40,7 +41,7 @@ def test_residual_blocks_multiply_second_moments(kernels, growth):
     gain = c * k ** -((m - 1) / m)
     model = ResidualCNN(96, k, kernels=kernels, gain=gain, scan=False)
     for moments in second_moments(model, white((12,), 8, 1.0), SEEDS, branch=k**-0.5):
-        assert agrees(mean_ratio(moments), growth, 0.0025)
+        assert agrees(mean_error(ratios(moments)), growth, 0.0025)
 
 
 def test_gelu():
