@@ -16,14 +16,14 @@ import numpy as np
 import optax
 
 from depthmup import optim
-from depthmup.audit import Init, InitAudit
+from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
-from depthmup.forward import Site, check_readout, features
+from depthmup.forward import features
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model
-from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import ForwardError, Graph
+from depthmup.gain import GainAudit
+from depthmup.graph import ForwardError
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -39,20 +39,18 @@ from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import (
     FAMILIES,
     FamilyName,
-    ForwardFactors,
-    Kind,
     Name,
     Parameterization,
     parameterization,
 )
-from depthmup.source import Source, made_up, traceable
+from depthmup.setup_warnings import setup_warnings
+from depthmup.source import Source, made_up
 from depthmup.specs import (
     Layout,
     ParamSpec,
     PyTree,
     group,
     is_spec,
-    one_glob,
     parameters_only,
     rescale,
     starred,
@@ -69,15 +67,6 @@ Groups = Literal["role", "path"]
 GROUPS: dict[Groups, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
-}
-# How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
-# the last one (docs/results.md, figure 2b, by accuracy).
-MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
-# How a model that takes factors uses them.
-USES: dict[Kind, str] = {
-    "branch": "h + factors.branch * branch(h)",
-    "output": "factors.output * logits",
-    "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim), and give the model an attribute head_dim",
 }
 
 
@@ -157,25 +146,9 @@ def setup(
     if base and isinstance(name, str) and "base_head_dim" not in settings and "attention" in p.kinds:
         source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
     m = _at(source, width, depth, run)
-    _warn(m, source, width, depth)
+    for message in setup_warnings(source, width, depth):
+        warnings.warn(message, SetupWarning, stacklevel=2)
     return m
-
-
-def _warn(m: Setup, source: Source, width: int, depth: int) -> None:
-    """The warnings that `setup` names."""
-    p, small = source.p, source.small(width, depth)
-    shape = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
-    _warn_of_branches(p, m.specs)
-    if p.alpha is not None and (source.initial or m.model.factors is None):
-        _warn_of_depth(source, *small)
-    if source.initial:
-        _warn_of_layers(p, source.roles(*small), source.sites(*small))
-    if m.model.factors is not None:
-        _warn_of_factors(p, source.roles(*shape), source.model(*shape))
-    if source.fan_in_init is None:
-        _warn_of_init(source.audit(*shape))
-        if source.initial:
-            _warn_of_gain(m, source.roles(*small))
 
 
 def _parameterization(
@@ -224,134 +197,6 @@ def _check_arguments(inputs: Sequence[Any], settings: Mapping[str, Any]) -> None
             raise unknown("argument of setup", name, known | inspect.signature(setup).parameters.keys() - {"settings"})
     if inputs and not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(inputs)):
         raise ValueError(f"inputs must be those of a call, arrays or jax.ShapeDtypeStruct, got {short(inputs)}")
-
-
-def _warn_of_branches(p: Parameterization, specs: PyTree) -> None:
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    if any(spec.in_branch for spec in leaves):
-        return
-    if p.arithmetic_mean and p.beta0 != 1:
-        warnings.warn(
-            f"beta0={p.beta0:g} multiplies residual branches, but no parameter is in one: it changes nothing",
-            SetupWarning,
-            stacklevel=3,
-        )
-    if p.alpha is not None and not p.arithmetic_mean:
-        warnings.warn(
-            f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
-            "changes nothing. A network without residual branches has no depth rule here: take 'mup'; else say which "
-            "parameters are in branches, overrides={GLOB: 'branch'}",
-            SetupWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_depth(source: Source, width: int, depth: int) -> None:
-    """Where the residual additions at two depths have another ratio than the blocks that depth is said to count."""
-    if not any(spec.in_branch for spec in jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)):
-        return
-    small, large = depth, 2 * depth
-    few, many = source.additions(width, small), source.additions(width, large)
-    a, b = source.p.count_blocks(small), source.p.count_blocks(large)
-    if few * b == many * a or not few * many:
-        return
-    slope = (many - few) / (large - small)
-    line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
-    warnings.warn(
-        f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
-        f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
-        f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two",
-        SetupWarning,
-        stacklevel=3,
-    )
-
-
-def _warn_of_layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> None:
-    """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
-    if p.lr_depth != p.table.lr_depth:
-        return
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
-    layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in sites]
-    most = max(layers, key=len, default=[])
-    if len(most) < 2:
-        return
-    last = one_glob({path for branch in layers if branch for path in branch[-1]}, scaled)
-    names = ", ".join(sorted({starred(path) for layer in most for path in layer}))
-    warnings.warn(
-        f"{len(most)} layers of a branch ({names}) start with 1/K^{p.alpha:g} each, K the number of blocks. The best "
-        f"learning rate of such networks was measured to go as {MEASURED['all']}, not as depth^{p.lr_depth:g}: pass "
-        "lr_depth=0"
-        + (f"; or branch_init={last!r}, the last layer alone, with {MEASURED['last']}" if last else "")
-        + " (trained optima of convolutional networks with 95% intervals, docs/results.md, figure 2b)",
-        SetupWarning,
-        stacklevel=3,
-    )
-
-
-def _warn_of_factors(p: Parameterization, specs: PyTree, model: Model) -> None:
-    """Double each factor of a model that takes them, with random numbers for its parameters: the logits must change."""
-
-    def graph(**doubled: float) -> Graph:
-        factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
-        return Graph(*traceable(dataclasses.replace(model, factors=factors)), model.inputs)
-
-    def acts(kind: Kind) -> bool:
-        return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
-
-    plain = graph()
-    attends = any(plain.attentions())
-    if attends and not hasattr(model.made, "head_dim") and acts("attention"):
-        raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
-    if "output" in p.kinds:
-        for _, parts in plain.readouts():
-            check_readout(specs, parts or ())
-    branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    present = {"branch": branches, "output": True, "attention": attends}
-    ignored = [kind for kind in p.kinds if present[kind] and not acts(kind)]
-    if ignored:
-        warnings.warn(
-            "the model takes factors, but does not use "
-            + " and ".join(f"factors.{kind} (as in {USES[kind]})" for kind in ignored),
-            SetupWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_init(audit: InitAudit) -> None:
-    """One line for the parameters of all blocks, with the numbers of the one that is off by most."""
-    worst: dict[tuple[str, str], Init] = {}
-    for row in sorted(audit.rows, key=lambda row: abs(row.width - row.needed) + abs(row.depth)):
-        if not row.ok:
-            worst[starred(row.path), row.role] = row
-    off = [
-        f"{path} ({role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, needed width^{row.needed:g}"
-        for (path, role), row in worst.items()
-    ]
-    if off:
-        warnings.warn(
-            "the model's initializers do not scale with width and depth as the parameterization assumes. "
-            "fan_in_init=True makes `init` scale them so; fan_in_init=False silences this.\n  " + "\n  ".join(off),
-            SetupWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_gain(m: Setup, specs: PyTree) -> None:
-    """AM-muP's L^-3/2 is for layers without a skip that keep the size of their inputs. specs: at the base."""
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    plain = {spec.path for spec in leaves if spec.role == "hidden" and not spec.in_branch}
-    if not plain:
-        return
-    audit = GainAudit(tuple(row for row in m.audit_gain().rows if row.path in plain))
-    if not audit.ok:
-        warnings.warn(
-            "hidden layers outside residual branches do not start with He's variance 1 / (q fan_in), q = <phi(z)^2> of "
-            "the activation before them: the signal falls or grows with every layer, and am_mup's law does not hold. "
-            f"Give them that init, such as he_normal() behind a ReLU; fan_in_init=False silences this.\n{audit}",
-            SetupWarning,
-            stacklevel=3,
-        )
 
 
 def _main(families: PyTree) -> FamilyName:
@@ -465,10 +310,7 @@ class Setup:
         """`dm.audit_gain` of the model's own init, at the base width and a small depth: does it start with He's
         variance for each activation?"""
         spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        shape = self.source.small(spec.width, spec.depth)
-        model = self.source.model(*shape)
-        params, _ = model.init_eagerly(jax.random.key(0))
-        return audit_gain(self.source.roles(*shape), traceable(model)[0], params, *model.inputs)
+        return self.source.gains(*self.source.small(spec.width, spec.depth))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
         p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)

@@ -17,6 +17,7 @@ import numpy as np
 from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import Site, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
+from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
@@ -114,6 +115,12 @@ class Source:
     def audit(self, width: int, depth: int) -> InitAudit:
         """The audit of the init at this shape, against the init at the base shape."""
         return self.initializers.audit(self.p, self.roles(width, depth))
+
+    def gains(self, width: int, depth: int) -> GainAudit:
+        """`audit_gain` of the model's own init at a shape."""
+        model = self.model(width, depth)
+        params, _ = model.init_eagerly(jax.random.key(0))
+        return audit_gain(self.roles(width, depth), traceable(model)[0], params, *model.inputs)
 
     def _inferred(self, width: int, depth: int) -> PyTree:
         def zeros(width: int, depth: int) -> PyTree:

@@ -34,7 +34,8 @@ ALLOWED = {
     "testing": {"own_model"},
     "frameworks": {"init_std", "parameterization", "specs"},
     "init_std": {"graph", "specs"},
-    "source": {"audit", "forward", "frameworks", "graph", "infer", "parameterization", "specs"},
+    "source": {"audit", "forward", "frameworks", "gain", "graph", "infer", "parameterization", "specs"},
+    "setup_warnings": {"audit", "forward", "frameworks", "gain", "graph", "parameterization", "source", "specs"},
     "own_model": {
         "audit",
         "batch_rules",
@@ -48,6 +49,7 @@ ALLOWED = {
         "optim",
         "parameterization",
         "report",
+        "setup_warnings",
         "source",
         "specs",
         "tuning",

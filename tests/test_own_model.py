@@ -366,8 +366,9 @@ def test_init_that_does_not_scale():
     shape = {"width": 256, "depth": 2, "base": (64, 2)}
     with pytest.warns(
         dm.SetupWarning, match=r"block_\*/kernel \(hidden\): std ~ width\^-?0.0\d .*, needed width\^-0.5"
-    ):
+    ) as given:
         m = dm.setup("depth_mup", factory, X, **shape)
+    assert given[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dm.setup("depth_mup", factory, X, fan_in_init=False, **shape)

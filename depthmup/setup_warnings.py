@@ -1,0 +1,162 @@
+"""What `setup` warns of: where a model contradicts its parameterization, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from depthmup.audit import Init, InitAudit
+from depthmup.forward import Site, check_readout
+from depthmup.frameworks import Model
+from depthmup.gain import GainAudit
+from depthmup.graph import ForwardError, Graph
+from depthmup.parameterization import ForwardFactors, Kind, Parameterization
+from depthmup.source import Source, traceable
+from depthmup.specs import PyTree, is_spec, one_glob, starred
+
+# How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
+# the last one (docs/results.md, figure 2b, by accuracy).
+MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
+# How a model that takes factors uses them.
+USES: dict[Kind, str] = {
+    "branch": "h + factors.branch * branch(h)",
+    "output": "factors.output * logits",
+    "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim), and give the model an attribute head_dim",
+}
+
+
+def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
+    """A text for each thing that `setup` warns of. Raises ForwardError for a model that cannot take its factors."""
+    p, small = source.p, source.small(width, depth)
+    base = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+    takes_factors = source.model(width, depth).factors is not None
+    texts = [_branches(p, source.specs(width, depth))]
+    if p.alpha is not None and (source.initial or not takes_factors):
+        texts.append(_depth(source, *small))
+    if source.initial:
+        texts.append(_layers(p, source.roles(*small), source.sites(*small)))
+    if takes_factors:
+        texts.append(_factors(p, source.roles(*base), source.model(*base)))
+    if source.fan_in_init is None:
+        texts.append(_init(source.audit(*base)))
+        if source.initial:
+            texts.append(_gain(source, *small))
+    return [text for text in texts if text]
+
+
+def _branches(p: Parameterization, specs: PyTree) -> str:
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    if any(spec.in_branch for spec in leaves):
+        return ""
+    if p.arithmetic_mean and p.beta0 != 1:
+        return f"beta0={p.beta0:g} multiplies residual branches, but no parameter is in one: it changes nothing"
+    if p.alpha is not None and not p.arithmetic_mean:
+        return (
+            f"{p.name} with alpha={p.alpha:g} scales residual branches with depth, but no parameter is in one: depth "
+            "changes nothing. A network without residual branches has no depth rule here: take 'mup'; else say which "
+            "parameters are in branches, overrides={GLOB: 'branch'}"
+        )
+    return ""
+
+
+def _depth(source: Source, width: int, depth: int) -> str:
+    """Where the residual additions at two depths have another ratio than the blocks that depth is said to count."""
+    if not any(spec.in_branch for spec in jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)):
+        return ""
+    small, large = depth, 2 * depth
+    few, many = source.additions(width, small), source.additions(width, large)
+    a, b = source.p.count_blocks(small), source.p.count_blocks(large)
+    if few * b == many * a or not few * many:
+        return ""
+    slope = (many - few) / (large - small)
+    line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
+    return (
+        f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
+        f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
+        f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two"
+    )
+
+
+def _layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> str:
+    """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
+    if p.lr_depth != p.table.lr_depth:
+        return ""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
+    layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in sites]
+    most = max(layers, key=len, default=[])
+    if len(most) < 2:
+        return ""
+    last = one_glob({path for branch in layers if branch for path in branch[-1]}, scaled)
+    names = ", ".join(sorted({starred(path) for layer in most for path in layer}))
+    return (
+        f"{len(most)} layers of a branch ({names}) start with 1/K^{p.alpha:g} each, K the number of blocks. The best "
+        f"learning rate of such networks was measured to go as {MEASURED['all']}, not as depth^{p.lr_depth:g}: pass "
+        "lr_depth=0"
+        + (f"; or branch_init={last!r}, the last layer alone, with {MEASURED['last']}" if last else "")
+        + " (trained optima of convolutional networks with 95% intervals, docs/results.md, figure 2b)"
+    )
+
+
+def _factors(p: Parameterization, specs: PyTree, model: Model) -> str:
+    """Double each factor of a model that takes them, with random numbers for its parameters: the logits must change."""
+
+    def graph(**doubled: float) -> Graph:
+        factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
+        return Graph(*traceable(dataclasses.replace(model, factors=factors)), model.inputs)
+
+    def acts(kind: Kind) -> bool:
+        return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
+
+    plain = graph()
+    attends = any(plain.attentions())
+    if attends and not hasattr(model.made, "head_dim") and acts("attention"):
+        raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
+    if "output" in p.kinds:
+        for _, parts in plain.readouts():
+            check_readout(specs, parts or ())
+    branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    present = {"branch": branches, "output": True, "attention": attends}
+    ignored = [kind for kind in p.kinds if present[kind] and not acts(kind)]
+    if ignored:
+        return "the model takes factors, but does not use " + " and ".join(
+            f"factors.{kind} (as in {USES[kind]})" for kind in ignored
+        )
+    return ""
+
+
+def _init(audit: InitAudit) -> str:
+    """One line for the parameters of all blocks, with the numbers of the one that is off by most."""
+    worst: dict[tuple[str, str], Init] = {}
+    for row in sorted(audit.rows, key=lambda row: abs(row.width - row.needed) + abs(row.depth)):
+        if not row.ok:
+            worst[starred(row.path), row.role] = row
+    off = [
+        f"{path} ({role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, needed width^{row.needed:g}"
+        for (path, role), row in worst.items()
+    ]
+    if off:
+        return (
+            "the model's initializers do not scale with width and depth as the parameterization assumes. "
+            "fan_in_init=True makes `init` scale them so; fan_in_init=False silences this.\n  " + "\n  ".join(off)
+        )
+    return ""
+
+
+def _gain(source: Source, width: int, depth: int) -> str:
+    """AM-muP's L^-3/2 is for layers without a skip that keep the size of their inputs."""
+    leaves = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
+    plain = {spec.path for spec in leaves if spec.role == "hidden" and not spec.in_branch}
+    if not plain:
+        return ""
+    audit = GainAudit(tuple(row for row in source.gains(width, depth).rows if row.path in plain))
+    if not audit.ok:
+        return (
+            "hidden layers outside residual branches do not start with He's variance 1 / (q fan_in), q = <phi(z)^2> of "
+            "the activation before them: the signal falls or grows with every layer, and am_mup's law does not hold. "
+            f"Give them that init, such as he_normal() behind a ReLU; fan_in_init=False silences this.\n{audit}"
+        )
+    return ""
