@@ -115,8 +115,7 @@ def place(
         head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
         for path, mask in site.parts.items():
             absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
-            if absorbed not in absorbs.get(path, ()):
-                absorbs[path] = (*absorbs.get(path, ()), absorbed)
+            absorbs[path] = _joined(absorbs.get(path, ()), absorbed, leaves[path].shape)
     return jax.tree.map(
         lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs.get(spec.path, ())), specs, is_leaf=is_spec
     )
@@ -246,6 +245,25 @@ def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[i
             if not remainders.any():
                 return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
+
+
+def _joined(absorbs: Sequence[Absorbed], other: Absorbed, shape: Sequence[int]) -> tuple[Absorbed, ...]:
+    """These and another one. Ranges of one factor that do not overlap, as those of stacked blocks, become one."""
+    for i, one in enumerate(absorbs):
+        if one == other:
+            return tuple(absorbs)
+        if one.ranges and other.ranges and one._replace(ranges=other.ranges) == other:
+            steps = np.zeros(shape[one.axis] + 2, int)
+            for low, high in one.ranges + other.ranges:
+                steps[low + 1 : high + 1] += 1
+            if steps.max() == 1:
+                edges = np.flatnonzero(np.diff(steps)).reshape(-1, 2)
+                ranges = tuple((int(low), int(high)) for low, high in edges)
+                joined = one._replace(ranges=ranges)
+                if ranges == ((0, shape[one.axis]),):
+                    joined = one._replace(axis=0, ranges=())
+                return (*absorbs[:i], joined, *absorbs[i + 1 :])
+    return (*absorbs, other)
 
 
 def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:

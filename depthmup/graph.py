@@ -417,26 +417,54 @@ class Graph:
 
     # Finding the values that factors multiply
 
-    def branches(self) -> Iterator[Branch]:
-        """Every residual addition. The skip is the value that the branch is computed from; the sum of it and of
-        parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where the branch has more
-        of them and is not linear."""
-        for node in self.nodes:
-            if node.op not in ADDITIONS or not node.is_last_copy or any(o.shape != node.shape for o in node.operands):
-                continue
+    def branches(self) -> list[Branch]:
+        """Every residual addition, in the order of evaluation. The skip is the value that the branch is computed from;
+        the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
+        where the branch has more of them and is not linear. Last come values that are added to the stream and computed
+        from something else, such as a condition."""
+        branches = list[Branch]()
+        for node in self._additions():
             left, right = node.operands
-            if left is right:
-                continue
             ways = [(a, b) for a, b in ((left, right), (right, left)) if a in self.fed]
             pairs = [(a, start) for a, b in ways for start in self._summands(b, a)]
             if not pairs:
                 if left in self.fed and right in self.fed:
-                    yield from self._projected(node)
+                    branches += self._projected(node, branches)
                 continue
             # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
             branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(self.ancestors(*pair))))
             if self.parameters_between(branch, start):
-                yield Branch(node, branch, start, start)
+                branches.append(Branch(node, branch, start, start))
+        return branches + self._injections(branches)
+
+    def _additions(self) -> Iterator[Node]:
+        """Sums of two different values of one shape."""
+        for node in self.nodes:
+            alike = node.op in ADDITIONS and all(operand.shape == node.shape for operand in node.operands)
+            if alike and node.is_last_copy and node.operands[0] is not node.operands[1]:
+                yield node
+
+    def _injections(self, branches: Sequence[Branch]) -> list[Branch]:
+        """What is added to the stream between branches and is not computed from it. Its start is the last value on the
+        way to it that acts elsewhere too."""
+        stream = {node for branch in branches for node in (branch.sum, branch.start)}
+        known = {branch.sum for branch in branches}.union(*map(self.parts_of, branches))
+        injections = []
+        for node in (addition for addition in self._additions() if addition not in known):
+            for skip, end in (node.operands, node.operands[::-1]):
+                if skip in stream and end in self.fed and end not in stream:
+                    start = self._shared(end)
+                    if self.parameters_between(end, start):
+                        injections.append(Branch(node, end, start, start))
+                        stream.add(node)
+        return injections
+
+    def _shared(self, node: Node) -> Node:
+        """The last value that `node` is computed from and that acts on something else as well; else an input."""
+        ancestors = self.ancestors(node) & self.fed - {node}
+        outside = set(self.nodes) - self.ancestors(node) - self._descendants([node])
+        shared = [value for value in ancestors if outside.intersection(value.consumers)]
+        return max(shared or [value for value in ancestors if not value.operands], key=self.order.__getitem__)
 
     def biases(self, branch: Branch) -> Iterator[Node]:
         """The biases that are added right behind a residual sum: in h + f(h) + bias the bias is a part of the
@@ -482,17 +510,34 @@ class Graph:
                 todo += [operand for operand in node.operands if operand in self.fed]
         return summands
 
-    def _projected(self, node: Node) -> Iterator[Branch]:
-        """A residual addition whose skip is a projection."""
+    def _projected(self, node: Node, sums: Sequence[Branch]) -> list[Branch]:
+        """A residual addition whose skip is a projection; none if the sum is no such addition. sums: those before it.
+
+        Where one of the two is the stream, or is computed from a stream that passes the other's projected value, that
+        value is a condition beside the stream."""
         left, right = node.operands
         common = self.ancestors(left) & self.ancestors(right) & self.fed
         if not common:
-            return
+            return []
         fork = max(common, key=self.order.__getitem__)
         layers = {operand: self._layers(operand, fork) for operand in (left, right)}
         skip, branch = sorted((left, right), key=layers.__getitem__)
-        if layers[skip] == 1 < layers[branch] and not self._is_linear(branch, fork):
-            yield Branch(node, branch, fork, skip)
+        if not layers[skip] == 1 < layers[branch] or self._is_linear(branch, fork):
+            return []
+        behind, chain = self._descendants([fork]), self._chain(branch)
+        between = self.ancestors(branch, fork) & behind
+        beside = any(one.sum in chain or (one.sum in between and one.start not in behind) for one in sums)
+        return [] if beside else [Branch(node, branch, fork, skip)]
+
+    def _chain(self, node: Node) -> set[Node]:
+        """A value, its summands, and theirs."""
+        chain, todo = {node}, [node]
+        while todo:
+            node = todo.pop()
+            if node.op in ADDITIONS:
+                todo += [operand for operand in node.operands if operand in self.fed and operand not in chain]
+                chain.update(todo)
+        return chain
 
     def _layers(self, node: Node, start: Node) -> int:
         """The largest number of weight layers on a path from `start` to a value."""
@@ -633,7 +678,7 @@ class Graph:
             leaves: Parts = dict.fromkeys(sorted(paths))
             if self._doubles_alone(node, leaves):
                 return leaves
-            parts = self._entries(node, sorted(paths))
+            parts = self._entries(node, sorted(paths), stop)
             if any(mask is not None for mask in parts.values()) and self._doubles_alone(node, parts):
                 return parts
         return None
@@ -697,16 +742,19 @@ class Graph:
             values[node] = new
         return values
 
-    def _entries(self, node: Node, paths: Sequence[str]) -> Parts:
-        """The entries of parameters that a value depends on; None where it depends on all."""
+    def _entries(self, node: Node, paths: Sequence[str], stop: Node | None) -> Parts:
+        """The entries of parameters that a value depends on otherwise than through `stop`; None where it depends on
+        all. The body of a scan over blocks is in the graph once: its weights stand for those of all blocks."""
         leaves = [n for n in self.nodes if n.path in paths]
-        between = sorted(self._descendants(leaves) & self.ancestors(node), key=self.order.__getitem__)
+        between = sorted(self._descendants(leaves) & self.ancestors(node, stop), key=self.order.__getitem__)
 
         def value(numbers: Sequence[Any]) -> Any:
             values = dict(zip(leaves, numbers, strict=True))
             for inner in between:
-                if inner not in values:
-                    values[inner] = inner.evaluate(*(values.get(o, o.value) for o in inner.operands))
+                if inner not in values and inner is not stop:
+                    operands = [values.get(operand, operand.value) for operand in inner.operands]
+                    weights = inner.op == "member" and inner not in self.fed
+                    values[inner] = operands[0].sum(0) if weights else inner.evaluate(*operands)
             return values[node]
 
         _, pull = jax.vjp(value, [leaf.value for leaf in leaves])
@@ -715,8 +763,6 @@ class Graph:
         masks = {}
         for leaf, gradient in zip(leaves, pull(jnp.asarray(weights))[0], strict=True):
             mask = np.asarray(gradient) != 0
-            if any(consumer.op == "member" for consumer in leaf.consumers):  # the test sees the first block alone
-                mask = np.broadcast_to(mask[:1], mask.shape)
             masks[leaf.path] = None if mask.all() else mask
         return masks
 

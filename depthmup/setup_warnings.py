@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from depthmup.audit import Init, InitAudit
-from depthmup.forward import Site, check_readout
+from depthmup.forward import Site, check_readout, repeated
 from depthmup.frameworks import Model
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph
@@ -36,6 +36,8 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     texts = [_branches(p, source.specs(width, depth))]
     if p.alpha is not None and (source.initial or not takes_factors):
         texts.append(_depth(source, *small))
+    if not takes_factors:
+        texts.append(_skips(source, *small))
     if source.initial:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if takes_factors:
@@ -77,6 +79,19 @@ def _depth(source: Source, width: int, depth: int) -> str:
         f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
         f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
         f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two"
+    )
+
+
+def _skips(source: Source, width: int, depth: int) -> str:
+    """Projections in all skips: no rule of depth is known for them (docs/rules.md, section 0)."""
+    specs = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
+    branches = repeated(source.sites(width, depth), {spec.path for spec in specs if spec.in_branch})
+    if not branches or not all(site.skip for site in branches):
+        return ""
+    names = ", ".join(sorted({starred(path) for site in branches for path in site.skip}))
+    return (
+        f"the skip of every block goes through weights ({names}), for which no rule of depth is known: they are scaled "
+        "as weights outside the blocks. Compare depths by m.check and m.sweep before you trust a learning rate"
     )
 
 

@@ -183,6 +183,8 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     """Whether a parameter has the shape of this one, in a model of another depth."""
     if spec.stack_axis is None or len(shape) != len(spec.shape):
         return tuple(shape) == spec.shape
+    if any(absorbed.ranges and absorbed.axis == spec.stack_axis for absorbed in spec.absorbs or ()):
+        return False  # the factor of each block is a range of its own
     stacked = list(spec.shape)
     stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
     return tuple(shape) == tuple(stacked)

@@ -865,6 +865,26 @@ def warned(make):
     return [str(one.message) for one in told if one.category is dm.SetupWarning]
 
 
+class Projecting(nn.Module):
+    """Blocks whose skips have weights."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            y = nn.Dense(self.width, name=f"block_{i}_down")(nn.relu(nn.Dense(self.width, name=f"block_{i}_up")(h)))
+            h = nn.Dense(self.width, name=f"block_{i}_skip")(h) + y
+        return nn.Dense(3, name="head")(h)
+
+
+def test_weights_in_every_skip():
+    (text,) = warned(lambda: setup(Projecting))
+    assert text.startswith("the skip of every block goes through weights (block_*_skip/bias, block_*_skip/kernel)")
+
+
 def test_no_branches():
     factory = lambda w, d: Joined(w, d)  # noqa: E731
     alone = {"residual": False, "overrides": {"head/kernel": "readout"}}

@@ -69,6 +69,8 @@ class Roles:
             side = self.axes(leaf)[grow[0]]
         except Unclear as error:
             raise Unclear(error.why, error.guess if in_branch else "readout iio") from None
+        if side == "-":  # the blocks of a block-diagonal matrix: more of them as the width grows, all of one size
+            return "vector"
         if side == "o":
             return "input"
         if self.layout == "out_in" and not in_branch and len(sizes) == 2 and names.is_embedding(path):

@@ -1,6 +1,7 @@
 """Models whose blocks are all fed by something beside the stream: a time, a label, a source, edges."""
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -225,7 +226,71 @@ UNET |= {"mid/norm*": "vector"}
 ENCODER_DECODER = blocks("enc_[0-9]*", "dec_[0-9]*") | trunk(src_emb="input", tgt_emb="input", head="readout")
 T5 = blocks(BLOCKS) | trunk(shared="input", final_layer_norm="vector", lm_head="readout")
 
+
+def inside(h, y, fed):
+    return h + (y + fed)
+
+
+def beside(h, y, fed):
+    return h + fed + y
+
+
+def behind(h, y, fed):
+    return (h + y) + fed
+
+
+class Fed(nn.Module):
+    """Each block adds something of its own that is not computed from the stream: what `feed` makes of (inputs, their
+    embedding, the number of the block, the width)."""
+
+    width: int
+    depth: int
+    add: Callable[..., jax.Array]
+    feed: Callable[..., jax.Array]
+
+    @nn.compact
+    def __call__(self, x, times, labels):
+        w = self.width
+        t = nn.silu(nn.Dense(w, name="t1")(waves(times)))
+        h = nn.Dense(w, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.gelu(nn.Dense(2 * w, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(h)))
+            fed = self.feed((x, t, labels), w, f"block_{i}_fed")
+            h = self.add(h, nn.Dense(w, name=f"block_{i}_down")(y), fed)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+def of_time(inputs, width, name):
+    return nn.Dense(width, name=name)(inputs[1])
+
+
+def of_input(inputs, width, name):
+    return nn.Dense(width, name=name)(inputs[0])
+
+
+def of_label(inputs, width, name):
+    return nn.Embed(10, width, embedding_init=nn.initializers.normal(1.0), name=name)(inputs[2])
+
+
+FED = blocks(BLOCKS) | trunk(embed="input", norm="vector", head="readout")
+FED_TIME = FED | trunk(t1="input")
+
+
 MODELS = {
+    **{
+        f"time_{add.__name__}_the_branch": Foreign(
+            functools.partial(Fed, add=add, feed=of_time), (VECTORS, TIMES, LABELS), FED_TIME
+        )
+        for add in (inside, beside, behind)
+    },
+    "input_in_every_block": Foreign(
+        functools.partial(Fed, add=beside, feed=of_input), (VECTORS, TIMES, LABELS),
+        FED_TIME | {"block_*_fed/kernel": "branch/input"},
+    ),
+    "embedding_in_every_block": Foreign(
+        functools.partial(Fed, add=behind, feed=of_label), (VECTORS, TIMES, LABELS),
+        FED_TIME | {"block_*_fed/embedding": "branch/input"},
+    ),
     "film": Foreign(FiLM, (VECTORS, TIMES), FILM),
     "dit_adaln_zero": Foreign(DiT, (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),
     "dit_modulated": Foreign(functools.partial(DiT, zero=False), (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),

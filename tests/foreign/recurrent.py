@@ -230,7 +230,40 @@ MAMBA2 = {"*/A_log": "branch/scalar", "*/D": "branch/scalar", "*/dt_bias": "bran
 CELLS = TOKENS_IN | blocks("*Cell_*")
 SCALE = r"factors\.branch"
 
+
+class BlockDiagonal(nn.Module):
+    """Blocks of 8 x 8, more of them as the width grows, as the gates of RecurrentGemma's RG-LRU may have."""
+
+    @nn.compact
+    def __call__(self, x):
+        blocks = x.shape[-1] // 8
+        w = self.param("w", nn.initializers.normal(8**-0.5), (blocks, 8, 8))
+        b = self.param("b", nn.initializers.zeros, (blocks, 8))
+        return (jnp.einsum("...hi,hij->...hj", x.reshape(*x.shape[:-1], blocks, 8), w) + b).reshape(x.shape)
+
+
+class Griffin(nn.Module):
+    """h + W y with y_t = a_t y_{t-1} + sqrt(1 - a_t^2) i_t x_t, both gates of block-diagonal matrices."""
+
+    @nn.compact
+    def __call__(self, h):
+        width = h.shape[-1]
+        x = nn.Dense(width, name="linear_x")(nn.RMSNorm(name="norm")(h))
+        recurrence, entry = (jax.nn.sigmoid(BlockDiagonal(name=name)(x)) for name in ("a_gate", "input_gate"))
+        decay = self.param("a_param", nn.initializers.uniform(1.0), (width,))
+        a = jnp.exp(-8.0 * recurrence * nn.softplus(decay))
+
+        def joined(left, right):
+            return left[0] * right[0], right[0] * left[1] + right[1]
+
+        _, y = jax.lax.associative_scan(joined, (a, jnp.sqrt(1.001 - a**2) * entry * x), axis=-2)
+        return h + nn.Dense(width, name="linear_out")(y)
+
+
 MODELS = {
+    "griffin": Foreign(
+        functools.partial(LanguageModel, block=Griffin), (TOKENS,), TOKENS_IN | {"*_gate/w": "branch/vector"}
+    ),
     "rwkv4": Foreign(RWKV, (TOKENS,), TOKENS_IN),
     "rwkv_read_before": Foreign(functools.partial(RWKV, read_before=True), (TOKENS,), TOKENS_IN),
     "gru": Foreign(Recurrent, (SEQUENCES,), CELLS),

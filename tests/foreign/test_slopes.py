@@ -29,6 +29,7 @@ STILL = "*/key/bias"
 NAMES = (
     "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
     "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned", "gpt_heads_grow",
+    "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop",
 )  # fmt: skip
 SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
 

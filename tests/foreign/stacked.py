@@ -1,0 +1,156 @@
+"""Models whose blocks share arrays: stacked weights in a loop or a scan, and numbers of each block in one vector."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tests.foreign.table import TOKENS, Foreign, trunk
+
+HEADS = 4
+
+
+def rms(h):
+    return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+
+
+def normal(key, *shape):
+    return jax.random.normal(key, shape) * shape[-2] ** -0.5
+
+
+# Stacked MLP blocks, read in three ways
+
+
+def stacked(width, depth, key):
+    keys = jax.random.split(key, 4)
+    layers = {"up": normal(keys[1], depth, width, 2 * width), "down": normal(keys[2], depth, 2 * width, width)}
+    embedding = jax.random.normal(keys[0], (20, width))
+    return {
+        "embed": embedding,
+        "layers": layers | {"scale": jnp.ones((depth, width))},
+        "head": normal(keys[3], width, 20),
+    }
+
+
+def block(h, layer):
+    return h + jax.nn.gelu(rms(h) * layer["scale"] @ layer["up"]) @ layer["down"]
+
+
+def at(layers, i):
+    return jax.tree.map(lambda leaf: leaf[i], layers)
+
+
+def in_a_loop(h, layers):
+    for i in range(len(layers["up"])):
+        h = block(h, at(layers, i))
+    return h
+
+
+def split(h, layers):
+    parts = {name: jnp.split(leaf, len(leaf)) for name, leaf in layers.items()}
+    for i in range(len(layers["up"])):
+        h = block(h, {name: leaves[i][0] for name, leaves in parts.items()})
+    return h
+
+
+def in_pairs(h, layers):
+    pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf) // 2, 2, *leaf.shape[1:]), layers)
+    return jax.lax.scan(lambda h, pair: (block(block(h, at(pair, 0)), at(pair, 1)), None), h, pairs)[0]
+
+
+def call_stacked(run, params, tokens):
+    return rms(run(params["embed"][tokens], params["layers"])) @ params["head"]
+
+
+# Fused queries, keys and values in a scan: cast before it, or with the blocks along the second axis
+
+
+def fused(width, depth, key):
+    keys = jax.random.split(key, 4)
+    layers = {"qkv": normal(keys[1], depth, width, 3 * width), "out": normal(keys[2], depth, width, width)}
+    return {"embed": jax.random.normal(keys[0], (20, width)), "layers": layers, "head": normal(keys[3], width, 20)}
+
+
+def attend(q, k, v):
+    q, k, v = (x.reshape(*x.shape[:-1], HEADS, -1) for x in (q, k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(*q.shape[:2], -1)
+
+
+def call_fused(params, tokens):
+    layers = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), params["layers"])
+
+    def step(h, layer):
+        return h + attend(*jnp.split(rms(h) @ layer["qkv"], 3, -1)) @ layer["out"], None
+
+    return rms(jax.lax.scan(step, params["embed"][tokens], layers)[0]) @ params["head"]
+
+
+class FusedBlock(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, h, _):
+        qkv = nn.Dense(3 * self.width, use_bias=False, name="qkv")(nn.RMSNorm(name="norm")(h))
+        return h + nn.Dense(self.width, use_bias=False, name="out")(attend(*jnp.split(qkv, 3, -1))), None
+
+
+class SecondAxis(nn.Module):
+    """Blocks along the second axis of each parameter, as in MaxText."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        scanned = nn.scan(FusedBlock, variable_axes={"params": 1}, split_rngs={"params": True}, length=self.depth)
+        h, _ = scanned(self.width, name="layers")(h, None)
+        return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
+
+
+# A number of each block in one vector, as in modded-nanogpt
+
+
+class Lambdas(nn.Module):
+    """h + lambdas[i] x0 + branch(h)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = x0 = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        lambdas = self.param("x0_lambdas", nn.initializers.constant(0.1), (self.depth,))
+        for i in range(self.depth):
+            h = h + lambdas[i] * x0
+            y = nn.gelu(nn.Dense(2 * self.width, use_bias=False, name=f"block_{i}_up")(nn.RMSNorm(use_scale=False)(h)))
+            h = h + nn.Dense(self.width, use_bias=False, name=f"block_{i}_down")(y)
+        return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
+
+
+ENDS = {"embed": "input", "head": "readout"}
+STACKED = ENDS | {"layers/*": "branch/hidden", "layers/scale": "branch/vector"}
+MODELS = {
+    **{
+        f"stacked_{run.__name__}": Foreign(
+            stacked, (TOKENS,), STACKED, {"call": functools.partial(call_stacked, run)}
+        )
+        for run in (in_a_loop, split, in_pairs)
+    },
+    "fused_qkv_cast_before_the_scan": Foreign(
+        fused, (TOKENS,), ENDS | {"layers/*": "branch/hidden"}, {"call": call_fused}, queries=("*/qkv",)
+    ),
+    "fused_qkv_along_the_second_axis": Foreign(
+        SecondAxis, (TOKENS,),
+        {"layers/*/kernel": "branch/hidden", "layers/norm/scale": "branch/vector"}
+        | trunk(embed="input", norm="vector", head="readout"),
+        queries=("*/qkv/kernel", "*/norm/scale"),
+    ),
+    "lambdas_of_the_embedding": Foreign(
+        Lambdas, (TOKENS,),
+        {"block_*": "branch/hidden", "x0_lambdas": "branch/scalar"}
+        | trunk(embed="input", norm="vector", head="readout"),
+    ),
+}  # fmt: skip
