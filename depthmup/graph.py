@@ -751,7 +751,7 @@ class Graph:
         def value(numbers: Sequence[Any]) -> Any:
             values = dict(zip(leaves, numbers, strict=True))
             for inner in between:
-                if inner not in values and inner is not stop:
+                if inner not in values:
                     operands = [values.get(operand, operand.value) for operand in inner.operands]
                     weights = inner.op == "member" and inner not in self.fed
                     values[inner] = operands[0].sum(0) if weights else inner.evaluate(*operands)
