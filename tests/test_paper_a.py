@@ -277,7 +277,7 @@ def test_the_same_trainings_are_named_once(monkeypatch, capsys):
 def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
     """A figure's sweep with bowls whose optima and minima are known: log2 best rate, loss there, loss on the way."""
     settings = from_config(SWEEPS[name]("demo"))
-    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False))
+    settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, until="planned"))
     study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     names = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed"]
     followed = [axis.key for axis in study.axes if len(axis.values) > 4 and axis.key != LEARNING_RATE]

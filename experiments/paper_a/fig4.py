@@ -61,7 +61,7 @@ def config_of(name: str, scale: str) -> Any:
     axes = f"optimizer.learning_rate = {rate}; {values}"
     config.sweep.update(axes=axes, optimizers=(optimizer,), parameterizations=("depth_mup",), widths=(), adaptive=False)
     if name == "momentum":
-        config.sweep.update(until="decided", max_seeds=24)
+        config.sweep.until = "decided"
     return config
 
 
