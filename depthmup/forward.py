@@ -114,6 +114,8 @@ def place(
             check_readout(specs, site.parts)
         head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
         for path, mask in site.parts.items():
+            if leaves[path].role == "scalar" and not leaves[path].in_branch:
+                continue  # the biases of several heads that are added up: they stand behind the output factor
             absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
             absorbs[path] = _joined(absorbs.get(path, ()), absorbed, leaves[path].shape)
     return jax.tree.map(

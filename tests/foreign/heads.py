@@ -84,12 +84,20 @@ TORSO = blocks("torso/block_*") | {
 }
 ACTOR_CRITIC = blocks("up/*", "down/*") | trunk(embed="input", norm="vector", pi="readout", v="readout")
 
+
+def dueling(outputs):
+    """Q = V + A - mean(A)"""
+    advantage, value = outputs
+    return value[..., None] + advantage - advantage.mean(-1, keepdims=True)
+
+
 MODELS = {
     "two_heads": Foreign(TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE),
     "two_heads_value": Foreign(
         TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE, loss=lambda logits: logits[..., -1:]
     ),
     "actor_critic": Foreign(ActorCritic, (STATES,), ACTOR_CRITIC, {"output": both}),
+    "dueling": Foreign(ActorCritic, (STATES,), ACTOR_CRITIC, {"output": dueling}),
     "actor_critic_without_biases": Foreign(
         actor_critic(bias=False), (STATES,), ACTOR_CRITIC, {"output": both}
     ),

@@ -41,6 +41,7 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
             "fused_qkv_cast_before_the_scan",
             "attention factor 0.7071 / sqrt(head_dim) inside layers/qkv [0:64 of axis 2]",
         ),
+        ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         ("fused_qkv_along_the_second_axis", "inside layers/qkv/kernel [0:64 of axis 2]"),
     ],
 )
