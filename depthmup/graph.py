@@ -452,7 +452,7 @@ class Graph:
         injections = []
         for node in (addition for addition in self._additions() if addition not in known):
             for skip, end in (node.operands, node.operands[::-1]):
-                if skip in stream and end in self.fed and end not in stream:
+                if skip in stream and end in self.fed and end not in stream and self.parameters_of_value(end):
                     start = self._shared(end)
                     if self.parameters_between(end, start):
                         injections.append(Branch(node, end, start, start))

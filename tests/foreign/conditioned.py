@@ -268,6 +268,10 @@ def of_input(inputs, width, name):
     return nn.Dense(width, name=name)(inputs[0])
 
 
+def as_it_is(inputs, width, name):
+    return jnp.pad(inputs[0], ((0, 0), (0, width - inputs[0].shape[-1])))
+
+
 def of_label(inputs, width, name):
     return nn.Embed(10, width, embedding_init=nn.initializers.normal(1.0), name=name)(inputs[2])
 
@@ -286,6 +290,9 @@ MODELS = {
     "input_in_every_block": Foreign(
         functools.partial(Fed, add=beside, feed=of_input), (VECTORS, TIMES, LABELS),
         FED_TIME | {"block_*_fed/kernel": "branch/input"},
+    ),
+    "input_itself_in_every_block": Foreign(
+        functools.partial(Fed, add=beside, feed=as_it_is), (VECTORS, TIMES, LABELS), FED_TIME
     ),
     "embedding_in_every_block": Foreign(
         functools.partial(Fed, add=behind, feed=of_label), (VECTORS, TIMES, LABELS),
