@@ -24,8 +24,8 @@ Cost: 795 trainings of 703 steps, 70 minutes on two cores beside other work; 228
 Expect: the best learning rates of sp and mup fall with depth, those of sp and depth_sp with width; depth_mup's costs at
 most a few percent everywhere.
 
-More seeds and rates: three seeds at half octaves left sp and depth_sp over width undecided, and depth_sp over depth
-(.4% [.0, .9]); they get both until decided, up to 24 seeds. Prediction, written before them: depth_sp transfers over
+More seeds and rates, not trained yet: three seeds at half octaves left sp and depth_sp over width undecided, and
+depth_sp over depth (.4% [.0, .9]); they get both until decided, up to 24 seeds. Prediction: depth_sp transfers over
 both, against the claim over width, since at width 256 the edge only reaches the optimum; sp over width does too.
 """
 

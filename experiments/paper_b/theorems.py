@@ -20,8 +20,8 @@ Expect: under mup the optimum stays over width, under am_mup it falls about as w
 initialization (docs/theory.md, section 6). Exponents do not move by more than their intervals; a smaller batch allows
 smaller learning rates.
 
-More seeds: three left both heads undecided (0% [0, .6] and 1.4% [0, 4.1]); they get seeds until decided, up to 24.
-Prediction, written before them: the learning rate of am_mup transfers over width, from drifts of -.26 to .12.
+More seeds, not trained yet: three left both heads undecided (0% [0, .6] and 1.4% [0, 4.1]); they get seeds until
+decided, up to 24. Prediction: the learning rate of am_mup transfers over width, from drifts of -.26 to .12.
 """
 
 from __future__ import annotations
