@@ -95,7 +95,7 @@ def place(
     products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
     placed: the parameters whose place, in a branch or outside, an override gives.
     """
-    leaves, absorbs = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}, dict[str, Any]()
+    leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
@@ -105,6 +105,7 @@ def place(
         for path, spec in leaves.items()
     }
     check_branches(leaves, branches, placed)
+    masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
         if site.kind == "sum" or site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
@@ -116,10 +117,14 @@ def place(
         for path, mask in site.parts.items():
             if leaves[path].role == "scalar" and not leaves[path].in_branch:
                 continue  # the biases of several heads that are added up: they stand behind the output factor
-            absorbed = Absorbed(site.kind, head_dim, *_ranges(path, mask, leaves[path].shape))
-            absorbs[path] = _joined(absorbs.get(path, ()), absorbed, leaves[path].shape)
+            other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
+            masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
+    absorbs = {
+        path: tuple(Absorbed(*factor, *_ranges(path, mask, leaves[path].shape)) for factor, mask in of_path.items())
+        for path, of_path in masks.items()
+    }
     return jax.tree.map(
-        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs.get(spec.path, ())), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs[spec.path]), specs, is_leaf=is_spec
     )
 
 
@@ -237,7 +242,7 @@ def _no_place(site: Site) -> str:
 def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
     """(axis, half-open ranges along it) of the entries of a mask, for a parameter of this shape, whose width may differ
     from the mask's. Raises ForwardError if the entries are no such ranges."""
-    if mask is None:
+    if mask is None or mask.all():
         return 0, ()
     for axis in range(mask.ndim):
         line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
@@ -249,25 +254,6 @@ def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[i
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
 
 
-def _joined(absorbs: Sequence[Absorbed], other: Absorbed, shape: Sequence[int]) -> tuple[Absorbed, ...]:
-    """These and another one. Ranges of one factor that do not overlap, as those of stacked blocks, become one."""
-    for i, one in enumerate(absorbs):
-        if one == other:
-            return tuple(absorbs)
-        if one.ranges and other.ranges and one._replace(ranges=other.ranges) == other:
-            steps = np.zeros(shape[one.axis] + 2, int)
-            for low, high in one.ranges + other.ranges:
-                steps[low + 1 : high + 1] += 1
-            if steps.max() == 1:
-                edges = np.flatnonzero(np.diff(steps)).reshape(-1, 2)
-                ranges = tuple((int(low), int(high)) for low, high in edges)
-                joined = one._replace(ranges=ranges)
-                if ranges == ((0, shape[one.axis]),):
-                    joined = one._replace(axis=0, ranges=())
-                return (*absorbs[:i], joined, *absorbs[i + 1 :])
-    return (*absorbs, other)
-
-
 def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
     """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
 
@@ -276,7 +262,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     """
     graph = Graph(apply, params, inputs, seed)
     result = []
-    branches = list(graph.branches())
+    branches = graph.branches()
     values = [graph.parts_of(branch) for branch in branches]
     within = set[Node]().union(*values)
     between = graph.between([branch for branch in branches if branch.sum not in within])
@@ -381,7 +367,7 @@ def layers(
 
 def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
     """([the value that enters the first branch], the residual additions, the number of additions in a block)"""
-    branches = list(graph.branches())
+    branches = graph.branches()
     values = [graph.ancestors(branch.end, branch.start) for branch in branches]
     outer = [branch for branch in branches if not any(branch.sum in within for within in values)]
     # Additions inside a branch are no residual stream, unless all others are too few.

@@ -74,8 +74,9 @@ class Node:
 
 
 class Branch(NamedTuple):
-    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start` or a projection of
-    it."""
+    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start` or a projection of it.
+    An end that is not computed from the stream, such as a condition, has a start beside the stream, which is also its
+    skip: then the sum is that of the stream and the end."""
 
     sum: Node
     end: Node
@@ -418,7 +419,7 @@ class Graph:
     # Finding the values that factors multiply
 
     def branches(self) -> list[Branch]:
-        """Every residual addition, in the order of evaluation. The skip is the value that the branch is computed from;
+        """Every residual addition. The skip is the value that the branch is computed from;
         the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
         where the branch has more of them and is not linear. Last come values that are added to the stream and computed
         from something else, such as a condition."""
@@ -461,10 +462,11 @@ class Graph:
 
     def _shared(self, node: Node) -> Node:
         """The last value that `node` is computed from and that acts on something else as well; else an input."""
-        ancestors = self.ancestors(node) & self.fed - {node}
-        outside = set(self.nodes) - self.ancestors(node) - self._descendants([node])
-        shared = [value for value in ancestors if outside.intersection(value.consumers)]
-        return max(shared or [value for value in ancestors if not value.operands], key=self.order.__getitem__)
+        before = self.ancestors(node)
+        around = before | self._descendants([node])
+        values = [value for value in before & self.fed if value is not node]
+        shared = [value for value in values if not around.issuperset(value.consumers)]
+        return max(shared or [value for value in values if not value.operands], key=self.order.__getitem__)
 
     def biases(self, branch: Branch) -> Iterator[Node]:
         """The biases that are added right behind a residual sum: in h + f(h) + bias the bias is a part of the

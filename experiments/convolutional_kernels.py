@@ -61,8 +61,8 @@ def networks(x: np.ndarray, width: int, depth: int, seeds: int, padding: str, fi
         return {"H": dm.network_kernels(run, params, examples, phi=model.phi).H[-1], "NTK": ntk["all"]}
 
     # One seed at a time is faster than a vmap over seeds.
-    found = [one(np.uint32(first_seed + i)) for i in range(seeds)]
-    return {name: np.stack([of[name] for of in found]).astype(float) for name in ("H", "NTK")}
+    kernels = [one(np.uint32(first_seed + i)) for i in range(seeds)]
+    return {name: np.stack([of_seed[name] for of_seed in kernels]).astype(float) for name in ("H", "NTK")}
 
 
 def rows(

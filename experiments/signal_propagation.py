@@ -4,8 +4,9 @@
    of an earlier layer (T_l), are the same in all layers (AM-muP paper, Lemma 1). A residual block of one convolution
    multiplies both by 1 + c / 2K (Lemma 3). A block of two convolutions, both with variance c / (K fan_in), multiplies
    them by 1 + c^2 / 4K^2.
-2. GELU: with the paper's init the variance grows from layer to layer (16 at layer 10). With the init `stationary` the
-   variance 1 is a fixed point, but a repelling one. A layer multiplies the mean square of gradients by gain <phi'^2>.
+2. GELU: with the paper's init the variance grows from layer to layer, to 16 after ten layers. A layer multiplies the
+   mean square of gradients by gain <phi'^2>. With the init `stationary` the variance 1 is a fixed point, but a repelling
+   one (tests/test_signal_propagation.py).
 3. Zero padding: the variance follows a random walk that dies at the boundary, so the lost part grows with depth; the
    paper's correction O(kernel / side) does not grow.
 """
@@ -114,7 +115,9 @@ def ratios(moments: np.ndarray) -> np.ndarray:
 
 
 def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 32, seeds: int = SEEDS) -> list[Row]:
-    cases: list[tuple[str, Model, float, float, float]] = [  # with the power of inputs, the branch factor, the ratio
+    """Row by row: the ratio of a layer to the one before, GELU, and what zero padding leaves."""
+    # (name, network, power of its input, branch factor, ratio by the closed form)
+    cases: list[tuple[str, Model, float, float, float]] = [
         ("CNN, layers", CNN(128, depth + 1, scan=False), 0.5, 1.0, 1.0)
     ]
     for kernels, ratio in (((3,), 1 + 2 / (2 * depth)), ((3, 3), 1 + 4 / (4 * depth**2))):

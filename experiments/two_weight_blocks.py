@@ -7,8 +7,8 @@ The networks are written out below in the canonical form (docs/theory.md section
 1. The mean of networks of depth 3 approaches the DMFT of branches with two matrices as 1/N; the DMFT of branches with
    one matrix is elsewhere.
 2. The paper says that at infinite depth the inner matrices act as if they were static. One step of ReLU networks in
-   which only the inner, or only the outer matrices are trained: own updates move inner pre-activations as L^-1/2, but
-   h^L changes as much as by outer ones.
+   which only the inner, or only the outer matrices are trained: the updates of the inner ones move their own
+   pre-activations as L^-1/2, but change h^L as much as those of the outer ones.
 3. At infinite width the distance between F_2L and F_L falls as 1/L, for branches of one and two matrices.
 """
 
@@ -109,8 +109,8 @@ def _changes(keys: jax.Array, *, width: int, depth: int) -> tuple[jax.Array, jax
         inner, outer = change("inner"), change("outer")
         rms = jnp.sqrt(jnp.array([jnp.mean(inner**2), jnp.mean(outer**2)]))
         features = PHI["relu"](states(weights, x, "relu")[1][:, 0])
-        own = jnp.einsum("lij,lj->li", width * gradient["inner"], features) / width**0.5
-        return rms, inner @ outer / width / rms.prod(), jnp.sqrt(jnp.mean(own**2))
+        pre_activations = jnp.einsum("lij,lj->li", width * gradient["inner"], features) / width**0.5
+        return rms, inner @ outer / width / rms.prod(), jnp.sqrt(jnp.mean(pre_activations**2))
 
     return jax.lax.map(one, keys)
 
@@ -122,19 +122,19 @@ def changes(width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray,
     between these two changes, (seeds,), and the RMS change of inner pre-activations by the update of their own
     matrices, (seeds,).
     """
-    found = _changes(jax.random.split(jax.random.key(depth), seeds), width=width, depth=depth)
-    rms, cosine, own = (np.asarray(values, float) for values in found)
-    return rms, cosine, own
+    measured = _changes(jax.random.split(jax.random.key(depth), seeds), width=width, depth=depth)
+    rms, cosine, pre_activations = (np.asarray(values, float) for values in measured)
+    return rms, cosine, pre_activations
 
 
 def rows(
     depths: Sequence[int] = (8, 16, 32, 64, 128),
     width: int = 192,
     seeds: int = 48,
-    limit_depths: Sequence[int] = (2, 4, 8, 16),
+    limit_depths: Sequence[int] = (2, 3, 4, 6, 8, 12, 16),
     samples: int = 16000,
 ) -> list[Row]:
-    """depths, width, seeds: of part 2. limit_depths: of part 3, powers of 2."""
+    """depths, width, seeds: of part 2. limit_depths: of part 3, with their doubles."""
     result = []
     for activation, of_width in WIDTHS.items():
         limit = blocks(problem(activation, 2), samples, REPLICATES[activation])
@@ -151,9 +151,9 @@ def rows(
     of = f"relu, L = {depths[-1]}: change of h^L by inner over outer matrices"
     result.append(Row("1.2", of, about(1, 0.05), *mean(rms[:, 0] / rms[:, 1])))
     result.append(Row("1.2", f"{of}, cosine", about(1, 0.02), *mean(cosine)))
-    own = np.log2([values for _, _, values in moved])
+    pre_activations = np.log2([values for _, _, values in moved])
     name = "relu: change of inner pre-activations by their own matrices, slope in L"
-    result.append(Row("1.2", name, about(-0.5, 0.1), *mean(np.polyfit(np.log2(depths), own, 1)[0])))
+    result.append(Row("1.2", name, about(-0.5, 0.1), *mean(np.polyfit(np.log2(depths), pre_activations, 1)[0])))
     for name, matrices in BRANCHES.items():
         at = {L: dataclasses.replace(problem("relu", matrices), depth=L, steps=DEPTH_STEPS) for L in limit_depths}
         _, law = of_doubling({L: blocks(one, samples, 1) for L, one in at.items()})

@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit import VERDICTS, Transfer, transfer
-from depthmup.fit.curve import half_width
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.published import RESULTS, ROOT, Sweep
-from experiments.results import interval
+from experiments.results import interval, mean
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
@@ -202,9 +201,8 @@ def best_losses(result: Transfer, i: int) -> np.ndarray:
 
 def paired(differences: np.ndarray) -> Interval:
     """The mean of paired differences, (seeds,), with its 95% interval by Student's t."""
-    half = half_width(len(differences) - 1) * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-    mean = float(np.mean(differences))
-    return Interval(mean, mean - half, mean + half)
+    value, half = mean(differences)
+    return Interval(value, value - half, value + half)
 
 
 def percent(ratios: np.ndarray) -> Interval:
