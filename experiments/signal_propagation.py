@@ -5,8 +5,8 @@
    multiplies both by 1 + c / 2K (Lemma 3). A block of two convolutions, both with variance c / (K fan_in), multiplies
    them by 1 + c^2 / 4K^2.
 2. GELU: with the paper's init the variance grows from layer to layer, to 16 after ten layers. A layer multiplies the
-   mean square of gradients by gain <phi'^2>. With the init `stationary` the variance 1 is a fixed point, but a repelling
-   one (tests/test_signal_propagation.py).
+   mean square of gradients by gain <phi'^2>. With the init `stationary` the variance 1 is a fixed point, but one that
+   repels (tests/test_signal_propagation.py).
 3. Zero padding: the variance follows a random walk that dies at the boundary, so the lost part grows with depth; the
    paper's correction O(kernel / side) does not grow.
 """
