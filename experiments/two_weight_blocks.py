@@ -1,6 +1,6 @@
 """Residual branches of two weight matrices, W_2 phi(W_1 phi(h)): limits and networks (paper A, Appendix K.2).
 
-    python -m experiments.theory_checks two_weight_blocks        (three minutes on two cores)
+    python -m experiments.theory_checks two_weight_blocks        (seven minutes on one core)
 
 The networks are written out below in the canonical form (docs/theory.md sections 0 and 1.2).
 
@@ -9,7 +9,8 @@ The networks are written out below in the canonical form (docs/theory.md section
 2. The paper says that at infinite depth the inner matrices act as if they were static. One step of ReLU networks in
    which only the inner, or only the outer matrices are trained: the updates of the inner ones move their own
    pre-activations as L^-1/2, but change h^L as much as those of the outer ones.
-3. At infinite width the distance between F_2L and F_L falls as 1/L, for branches of one and two matrices.
+3. At infinite width the distance between F_2L and F_L should fall as 1/L, for branches of one and two matrices. For two
+   it is too noisy to tell: -.74 [-1.27, -.21].
 """
 
 from __future__ import annotations
