@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from depthmup.frameworks import Model
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
+from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.source import Source, traceable
 from depthmup.specs import PyTree, is_spec, one_glob, starred
 
@@ -33,7 +35,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     p, small = source.p, source.small(width, depth)
     base = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
     takes_factors = source.model(width, depth).factors is not None
-    texts = [_branches(p, source.specs(width, depth))]
+    texts = [_branches(p, source.specs(width, depth)), *_constants(source, *small)]
     if p.alpha is not None and (source.initial or not takes_factors):
         texts.append(_depth(source, *small))
     if not takes_factors:
@@ -80,6 +82,38 @@ def _depth(source: Source, width: int, depth: int) -> str:
         f"{many} residual additions: the rule of depth takes m_L = {b / a:.4g} for what is {many / few:.4g}. Pass "
         f"blocks=, the number of blocks at a depth; blocks=lambda depth: {line} counts the additions at these two"
     )
+
+
+def _constants(source: Source, width: int, depth: int) -> list[str]:
+    """A text for each number of the forward pass that changes with the size of the model."""
+    p, texts = source.p, []
+
+    def numbers(width: int, depth: int) -> list[Constant]:
+        model = source.model(width, depth)
+        if model.factors is not None:
+            model = dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0))
+        return constants(*traceable(model), *model.inputs)
+
+    def text(change: Change, axis: Literal["width", "depth"], size: int) -> str:
+        before, after, names = f"{change.before:.4g}", f"{change.after:.4g}", ", ".join(sorted(change.behind))
+        return (
+            f"the forward pass multiplies what is behind {names} by {before} at {axis} {size} and by {after} at {axis} "
+            f"{2 * size}; the factors of {p.name} come on top. Write one number for every {axis}, such as {before}"
+        )
+
+    small = numbers(width, depth)
+    heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
+    for change in changes(small, numbers(2 * width, depth)) if p.table.width else ():
+        if any(change.is_power(head, -1) for head in heads):
+            texts.append(
+                "the attention's logits are multiplied by 1/head_dim, and the attention factor comes on top: write "
+                "1/sqrt(head_dim)"
+            )
+        elif not any(change.is_power(head, power) for head in heads for power in (0.5, 0.25, -0.25, -0.5)):
+            texts.append(text(change, "width", width))
+    for change in changes(small, numbers(width, 2 * depth)) if p.alpha is not None else ():
+        texts.append(text(change, "depth", depth))
+    return texts
 
 
 def _skips(source: Source, width: int, depth: int) -> str:

@@ -1,0 +1,136 @@
+"""Numbers in a forward pass that change with the size of the model, such as sqrt(width) behind an embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from depthmup.graph import bind, inner_jaxpr
+from depthmup.specs import PyTree, flatten_shapes, starred
+
+UNCHANGED = ("reshape", "broadcast_in_dim", "convert_element_type", "squeeze", "expand_dims", "transpose", "copy")
+
+
+class Constant(NamedTuple):
+    """A number that multiplies a value of the forward pass. behind: the last parameter in front of it."""
+
+    value: float
+    behind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """What is known of a value of the forward pass.
+
+    number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
+    is_sum: whether it is a sum over entries. is_norm: the root of one. is_normalized: divided by one.
+    """
+
+    number: float | None = None
+    behind: str = ""
+    is_sum: bool = False
+    is_norm: bool = False
+    is_normalized: bool = False
+
+
+class Change(NamedTuple):
+    """A number of the forward pass at two sizes. behind: kinds of parameters in front of what it multiplies."""
+
+    before: float
+    after: float
+    behind: frozenset[str]
+
+    def is_power(self, size: int, power: float) -> bool:
+        """Whether it is this power of a size, which doubles."""
+        return bool(np.allclose((self.before, self.after), (size**power, (2 * size) ** power), rtol=1e-2))
+
+
+def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change]:
+    """How the numbers of a model change from one size to another.
+
+    Behind each kind of parameter as many different numbers must be new as are gone: one that differs from block to
+    block is no change.
+    """
+    behind: dict[tuple[float, float], set[str]] = {}
+    for kind in dict.fromkeys(starred(constant.behind) for constant in small):
+        few, many = ({c.value for c in numbers if starred(c.behind) == kind} for numbers in (small, large))
+        gone, new = sorted(few - many), sorted(many - few)
+        for numbers in zip(gone, new, strict=True) if len(gone) == len(new) else ():
+            behind.setdefault(numbers, set()).add(kind)
+    return [Change(*numbers, frozenset(kinds)) for numbers, kinds in behind.items()]
+
+
+def constants(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[Constant]:
+    """The numbers that multiply what `apply(params, *inputs)` computes from parameters, in the order of the program.
+
+    Left out are those of a mean (a sum divided by a number) and those behind a norm, such as sqrt(width) in
+    x / ||x|| * sqrt(width). The body of a scan counts once; nothing is computed.
+    """
+    closed = jax.make_jaxpr(apply)(params, *inputs)
+    paths, given = flatten_shapes(params)[0], len(jax.tree.leaves(params))
+    behind = list(paths) if len(paths) == given else [""] * given
+    arguments = [_Value(behind=path) for path in behind] + [_Value()] * (len(closed.jaxpr.invars) - given)
+    result: list[Constant] = []
+    _walk(closed.jaxpr, [_known(value) for value in closed.consts], arguments, result)
+    return result
+
+
+def _walk(jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value], result: list[Constant]) -> list[_Value]:
+    """What is known of the results of a jaxpr; its constants are added to `result`."""
+    values: dict[Any, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+    def value_of(atom: Any) -> _Value:
+        return _known(atom.val) if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands, inner = [*map(value_of, equation.invars)], inner_jaxpr(equation)
+        if inner is not None:
+            results = _walk(inner[0], [_known(value) for value in inner[1]], operands, result)
+        else:
+            results = [_result(equation, operands, result)] * len(equation.outvars)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [value_of(atom) for atom in jaxpr.outvars]
+
+
+def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -> _Value:
+    name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
+    if name in UNCHANGED:
+        return operands[0]
+    if operands and len(numbers) == len(operands):
+        return _folded(equation, numbers)
+    changed = [operand for operand in operands if operand.number is None]
+    behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
+    if name in ("mul", "div") and len(changed) == len(numbers) == 1:
+        (value,), (number,) = changed, numbers
+        if behind and not (value.is_sum or value.is_normalized):
+            divides = name == "div" and operands[1].number
+            result.append(Constant(1 / number if divides else number, behind))
+        return dataclasses.replace(value, is_sum=False)  # a mean
+    of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
+    kept = name in ("add", "max", "min")  # eps
+    return _Value(
+        behind=behind,
+        is_sum=name == "reduce_sum" or (kept and of_sum),
+        is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
+        is_normalized=name in ("mul", "div") and (of_norm or any(value.is_normalized for value in operands)),
+    )
+
+
+def _folded(equation: Any, numbers: Sequence[Any]) -> _Value:
+    """An operation of numbers alone, such as sqrt(width)."""
+    if any(var.aval.shape for var in (*equation.invars, *equation.outvars)) or len(equation.outvars) != 1:
+        return _Value()
+    arrays = (np.asarray(number, var.aval.dtype) for number, var in zip(numbers, equation.invars, strict=True))
+    with jax.ensure_compile_time_eval():
+        return _known(bind(equation, [*arrays])[0])
+
+
+def _known(value: Any) -> _Value:
+    """A constant of the program."""
+    if np.size(value) != 1 or not jax.numpy.issubdtype(jax.numpy.result_type(value), np.number):
+        return _Value()
+    return _Value(number=float(np.asarray(value).real.item()))

@@ -1,0 +1,117 @@
+"""Numbers of the forward pass that change with the size of a model, as other packages' models have them."""
+
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup as dm
+from tests.foreign.models import MODELS
+from tests.foreign.table import TOKENS
+
+
+class Transformer(nn.Module):
+    """Pre-norm blocks; each field is a number that some package multiplies by, as a function of (width, depth)."""
+
+    width: int
+    depth: int
+    embedding: object = lambda width, depth: 1.0
+    logits: object = lambda width, depth: 1.0
+    branch: object = lambda width, depth: 1.0
+    attention: object = lambda head_dim: head_dim**-0.5
+
+    @nn.compact
+    def __call__(self, tokens):
+        def number(f, *sizes):
+            return jnp.asarray(f(*sizes))
+
+        def embed_init(key, shape, dtype=jnp.float32):
+            return 0.02 * jax.random.normal(key, shape, dtype)
+
+        table = nn.Embed(20, self.width, embedding_init=embed_init, name="embed")
+        h = table(tokens) * number(self.embedding, self.width, self.depth).astype(jnp.float32)
+        for i in range(self.depth):
+            y = nn.RMSNorm(name=f"norm_{i}")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"{name}_{i}")(y) for name in "qkv")
+            weights = nn.softmax(number(self.attention, self.width // 4) * jnp.einsum("...qhd,...khd->...hqk", q, k))
+            y = jnp.einsum("...hqk,...khd->...qhd", weights, v).reshape(h.shape)
+            h = h + nn.Dense(self.width, name=f"out_{i}")(y) * number(self.branch, self.width, self.depth)
+        return number(self.logits, self.width, self.depth) * nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm()(h))
+
+
+def warned(factory, name="depth_mup", inputs=(TOKENS,), **options):
+    """The texts of setup's warnings, without those of the init."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dm.setup(name, factory, *inputs, **{"width": 64, "depth": 4, "base": (32, 2), "fan_in_init": False, **options})
+    return [str(one.message) for one in caught if one.category is dm.SetupWarning]
+
+
+def transformer(**numbers):
+    return lambda width, depth: Transformer(width, depth, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        # google-deepmind/gemma, 03258cd, gemma/gm/nn/_modules.py
+        ({"embedding": lambda w, d: jnp.sqrt(w).astype(jnp.bfloat16)},
+         r"behind embed/embedding by 5.6\d* at width 32 and by 8 at width 64.* number for every width, such as 5.6"),
+        # google-research/t5x, f7978d6, t5x/examples/t5/network.py
+        ({"logits": lambda w, d: 1 / jnp.sqrt(w)}, r"behind head/kernel by 0.1768 at width 32 and by 0.125 at"),
+        # microsoft/mup, mup/layer.py, MuReadout: its output multiplier is in the model
+        ({"logits": lambda w, d: 32 / w}, r"behind head/kernel by 1 at width 32 and by 0.5 at width 64"),
+        ({"branch": lambda w, d: 1 / np.sqrt(2 * d)},
+         r"behind out_\*/bias by 0.5 at depth 2 and by 0.3536 at depth 4.* number for every depth"),
+        ({"attention": lambda size: 1 / size}, r"logits are multiplied by 1/head_dim, .* write 1/sqrt\(head_dim\)"),
+    ],
+)  # fmt: skip
+def test_numbers_that_change(numbers, says):
+    with pytest.warns(dm.SetupWarning, match=says):
+        dm.setup("depth_mup", transformer(**numbers), TOKENS, width=64, depth=4, base=(32, 2), fan_in_init=False)
+    assert len(warned(transformer(**numbers))) == 1
+
+
+def test_a_number_of_the_depth_is_right_without_a_rule_of_depth():
+    assert not warned(transformer(branch=lambda w, d: 1 / np.sqrt(2 * d)), "mup")
+
+
+def test_no_rule_no_warning():
+    assert not warned(transformer(embedding=lambda w, d: np.sqrt(w)), "sp", base=None)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{}, {"embedding": lambda w, d: np.sqrt(32), "branch": lambda w, d: 0.5}, {"attention": lambda size: size**-0.25}],
+)
+def test_numbers_that_stay(numbers):
+    assert not warned(transformer(**numbers))
+
+
+class UnitNorm(nn.Module):
+    """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = h / jnp.maximum(jnp.linalg.norm(h, axis=-1, keepdims=True), 1e-6) * self.width**0.5
+            y = y * self.param(f"gain_{i}", nn.initializers.ones, (self.width,))
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(y))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_number_behind_a_norm():
+    assert not warned(UnitNorm, inputs=(np.ones((2, 5), np.float32),))
+
+
+@pytest.mark.parametrize("name", ["convnext", "gemma2", "llama", "mamba", "t5_heads_grow", "unet", "weight_norm"])
+def test_no_warning_where_only_sizes_change(name):
+    model = MODELS[name]
+    assert not [text for text in warned(model.factory, inputs=model.inputs, **model.options) if "multiplie" in text]
