@@ -17,7 +17,7 @@ import numpy as np
 
 from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
 from depthmup.parameterization import KINDS, Kind
-from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
+from depthmup.specs import Absorbed, ParamSpec, PyTree, flatten_shapes, globs, is_spec, starred
 
 RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 
@@ -26,7 +26,8 @@ RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  
 class Site:
     """A value that a factor multiplies.
 
-    kind: that of its factor; or "sum": a sum of two activations that is no residual addition.
+    kind: that of its factor; or "sum": a sum of two activations that is no residual addition; or "unused": parameters
+      that act on nothing.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
@@ -39,14 +40,14 @@ class Site:
       number, around: its number, and the numbers of the branches that it is a part of.
       layers: `Graph.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
-        is added behind one.
+        is added behind one, or for another value that its block adds beside the stream.
     Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
     Fields of an attention
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum"]
+    kind: Kind | Literal["sum", "unused"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -104,10 +105,16 @@ def place(
         path: dataclasses.replace(spec, in_branch=False) if path in projections else spec
         for path, spec in leaves.items()
     }
-    check_branches(leaves, branches, placed)
+    unused = frozenset[str]().union(*(site.inside for site in sites if site.kind == "unused"))
+    check_branches(leaves, branches, {*placed, *unused})
     masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
-        if site.kind == "sum" or site.kind not in kinds or (site.kind == "branch" and site not in branches):
+        if (
+            site.kind == "sum"
+            or site.kind == "unused"
+            or site.kind not in kinds
+            or (site.kind == "branch" and site not in branches)
+        ):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
@@ -263,6 +270,9 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     graph = Graph(apply, params, inputs, seed)
     result = []
     branches = graph.branches()
+    terms = graph.accumulations(branches)
+    moved = {branch.start for branch in branches}
+    branches += terms
     values = [graph.parts_of(branch) for branch in branches]
     within = set[Node]().union(*values)
     between = graph.between([branch for branch in branches if branch.sum not in within])
@@ -278,7 +288,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             number=number,
             around=frozenset(outer for outer, within in enumerate(values) if branch.sum in within),
             layers=graph.layers(branch.end, branch.start),
-            times=branch.sum.times,
+            times=0 if branch in terms and branch.start in moved else branch.sum.times,
             where=branch.end.op,
         )
         result.append(site)
@@ -291,6 +301,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     residual = {branch.sum for branch in branches}
     sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
     result += [Site("sum", None, inside) for inside in sums if inside]
+    unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
+    result += [Site("unused", None, unused)] if unused else []
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
     result += [Site("branch", None, graph.parameters_of(node) - inside_branches, where=node.op) for node in closed]
     for query, key, product in graph.attentions():

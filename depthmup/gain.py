@@ -117,7 +117,7 @@ def _mean_square(graph: Graph, activation: Node) -> float | None:
 def _ends(graph: Graph, node: Node) -> bool:
     """Whether an activation function is applied to this value: a layer's output, a norm's, or a sum of activations."""
     fed = [operand for operand in node.operands if operand in graph.fed]
-    if not fed or node.op in PRODUCTS or node.op in CLOSED or node.op in ("carry", "carried") or graph.normed(node):
+    if not fed or node.op in (*PRODUCTS, *CLOSED, "carry", "carried", "emitted") or graph.normed(node):
         return True
     if len(fed) == 1:  # a bias, or the scale of a norm
         return node.op in ("add", "mul") and bool(graph.parameters_of(node))

@@ -46,7 +46,7 @@ class Node:
     """One value of the forward pass.
 
     op: the operation that computes it; or "parameter", "constant", "input", and at the borders of a scan's body
-      "carry", "member", "carried" and "stacked".
+      "carry", "member", "carried", "emitted" and "stacked".
     evaluate: values of the operands -> this value. path: of a parameter.
     copies: the same value at each step of a recurrence that is in the graph, itself included.
     """
@@ -343,9 +343,12 @@ class Graph:
         body += [self._add(Node("member", (operand,), lambda value: value[0])) for operand in operands[len(body) :]]
         results = self._body(closed, body)
         handed = results[:carries]
-        # What a carry becomes depends on all carries of earlier steps.
-        carried = [self._add(Node("carried", (carry, *handed), lambda value, *_: value)) for carry in handed]
-        return carried + [self._stacked([result], length) for result in results[carries:]]
+
+        def of_steps(op: str, result: Node) -> Node:  # it depends on all carries of earlier steps
+            return self._add(Node(op, (result, *handed), lambda value, *_: value))
+
+        emitted = [self._stacked([of_steps("emitted", result)], length) for result in results[carries:]]
+        return [of_steps("carried", carry) for carry in handed] + emitted
 
     def _recurrence(
         self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, reverse: bool
@@ -459,6 +462,42 @@ class Graph:
                         injections.append(Branch(node, end, start, start))
                         stream.add(node)
         return injections
+
+    def accumulations(self, branches: Sequence[Branch]) -> list[Branch]:
+        """The terms of sums over the blocks beside the stream, such as the skip connections of WaveNet: with the stream
+        the sum makes a state to which each block adds. A term starts where its block does."""
+        inner = set[Node]().union(*map(self.parts_of, branches))
+        stream = {node for branch in branches if branch.sum not in inner for node in (branch.sum, branch.start)}
+        additions = set(self._additions()) - inner - {branch.sum for branch in branches}
+        result = list[Branch]()
+        for total in self.nodes:
+            terms, scanned = self._terms(total, additions)
+            of_blocks = []
+            for end, node in terms.items():
+                before = stream & self.ancestors(end)
+                if end in self.fed and end not in before and before:
+                    start = max(before, key=self.order.__getitem__)
+                    if self.parameters_between(end, start):
+                        of_blocks.append(Branch(node, end, start, start))
+            starts = {branch.start for branch in of_blocks}
+            if len(starts) == len(of_blocks) == len(terms) and len(starts) + scanned > 1:
+                result += of_blocks
+        return result
+
+    def _terms(self, total: Node, additions: set[Node]) -> tuple[dict[Node, Node], bool]:
+        """({term: the operation that adds it} of the whole sum `total`, whether a scan adds one at each step)"""
+        if total.op == "reduce_sum":
+            (joined,) = total.operands
+            if joined.op == "stacked" and joined.operands[0].op == "emitted":
+                return {joined.operands[0].operands[0]: total}, True
+            if joined.op in ("stack", "concatenate") and np.size(joined.operands[0].value) == np.size(total.value):
+                return dict.fromkeys(joined.operands, total), False
+        if total not in additions or additions.intersection(total.consumers):
+            return {}, False
+        chain = self._chain(total) & additions
+        terms = {operand: node for node in chain for operand in node.operands if operand not in additions}
+        carries = {term for term in terms if term.op == "carry" and len(term.consumers) == 1}
+        return {term: node for term, node in terms.items() if term not in carries}, bool(carries)
 
     def _shared(self, node: Node) -> Node:
         """The last value that `node` is computed from and that acts on something else as well; else an input."""
@@ -700,7 +739,7 @@ class Graph:
                     pairs = itertools.product(costs.items(), proposals.get(operand, {}).items())
                     costs = _nearest((paths | more, a + b) for (paths, a), (more, b) in pairs)
             else:  # one operand must double
-                operands = value.operands[:1] if value.op in ("carried", "div") else value.operands
+                operands = value.operands[:1] if value.op in ("carried", "emitted", "div") else value.operands
                 costs = _nearest(pair for operand in operands for pair in proposals.get(operand, {}).items())
             proposals[value] = {paths: cost + 1 for paths, cost in costs.items() if paths}
         return list(proposals[node])

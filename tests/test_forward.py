@@ -236,7 +236,7 @@ def test_where_the_factors_go():
 def places(apply, params, *inputs):
     """{kind: [the parameters of each site]}."""
     found = {}
-    for site in sites(apply, params, *inputs):
+    for site in (site for site in sites(apply, params, *inputs) if site.kind != "unused"):
         found.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
     return found
 

@@ -172,6 +172,51 @@ class Mixer(eqx.Module):
         return self.head(self.norm(h).mean(1))
 
 
+class WaveNetLayer(nn.Module):
+    """Gated convolution; what it adds to the stream, and what it adds to the sum of all layers, out of which the logits
+    are computed. together: one convolution gives both."""
+
+    width: int
+    together: bool = False
+
+    @nn.compact
+    def __call__(self, carry, _=None):
+        h, skips = carry
+        gate, value = jnp.split(nn.Conv(2 * self.width, (2,), padding="CAUSAL", name="dilated")(h), 2, axis=-1)
+        z = jnp.tanh(value) * nn.sigmoid(gate)
+        if self.together:
+            res, skip = jnp.split(nn.Dense(2 * self.width, name="out")(z), 2, axis=-1)
+        else:
+            res, skip = nn.Dense(self.width, name="res")(z), nn.Dense(self.width, name="skip")(z)
+        return (h + res, skips + skip), skip
+
+
+class WaveNet(nn.Module):
+    """The last layer's output of the stream is not used."""
+
+    width: int
+    depth: int
+    together: bool = False
+    scan: bool = False
+    stack: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        if self.scan:
+            layers = nn.scan(WaveNetLayer, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+            (_, skips), stacked = layers(self.width, self.together, name="layers")((h, jnp.zeros_like(h)), None)
+        else:
+            skips, every = 0.0, []
+            for i in range(self.depth):
+                (h, skips), skip = WaveNetLayer(self.width, self.together, name=f"layer_{i}")((h, skips))
+                every.append(skip)
+            stacked = jnp.stack(every)
+        skips = stacked.sum(0) if self.stack else skips
+        y = nn.relu(nn.Dense(self.width, name="after")(nn.relu(skips)))
+        return nn.Dense(10, name="head")(y)
+
+
 CHANNEL = {"layers/*": "branch/vector", "layers/*/conv?/weight": "branch/hidden"} | trunk(
     lift="input", project="readout"
 )
@@ -184,7 +229,16 @@ MOBILE |= {"s?_b0_*": "vector", "s?_b0_*/kernel": "hidden", "s?_b0_dw/kernel": "
 MIXER = {"blocks/*": "branch/vector", "*/hidden_mixer/*/weight": "branch/hidden", "*/patch_mixer/*": "branch/fixed",
          "*/patch_mixer/*/bias": "branch/scalar"}  # fmt: skip
 
+WAVENET = blocks("layer*") | trunk(embed="input", after="hidden", head="readout")
+
 MODELS = {
+    "wavenet": Foreign(WaveNet, (ones(2, 12, 5),), WAVENET),
+    "wavenet_together": Foreign(functools.partial(WaveNet, together=True), (ones(2, 12, 5),), WAVENET),
+    "wavenet_stacked": Foreign(functools.partial(WaveNet, stack=True), (ones(2, 12, 5),), WAVENET),
+    "wavenet_scanned_stacked": Foreign(
+        functools.partial(WaveNet, scan=True, stack=True), (ones(2, 12, 5),), WAVENET
+    ),
+    "wavenet_scanned": Foreign(functools.partial(WaveNet, scan=True), (ones(2, 12, 5),), WAVENET),
     "one_channel": Foreign(ConvNet1d, (ones(2, 1, 12),), CHANNEL, VMAP),
     "three_channels_to_one": Foreign(of_channels(3), (ones(2, 3, 12),), CHANNEL, VMAP),
     "convnext": Foreign(ConvNeXt, (IMAGES,), STAGES | trunk(head="readout")),
