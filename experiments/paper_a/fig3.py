@@ -19,8 +19,9 @@ Judged by the loss of the last step; all depths count.
 Cost: about 800 trainings of 703 steps, 70 minutes on two cores; twice that beside other work.
 Expect: muP without layer norm stops training at some depth; with layer norm its optimum falls with depth.
 
-More seeds, not trained yet: three left 3d's muP with layer norm undecided (1.4% [.1, 2.5]); 3d gets seeds until
-decided, up to 24. Prediction: it transfers, because -.29 octaves a doubling add up to less than one at depth 16.
+More seeds: three left 3d's muP with layer norm undecided (1.4% [.1, 2.5]); 3d gets seeds until decided, up to 24.
+Prediction: it transfers, because -.29 octaves a doubling add up to less than one at depth 16.
+Outcome: it does, after 234 more trainings (1.5% [1.0, 4.0]).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def cosine(scale: str) -> Any:
     config = vit(scale)
     config.schedule = "cosine"
     config.parameterization.lr_depth = 0.0
-    config.sweep.axes = "model.norm = layer, none"
+    config.sweep.update(axes="model.norm = layer, none", until="decided")
     return config
 
 
