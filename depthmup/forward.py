@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
-from depthmup.parameterization import KINDS, Kind
+from depthmup.parameterization import KINDS, Kind, Role
 from depthmup.specs import Absorbed, ParamSpec, PyTree, flatten_shapes, globs, is_spec, starred
 
 RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
@@ -26,8 +26,9 @@ RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  
 class Site:
     """A value that a factor multiplies.
 
-    kind: that of its factor; or "sum": a sum of two activations that is no residual addition; or "unused": parameters
-      that act on nothing.
+    kind: that of its factor; or "sum": a sum of two activations that is no residual addition; "unused": parameters that
+      act on nothing; "cosine": one of two normalized vectors whose product the logits are. It is a table of parameters
+      (inside), or what a layer (before) makes of activations.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
@@ -47,7 +48,7 @@ class Site:
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum", "unused"]
+    kind: Kind | Literal["sum", "unused", "cosine"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -109,12 +110,7 @@ def place(
     check_branches(leaves, branches, {*placed, *unused})
     masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
-        if (
-            site.kind == "sum"
-            or site.kind == "unused"
-            or site.kind not in kinds
-            or (site.kind == "branch" and site not in branches)
-        ):
+        if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
@@ -133,6 +129,19 @@ def place(
     return jax.tree.map(
         lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs[spec.path]), specs, is_leaf=is_spec
     )
+
+
+def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
+    """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
+    output factor, read-ins are no weights of a product. A projection in front of a cosine is an output, which keeps its
+    size: the cosine needs no factor. A table that is normalized itself is an embedding."""
+    heads = [site for site in sites if site.kind == "output"]
+    weights = frozenset[str]().union(*(site.weights for site in heads))
+    roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
+    roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
+    cosines = [site for site in sites if site.kind == "cosine"]
+    roles |= {path: "output" for site in cosines for path in site.before}
+    return roles | {path: "input" for site in cosines for path in site.inside}
 
 
 def places(sites: Sequence[Site]) -> dict[str, bool]:
@@ -315,6 +324,12 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     weights = graph.weights()
     for logits, parts in graph.readouts():
         result.append(Site("output", parts, weights=weights, where=logits.op))
+        for factor in graph.cosine(logits):
+            layer = _last_layer(graph, factor)
+            if factor not in graph.fed:
+                result.append(Site("cosine", {}, graph.parameters_of_value(factor)))
+            elif layer is not None:
+                result.append(Site("cosine", {}, before=graph.parameters_of(layer)))
     return result
 
 
@@ -324,16 +339,16 @@ def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[st
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """
     graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
-    last = _last_layer(graph)
+    last = _last_layer(graph, graph.output)
     if last is None:
         raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
     (hidden,) = (operand for operand in last.operands if operand in graph.fed)
     return {"hidden": hidden.value, "logits": graph.output.value}
 
 
-def _last_layer(graph: Graph) -> Node | None:
-    """The last operation that applies weights to activations."""
-    todo, visited = [graph.output], set[Node]()
+def _last_layer(graph: Graph, node: Node) -> Node | None:
+    """The last operation that applies weights to activations, going back from a value."""
+    todo, visited = [node], set[Node]()
     while todo:
         node = todo.pop(0)
         fed = [operand for operand in node.operands if operand in graph.fed]
@@ -397,7 +412,7 @@ def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
 
 def _pre_activations(graph: Graph) -> list[Node]:
     """The outputs of the weight layers, with their bias, but for the readout."""
-    readout, outputs = _last_layer(graph), []
+    readout, outputs = _last_layer(graph, graph.output), []
     for node in graph.nodes:
         if not graph.weighs(node) or node is readout:
             continue

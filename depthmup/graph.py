@@ -674,12 +674,25 @@ class Graph:
 
     def readouts(self) -> list[tuple[Node, Parts | None]]:
         """(logits of a head without the bias that is added last, the parameters in which they are homogeneous) of each
-        head: the output factor multiplies neither biases nor what becomes of logits, as in a soft cap."""
+        head: the output factor multiplies neither biases nor what becomes of logits, as in a soft cap. A cosine needs
+        no factor, and has no parameters."""
         heads = self._heads(self.output)
-        places = [self._before_caps(head) for head in heads]
+        places = [(head, {}) if self.cosine(head) else self._before_caps(head) for head in heads]
         if len(heads) > 1 and any(parts is None for _, parts in places):
             return [(self.output, self.parts(self.output))]
         return places
+
+    def cosine(self, node: Node) -> tuple[Node, ...]:
+        """The two factors of a value that is a product of vectors of norm 1, up to numbers that multiply it; nothing
+        for other values."""
+        while node.op in ("mul", "div", "add", "sub", "convert_element_type", "reshape", "broadcast_in_dim"):
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if len(fed) != 1:
+                return ()
+            (node,) = fed
+        factors = node.operands if node.op == "dot_general" else self._multiplied(node)
+        factors = tuple(map(_unscaled, factors))
+        return factors if len(factors) == 2 and all(map(_has_unit_norm, factors)) else ()
 
     def _heads(self, node: Node) -> list[Node]:
         operands = [operand for operand in node.operands if operand in self.fed]
@@ -842,6 +855,21 @@ def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str]
     for paths, cost in sorted(pairs, key=lambda pair: pair[1]):
         best.setdefault(paths, cost)
     return dict(itertools.islice(best.items(), PROPOSALS))
+
+
+def _unscaled(node: Node) -> Node:
+    """A value without the numbers that multiply it."""
+    while node.op in ("mul", "div", "convert_element_type", "transpose"):
+        several = [operand for operand in node.operands if np.ptp(np.asarray(operand.value))]
+        if len(several) != 1:
+            break
+        (node,) = several
+    return node
+
+
+def _has_unit_norm(node: Node) -> bool:
+    norms = (np.linalg.norm(np.asarray(node.value), axis=a) for a, size in enumerate(node.shape) if size > 1)
+    return any(np.allclose(norm, 1, rtol=1e-3) for norm in norms)
 
 
 def _floating(value: Any) -> bool:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, place, places, repeated, residual_alone, sites
+from depthmup.forward import Site, ends, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
-from depthmup.parameterization import Parameterization, Role
+from depthmup.parameterization import Parameterization
 from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, starred
 
 SHALLOW = 4  # depth of the forward pass where no base depth is given
@@ -126,13 +126,6 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        def ends() -> dict[str, Role]:
-            heads = [site for site in self.sites(width, depth) if site.kind == "output"]
-            weights = frozenset[str]().union(*(site.weights for site in heads))
-            paths = flatten_shapes(self.model(width, depth).shapes[0])[0]
-            inputs: dict[str, Role] = {path: "input" for path in paths if path not in weights}
-            return inputs | {path: "readout" for site in heads for path in site.parts or () if path in weights}
-
         specs = infer_specs(
             zeros,
             width=width,
@@ -141,7 +134,7 @@ class Source:
             layout=self.layout or self.model(width, depth).layout,
             overrides=self.overrides,
             inside=lambda: places(self.sites(width, depth)),
-            ends=ends,
+            ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.initial else specs
 

@@ -46,8 +46,9 @@ def infer_specs(
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
       inside: () -> {path: whether it is inside a residual branch}, for the parameters whose place the forward pass
         shows. It is called only where shapes do not tell.
-      ends: () -> {path: "readout" or "input"}, for the parameters whose role the forward pass shows: readouts store the
-        output factor, inputs are no weights of a product. It is called only where shapes do not tell.
+      ends: () -> {path: "readout", "output" or "input"}, for parameters whose role the forward pass shows: readouts
+        store the output factor, outputs come before a cosine, inputs are no weights of a product. It is called only
+        where shapes do not tell.
 
     Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
     do, overrides must say what each is.

@@ -91,7 +91,51 @@ def dueling(outputs):
     return value[..., None] + advantage - advantage.mean(-1, keepdims=True)
 
 
+def unit(z):
+    return z / (jnp.linalg.norm(z, axis=-1, keepdims=True) + 1e-8)
+
+
+class SigLIP(nn.Module):
+    """Two towers; the logits are cosines with a learned temperature and bias. joint: the size of the joint space."""
+
+    width: int
+    depth: int
+    joint: int | None = None
+
+    @nn.compact
+    def __call__(self, image, text):
+        temperature = self.param("temperature", lambda key: jnp.log(10.0))
+        bias = self.param("bias", lambda key: jnp.float32(-10.0))
+        projection = functools.partial(nn.Dense, self.joint or self.width // 2, use_bias=False)
+        one = unit(projection(name="image_proj")(Torso(self.width, self.depth, name="image")(image)))
+        two = unit(projection(name="text_proj")(Torso(self.width, self.depth, name="text")(text)))
+        return jnp.exp(temperature) * one @ two.T + bias
+
+
+class CosineClassifier(nn.Module):
+    """As in ArcFace and few-shot learning: features and the weights of each class have norm 1."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        classes = self.param("classes", nn.initializers.normal(1.0), (10, self.width))
+        return self.param("scale", lambda key: jnp.float32(16.0)) * unit(h) @ unit(classes).T
+
+
+SIGLIP = {path.replace("torso", tower): role for tower in ("image", "text") for path, role in TORSO.items()}
+SIGLIP |= {"temperature": "scalar", "bias": "scalar"}
+
 MODELS = {
+    "siglip": Foreign(functools.partial(SigLIP, joint=16), (STATES, STATES), SIGLIP | {"*_proj/kernel": "output"}),
+    "siglip_joint_grows": Foreign(
+        SigLIP, (STATES, STATES), SIGLIP | {"*_proj/kernel": "hidden"}, queries=("temperature",)
+    ),
+    "cosine_classifier": Foreign(
+        CosineClassifier, (STATES,), TORSO | {"classes": "input", "scale": "scalar"}, queries=("scale",)
+    ),
     "two_heads": Foreign(TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE),
     "two_heads_value": Foreign(
         TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE, loss=lambda logits: logits[..., -1:]

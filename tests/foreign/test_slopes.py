@@ -30,6 +30,7 @@ NAMES = (
     "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
     "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned", "gpt_heads_grow",
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
+    "siglip_joint_grows", "cosine_classifier",
 )  # fmt: skip
 SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
 LATE = ("wavenet",)  # the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2
@@ -99,3 +100,13 @@ def test_norms_after_the_sum_have_no_rule():
     norms = {path: slope for path, slope in over_depth.items() if "/norm" in path}
     assert norms
     assert all(abs(slope - 1) < LIMIT for slope in norms.values()), norms
+
+
+@pytest.mark.slow
+def test_towers_before_a_joint_space_of_fixed_size():
+    """A random projection of variance 1/fan_in to a fixed size: the towers' first step grows as width^1/2
+    (docs/rules.md, section 0), whatever its role, since its result is normalized."""
+    model = MODELS["siglip"]
+    over_width = slopes(WIDTHS, [changes(model.setup[0].at(width, 4), model) for width in WIDTHS])
+    assert all(abs(slope - 0.5) < LIMIT for path, slope in over_width.items() if path.startswith(("image/", "text/")))
+    assert all(abs(over_width[path]) < LIMIT for path in ("image_proj/kernel", "text_proj/kernel"))
