@@ -34,7 +34,6 @@ from experiments import (
 from experiments.figures import command
 from experiments.figures.page import PAPERS
 from experiments.language.page import draw, tables
-from experiments.language.sweeps import SCALES
 from experiments.published import RESULTS, ROOT, Sweep
 
 DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
@@ -98,7 +97,6 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "checks_networks": lambda _: coordinate_checks.networks(),
     "checks_rules": lambda _: coordinate_checks.rules(),
     "checks_sizes": lambda _: coordinate_checks.sizes(),
-    "scaling_optima": lambda _: scaling.optima(),
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
     "jump": lambda _: jump.table(),
@@ -125,8 +123,7 @@ def main() -> None:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
-    for scale in SCALES:
-        draw(scale)
+    draw("study")
     scaling.draw()
     jump.draw()
     command.draw(*PAPERS)

@@ -220,16 +220,6 @@ def held(result: Transfer, exponent: float) -> Answer:
     return "holds" if drift.low - 0.1 <= exponent <= drift.high + 0.1 else "does not hold"
 
 
-def optima() -> str:
-    """log2 of the best learning rate at each size."""
-    lines = []
-    for c in curves():
-        rates = zip(c.result.values, c.result.optimal_lr, strict=True)
-        cells = ", ".join(f"{size:g}: {math.log2(rate):.2f}" if rate else f"{size:g}: none" for size, rate in rates)
-        lines.append((c.optimizer, c.axis.replace("_", " "), cells, c.result.verdict))
-    return markdown(("case", "along", "log2 of the best learning rate", "one rate for all sizes"), lines)
-
-
 def decays() -> str:
     """The best decay at each size, with the best learning rate beside it, what it wins against none, and what the
     base's costs; then the exponents of the learning rate at each decay."""
