@@ -4,8 +4,8 @@
 
 Nothing is trained: the sweeps are those of experiments.planted_verdicts, planted with 24 seeds on grids of an eighth of
 an octave. The first way begins with 3 seeds on a grid of half an octave and goes on by the rule of trials/until.py; the
-others see the first 6, 12 or 24 seeds of that grid, once. docs/sweeps.md has the table: the mean number of trials, the
-percentage of redraws with either verdict, that of redraws with the other one than the truth.
+others see the first 6, 12 or 24 seeds of that grid, once. docs/sweeps.md has the mean number of trials, the
+percentage of redraws with either verdict, and that of redraws with the other one than the truth.
 """
 
 from __future__ import annotations

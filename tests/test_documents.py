@@ -73,7 +73,7 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
     monkeypatch.setattr("sys.argv", ["documents"])
     documents.main()
-    assert made == ["digits_transfer", "demo", "study", "scaling", "jump", "paper_a", "paper_b"]
+    assert made == ["digits_transfer", "study", "scaling", "jump", "paper_a", "paper_b"]
 
 
 def test_what_is_committed_is_small():
