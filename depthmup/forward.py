@@ -42,6 +42,7 @@ class Site:
       layers: `Graph.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
+      shrinks: the number that multiplies the sum before anything else does.
     Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
     Fields of an attention
@@ -58,6 +59,7 @@ class Site:
     around: frozenset[int] = frozenset()
     layers: tuple[frozenset[str], ...] = ()
     times: int = 1
+    shrinks: float = 1.0
     weights: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
@@ -295,9 +297,15 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             before=graph.parameters_of_value(branch.start),
             between=between,
             number=number,
-            around=frozenset(outer for outer, within in enumerate(values) if branch.sum in within),
+            around=frozenset(
+                outer
+                for outer, within in enumerate(values)
+                if branch.sum in within
+                and branch.start in {*within, branches[outer].start}  # else two streams that feed each other in turn
+            ),
             layers=graph.layers(branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
+            shrinks=graph.number_behind(branch.sum),
             where=branch.end.op,
         )
         result.append(site)
@@ -318,6 +326,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
         candidates = (graph.parts(value) for value in (query, key))
         # (Where queries and keys are the same, their product grows by the square.)
         parts = next((parts for parts in candidates if parts and graph.doubles(product, parts)), None)
+        if parts is None and graph.is_cosine(query, key):
+            continue  # it is at most 1 at any size of the heads
         result.append(Site("attention", parts, head_dim=product.summed, product=product.number))
     softmax = [node for node in closed if "dot_general" in node.operations and node.operations.intersection(SOFTMAX)]
     result += [Site("attention", None, where=node.op) for node in softmax]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -519,6 +520,17 @@ class Graph:
             yield weights[0]
             node = consumer
 
+    def number_behind(self, node: Node) -> float:
+        """The number that a value is multiplied by before anything else is done with it."""
+        if len(node.consumers) != 1 or node.consumers[0].op not in ("mul", "div"):
+            return 1.0
+        (consumer,) = node.consumers
+        others = [np.asarray(operand.value) for operand in consumer.operands if operand is not node]
+        if self.parameters_of(consumer) or len(others) != 1 or np.ptp(others[0]) or consumer.operands[0] is not node:
+            return 1.0
+        number = float(others[0].flat[0])
+        return number if consumer.op == "mul" else 1 / number
+
     def between(self, branches: Sequence[Branch]) -> frozenset[str]:
         """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum."""
         ends = {branch.end for branch in branches}
@@ -691,8 +703,24 @@ class Graph:
                 return ()
             (node,) = fed
         factors = node.operands if node.op == "dot_general" else self._multiplied(node)
-        factors = tuple(map(_unscaled, factors))
-        return factors if len(factors) == 2 and all(map(_has_unit_norm, factors)) else ()
+        return tuple(map(self._unscaled, factors)) if len(factors) == 2 and self.is_cosine(*factors) else ()
+
+    def is_cosine(self, left: Node, right: Node) -> bool:
+        """Whether two factors of a product are vectors of norm 1, up to what multiplies all entries of each."""
+        return _has_unit_norm(self._unscaled(left)) and _has_unit_norm(self._unscaled(right))
+
+    def _unscaled(self, node: Node) -> Node:
+        """Vectors without the numbers that multiply them: those of the program, and parameters of each vector."""
+        while node.op in ("mul", "div", "convert_element_type", "transpose"):
+            vectors = []
+            for operand in node.operands:
+                axis = -1 if node in self.fed and operand not in self.fed else None
+                if np.ptp(np.atleast_1d(operand.value), axis).any():
+                    vectors.append(operand)
+            if len(vectors) != 1:
+                break
+            (node,) = vectors
+        return node
 
     def _heads(self, node: Node) -> list[Node]:
         operands = [operand for operand in node.operands if operand in self.fed]
@@ -827,10 +855,14 @@ def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:
-    """Normal numbers of an array's shape and dtype; integers and keys stay, and shapes of integers become 0 and 1."""
+    """Normal numbers of an array's shape and dtype; integers and keys stay, and shapes of integers become 0 and 1.
+
+    Those of a matrix are divided by a power of 2 near sqrt(fan_in), or deep networks without norms would overflow.
+    """
     dtype = like.dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.asarray(rng.standard_normal(like.shape), dtype)
+        scale = 2.0 ** -round(math.log2(max(like.shape)) / 2) if len(like.shape) > 1 and all(like.shape) else 1.0
+        return jnp.asarray(scale * rng.standard_normal(like.shape), dtype)
     if isinstance(like, jax.ShapeDtypeStruct):
         return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
     return like
@@ -855,16 +887,6 @@ def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str]
     for paths, cost in sorted(pairs, key=lambda pair: pair[1]):
         best.setdefault(paths, cost)
     return dict(itertools.islice(best.items(), PROPOSALS))
-
-
-def _unscaled(node: Node) -> Node:
-    """A value without the numbers that multiply it."""
-    while node.op in ("mul", "div", "convert_element_type", "transpose"):
-        several = [operand for operand in node.operands if np.ptp(np.asarray(operand.value))]
-        if len(several) != 1:
-            break
-        (node,) = several
-    return node
 
 
 def _has_unit_norm(node: Node) -> bool:

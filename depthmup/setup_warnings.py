@@ -39,7 +39,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if p.alpha is not None and (source.initial or not takes_factors):
         texts.append(_depth(source, *small))
     if not takes_factors:
-        texts.append(_skips(source, *small))
+        texts += [_skips(source, *small), _fading(source, *small)]
     if source.initial:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if takes_factors:
@@ -73,9 +73,10 @@ def _depth(source: Source, width: int, depth: int) -> str:
     small, large = depth, 2 * depth
     few, many = source.additions(width, small), source.additions(width, large)
     a, b = source.p.count_blocks(small), source.p.count_blocks(large)
-    if few * b == many * a or not few * many:
-        return ""
     slope = (many - few) / (large - small)
+    unused = slope * small - few  # updates of the last block on which the output does not depend
+    if few * b == many * a or not few * many or (a == small and slope % 1 == 0 and 0 < unused < slope):
+        return ""
     line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
     return (
         f"depth {small} and {large} are said to be {a} and {b} residual blocks, but the forward pass has {few} and "
@@ -85,7 +86,8 @@ def _depth(source: Source, width: int, depth: int) -> str:
 
 
 def _constants(source: Source, width: int, depth: int) -> list[str]:
-    """A text for each number of the forward pass that changes with the size of the model."""
+    """A text for each number of the forward pass that changes with the size of the model, but for roots of the heads'
+    size: their product of queries and keys may have no softmax, or be a sum of two."""
     p, texts = source.p, []
 
     def numbers(width: int, depth: int) -> list[Constant]:
@@ -109,7 +111,7 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
                 "the attention's logits are multiplied by 1/head_dim, and the attention factor comes on top: write "
                 "1/sqrt(head_dim)"
             )
-        elif not any(change.is_power(head, power) for head in heads for power in (0.5, 0.25, -0.25, -0.5)):
+        elif not change.is_root([*heads, *range(1, width // 2 + 1)]):
             texts.append(text(change, "width", width))
     for change in changes(small, numbers(width, 2 * depth)) if p.alpha is not None else ():
         texts.append(text(change, "depth", depth))
@@ -126,6 +128,20 @@ def _skips(source: Source, width: int, depth: int) -> str:
     return (
         f"the skip of every block goes through weights ({names}), for which no rule of depth is known: they are scaled "
         "as weights outside the blocks. Compare depths by m.check and m.sweep before you trust a learning rate"
+    )
+
+
+def _fading(source: Source, width: int, depth: int) -> str:
+    """A stream that is multiplied by a number in every block, as in score networks: no rule of depth is known."""
+    specs = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
+    branches = repeated(source.sites(width, depth), {spec.path for spec in specs if spec.in_branch})
+    numbers = {round(site.shrinks, 4) for site in branches if site.times}
+    if not numbers or 1.0 in numbers or source.p.alpha is None:
+        return ""
+    return (
+        f"every residual sum is multiplied by {', '.join(map(str, sorted(numbers)))}, so that earlier blocks fade. No "
+        "rule of depth is known for that: leave the number out, or compare depths by m.check and m.sweep before you "
+        "trust a learning rate"
     )
 
 

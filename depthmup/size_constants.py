@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +47,10 @@ class Change(NamedTuple):
     def is_power(self, size: int, power: float) -> bool:
         """Whether it is this power of a size, which doubles."""
         return bool(np.allclose((self.before, self.after), (size**power, (2 * size) ** power), rtol=1e-2))
+
+    def is_root(self, sizes: Iterable[int]) -> bool:
+        """Whether it is a root of one of these sizes, or one over it, as in attention."""
+        return any(self.is_power(size, power) for size in sizes for power in (0.5, 0.25, -0.25, -0.5))
 
 
 def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change]:

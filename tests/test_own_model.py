@@ -885,6 +885,56 @@ def test_weights_in_every_skip():
     assert text.startswith("the skip of every block goes through weights (block_*_skip/bias, block_*_skip/kernel)")
 
 
+class Unnormed(nn.Module):
+    """Blocks without norms; number: what the stream is divided by behind each."""
+
+    width: int
+    depth: int
+    number: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}_down")(nn.relu(nn.Dense(self.width, name=f"block_{i}_up")(h)))
+            h = h if self.number == 1.0 else h / self.number
+        return nn.Dense(3, name="head")(h)
+
+
+def test_numbers_that_multiply_the_stream():
+    """(h + f(h)) / sqrt(2), as in score networks."""
+    (text,) = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, 2**0.5)))
+    assert text.startswith("every residual sum is multiplied by 0.7071, so that earlier blocks fade")
+    assert not warned(lambda: setup(Unnormed))
+
+
+def test_deep_networks_without_norms():
+    """Their activations grow with every block; the random numbers of the forward pass must stay finite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        m = dm.setup("depth_mup", Unnormed, np.ones((2, 5), np.float32), width=128, depth=48, base=(64, 32))
+    assert "inside block_*_down/bias, block_*_down/kernel" in str(m.explain())
+
+
+class InTurn(nn.Module):
+    """Two streams of width numbers; nothing depends on the last update of the second."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, z = nn.Dense(self.width, name="first")(x), nn.Dense(self.width, name="second")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}_to_first")(nn.relu(z))
+            z = z + nn.Dense(self.width, name=f"block_{i}_to_second")(nn.relu(h))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_an_update_on_which_nothing_depends():
+    assert not warned(lambda: setup(InTurn))
+
+
 def test_no_branches():
     factory = lambda w, d: Joined(w, d)  # noqa: E731
     alone = {"residual": False, "overrides": {"head/kernel": "readout"}}

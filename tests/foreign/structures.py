@@ -287,7 +287,59 @@ TIED = {"attention/*": "branch/vector", "attention/*/attn/*_proj/weight": "branc
         "mlps/*/up/weight": "branch/hidden", "mlps/*/down/weight": "branch/hidden", "norm/*": "vector",
         "embed": "input"}  # fmt: skip
 
+
+class EdgesAndNodes(nn.Module):
+    """Two streams that feed each other in turn, as in MeshGraphNet and Evoformer. The last update of the edges acts
+    through that of the nodes alone."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, nodes, edges):
+        def mlp(name, x):
+            x = nn.gelu(nn.Dense(2 * self.width, name=f"{name}_up")(nn.LayerNorm(name=f"{name}_norm")(x)))
+            return nn.Dense(self.width, name=f"{name}_down")(x)
+
+        h, e = nn.Dense(self.width, name="nodes")(nodes), nn.Dense(self.width, name="edges")(edges)
+        for i in range(self.depth):
+            ends = [jnp.broadcast_to(h[:, :, None], e.shape), jnp.broadcast_to(h[:, None], e.shape)]
+            e = e + mlp(f"block_{i}_edge", jnp.concatenate([e, *ends], -1))
+            h = h + mlp(f"block_{i}_node", jnp.concatenate([h, e.mean(2)], -1))
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+class CosineAttention(nn.Module):
+    """As in Swin V2: queries and keys have norm 1, and each head has a scale."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(y) for name in "qkv")
+            q, k = (z / jnp.sqrt((z * z).sum(-1, keepdims=True) + 1e-6) for z in (q, k))
+            scale = jnp.exp(self.param(f"block_{i}_scale", nn.initializers.constant(2.0), (4,)))
+            weights = nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q * scale[:, None], k))
+            y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 MODELS = {
+    "edges_and_nodes": Foreign(
+        EdgesAndNodes,
+        (ones(2, 3, 5), ones(2, 3, 3, 4)),
+        blocks("block_*") | trunk(nodes="input", edges="input", norm="vector", head="readout"),
+    ),
+    "cosine_attention": Foreign(
+        CosineAttention,
+        (ones(2, 6, 5),),
+        blocks("block_*") | {"block_*_scale": "branch/scalar"} | trunk(embed="input", norm="vector", head="readout"),
+    ),
     "partial_of_nnx": Foreign(functools.partial(NNXNet, classes=7), (VECTORS,), NNX),
     "partial_of_equinox": Foreign(functools.partial(OneList, classes=7), (VECTORS,), ONE_LIST, VMAP),
     "lora": Foreign(

@@ -47,6 +47,12 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
             "fused_qkv_cast_before_the_scan",
             "attention factor 0.7071 / sqrt(head_dim) inside layers/qkv [0:64 of axis 2]",
         ),
+        (
+            "edges_and_nodes",
+            "branch factor 0.3536 inside block_*_edge_down/bias, block_*_edge_down/kernel, block_*_node_down/bias, "
+            "block_*_node_down/kernel",
+        ),
+        ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         (
             "fused_qkv_along_the_second_axis",
