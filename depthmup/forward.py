@@ -28,7 +28,7 @@ class Site:
 
     kind: that of its factor; or "sum": a sum of two activations that is no residual addition; "unused": parameters that
       act on nothing; "cosine": one of two normalized vectors whose product the logits are. It is a table of parameters
-      (inside), or what a layer (before) makes of activations.
+      (inside), or what a layer (before) makes of activations; "contracted": vectors that products sum over.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
@@ -42,14 +42,14 @@ class Site:
       layers: `Graph.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
-      shrinks: the number that multiplies the sum before anything else does.
+      multiplier: the number that multiplies the sum before anything else does.
     Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
     Fields of an attention
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum", "unused", "cosine"]
+    kind: Kind | Literal["sum", "unused", "cosine", "contracted"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class Site:
     around: frozenset[int] = frozenset()
     layers: tuple[frozenset[str], ...] = ()
     times: int = 1
-    shrinks: float = 1.0
+    multiplier: float = 1.0
     weights: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
@@ -305,7 +305,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             ),
             layers=graph.layers(branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
-            shrinks=graph.number_behind(branch.sum),
+            multiplier=graph.number_behind(branch.sum),
             where=branch.end.op,
         )
         result.append(site)
@@ -318,6 +318,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     residual = {branch.sum for branch in branches}
     sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
     result += [Site("sum", None, inside) for inside in sums if inside]
+    contracted = graph.contracted_vectors()
+    result += [Site("contracted", None, contracted)] if contracted else []
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     result += [Site("unused", None, unused)] if unused else []
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]

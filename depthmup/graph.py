@@ -638,6 +638,17 @@ class Graph:
                 if node.is_last_copy and left != right:
                     yield node, left ^ right
 
+    def contracted_vectors(self) -> frozenset[str]:
+        """The paths of the parameters of one axis that products sum over, as matrices with one output: a gate or a
+        readout h @ v. Scales and biases act on each entry."""
+        products = (node for node in self.nodes if node.op == "dot_general" and self.weighs(node))
+        return frozenset(
+            parameter.path
+            for product in products
+            for parameter in map(_as_stored, product.operands)
+            if parameter.path and len(parameter.shape) == 1 and parameter.shape[0] == product.summed
+        )
+
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""
         return node.op in PRODUCTS and any(operand not in self.fed for operand in node.operands)
@@ -887,6 +898,13 @@ def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str]
     for paths, cost in sorted(pairs, key=lambda pair: pair[1]):
         best.setdefault(paths, cost)
     return dict(itertools.islice(best.items(), PROPOSALS))
+
+
+def _as_stored(node: Node) -> Node:
+    """The value before conversions and changes of shape."""
+    while node.op in ("convert_element_type", "reshape", "broadcast_in_dim", "transpose", "squeeze"):
+        (node,) = node.operands
+    return node
 
 
 def _has_unit_norm(node: Node) -> bool:

@@ -135,7 +135,7 @@ def _fading(source: Source, width: int, depth: int) -> str:
     """A stream that is multiplied by a number in every block, as in score networks: no rule of depth is known."""
     specs = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
     branches = repeated(source.sites(width, depth), {spec.path for spec in specs if spec.in_branch})
-    numbers = {round(site.shrinks, 4) for site in branches if site.times}
+    numbers = {round(site.multiplier, 4) for site in branches if site.times}
     if not numbers or 1.0 in numbers or source.p.alpha is None:
         return ""
     return (

@@ -126,13 +126,19 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
+        def contracted() -> dict[str, str]:
+            sites = self.sites(width, depth)
+            heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
+            paths = frozenset[str]().union(*(site.inside for site in sites if site.kind == "contracted"))
+            return {path: "readout" if path in heads else "output" for path in sorted(paths)}
+
         specs = infer_specs(
             zeros,
             width=width,
             depth=depth,
             residual=self.residual and not (self.initial and self.plain(width, depth)),
             layout=self.layout or self.model(width, depth).layout,
-            overrides=self.overrides,
+            overrides={**(contracted() if self.p.kinds else {}), **self.overrides},
             inside=lambda: places(self.sites(width, depth)),
             ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )

@@ -329,7 +329,37 @@ class CosineAttention(nn.Module):
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class GatesAndPool(nn.Module):
+    """A gate of each block and the weights of an attention pool, each h @ v; the logit is one such product, too."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        def product(name, x):
+            return x @ self.param(name, nn.initializers.normal(self.width**-0.5), (self.width,))
+
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            gate = nn.sigmoid(product(f"block_{i}_gate", y))[..., None]
+            h = h + gate * nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(nn.Dense(32, name=f"block_{i}_up")(y)))
+        h = nn.LayerNorm(name="norm")(h)
+        h = (nn.softmax(product("pool", h))[..., None] * h).sum(1)
+        return product("head", h)
+
+
 MODELS = {
+    "gates_and_pool": Foreign(
+        GatesAndPool,
+        (ones(2, 6, 5),),
+        blocks("block_*")
+        | {"block_*_gate": "branch/output", "block_*_up/*": "branch/fixed", "block_*_up/kernel": "branch/output"}
+        | {"block_*_down/kernel": "branch/input", "block_*_up/bias": "branch/scalar"}
+        | trunk(embed="input", norm="vector")
+        | {"pool": "output", "head": "readout"},
+    ),
     "edges_and_nodes": Foreign(
         EdgesAndNodes,
         (ones(2, 3, 5), ones(2, 3, 3, 4)),
