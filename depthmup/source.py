@@ -130,7 +130,9 @@ class Source:
             sites = self.sites(width, depth)
             heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
             paths = frozenset[str]().union(*(site.inside for site in sites if site.kind == "contracted"))
-            return {path: "readout" if path in heads else "output" for path in sorted(paths)}
+            narrow, wide = (flatten_shapes(self.model(w, depth).shapes[0])[0] for w in (width, 2 * width))
+            grow = [path for path in sorted(paths) if narrow[path] != wide.get(path)]
+            return {path: "readout" if path in heads else "output" for path in grow}
 
         specs = infer_specs(
             zeros,

@@ -330,7 +330,8 @@ class CosineAttention(nn.Module):
 
 
 class GatesAndPool(nn.Module):
-    """A gate of each block and the weights of an attention pool, each h @ v; the logit is one such product, too."""
+    """A gate of each block and the weights of an attention pool, each h @ v; the logit is one such product, too. A sum
+    over positions has no width."""
 
     width: int
     depth: int
@@ -346,7 +347,8 @@ class GatesAndPool(nn.Module):
             gate = nn.sigmoid(product(f"block_{i}_gate", y))[..., None]
             h = h + gate * nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(nn.Dense(32, name=f"block_{i}_up")(y)))
         h = nn.LayerNorm(name="norm")(h)
-        h = (nn.softmax(product("pool", h))[..., None] * h).sum(1)
+        pool = nn.softmax(product("pool", h)) + self.param("positions", nn.initializers.ones, (6,))
+        h = jnp.einsum("btw,t->bw", h * pool[..., None], self.param("kernel_of_positions", nn.initializers.ones, (6,)))
         return product("head", h)
 
 
@@ -358,7 +360,7 @@ MODELS = {
         | {"block_*_gate": "branch/output", "block_*_up/*": "branch/fixed", "block_*_up/kernel": "branch/output"}
         | {"block_*_down/kernel": "branch/input", "block_*_up/bias": "branch/scalar"}
         | trunk(embed="input", norm="vector")
-        | {"pool": "output", "head": "readout"},
+        | {"pool": "output", "head": "readout", "*positions": "fixed"},
     ),
     "edges_and_nodes": Foreign(
         EdgesAndNodes,
