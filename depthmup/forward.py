@@ -15,20 +15,21 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from depthmup.graph import CLOSED, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
+from depthmup.graph import CLOSED, RESHAPES, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
 from depthmup.parameterization import KINDS, Kind, Role
 from depthmup.specs import Absorbed, ParamSpec, PyTree, flatten_shapes, globs, is_spec, starred
-
-RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """A value that a factor multiplies.
+    """A value that a factor multiplies, or what else the forward pass shows of parameters.
 
-    kind: that of its factor; or "sum": a sum of two activations that is no residual addition; "unused": parameters that
-      act on nothing; "cosine": one of two normalized vectors whose product the logits are. It is a table of parameters
-      (inside), or what a layer (before) makes of activations; "contracted": vectors that products sum over.
+    kind: that of the factor, or
+      "sum": a sum of two activations that is no residual addition;
+      "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
+        layer (before) makes of activations;
+      "contracted": vectors (inside) that a product sums over, as matrices of one output;
+      "unused": parameters (inside) on which the logits do not depend.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
@@ -108,8 +109,7 @@ def place(
         path: dataclasses.replace(spec, in_branch=False) if path in projections else spec
         for path, spec in leaves.items()
     }
-    unused = frozenset[str]().union(*(site.inside for site in sites if site.kind == "unused"))
-    check_branches(leaves, branches, {*placed, *unused})
+    check_branches(leaves, branches, {*placed, *paths_of(sites, "unused")})
     masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
         if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
@@ -141,9 +141,13 @@ def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
     weights = frozenset[str]().union(*(site.weights for site in heads))
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
-    cosines = [site for site in sites if site.kind == "cosine"]
-    roles |= {path: "output" for site in cosines for path in site.before}
-    return roles | {path: "input" for site in cosines for path in site.inside}
+    roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
+    return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
+
+
+def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
+    """The paths of the parameters inside the sites of a kind."""
+    return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
 
 
 def places(sites: Sequence[Site]) -> dict[str, bool]:
@@ -284,9 +288,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     terms = graph.accumulations(branches)
     moved = {branch.start for branch in branches}
     branches += terms
-    values = [graph.parts_of(branch) for branch in branches]
-    within = set[Node]().union(*values)
-    between = graph.between([branch for branch in branches if branch.sum not in within])
+    around = graph.around(branches)
+    between = graph.between([branch for branch, outer in zip(branches, around, strict=True) if not outer])
     for number, branch in enumerate(branches):
         projected = branch.skip is not branch.start
         site = Site(
@@ -297,12 +300,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
             before=graph.parameters_of_value(branch.start),
             between=between,
             number=number,
-            around=frozenset(
-                outer
-                for outer, within in enumerate(values)
-                if branch.sum in within
-                and branch.start in {*within, branches[outer].start}  # else two streams that feed each other in turn
-            ),
+            around=around[number],
             layers=graph.layers(branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
             multiplier=graph.number_behind(branch.sum),

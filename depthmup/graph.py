@@ -35,6 +35,8 @@ PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthm
 CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
 PROPOSALS = 8  # the largest number of sets of parameters that are proposed for one value
+RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
+COPIES = (*RESHAPES, "broadcast_in_dim")  # these may repeat them
 STEPS = 4  # the largest number of steps of a recurrence that are followed
 
 
@@ -464,12 +466,26 @@ class Graph:
                         stream.add(node)
         return injections
 
+    def around(self, branches: Sequence[Branch]) -> list[frozenset[int]]:
+        """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
+        turn, the sum of the one alone lies in a branch of the other."""
+        values = [self.parts_of(branch) for branch in branches]
+        return [
+            frozenset(
+                number
+                for number, (outer, parts) in enumerate(zip(branches, values, strict=True))
+                if branch.sum in parts and (branch.start in parts or branch.start is outer.start)
+            )
+            for branch in branches
+        ]
+
     def accumulations(self, branches: Sequence[Branch]) -> list[Branch]:
         """The terms of sums over the blocks beside the stream, such as the skip connections of WaveNet: with the stream
         the sum makes a state to which each block adds. A term starts where its block does."""
-        inner = set[Node]().union(*map(self.parts_of, branches))
-        stream = {node for branch in branches if branch.sum not in inner for node in (branch.sum, branch.start)}
-        additions = set(self._additions()) - inner - {branch.sum for branch in branches}
+        outer = [branch for branch, around in zip(branches, self.around(branches), strict=True) if not around]
+        stream = {node for branch in outer for node in (branch.sum, branch.start)}
+        inside = {branch.sum for branch in branches}.union(*map(self.parts_of, branches))
+        additions = set(self._additions()) - inside
         result = list[Branch]()
         for total in self.nodes:
             terms, scanned = self._terms(total, additions)
@@ -495,7 +511,7 @@ class Graph:
                 return dict.fromkeys(joined.operands, total), False
         if total not in additions or additions.intersection(total.consumers):
             return {}, False
-        chain = self._chain(total) & additions
+        chain = sorted(self._chain(total) & additions, key=self.order.__getitem__)
         terms = {operand: node for node in chain for operand in node.operands if operand not in additions}
         carries = {term for term in terms if term.op == "carry" and len(term.consumers) == 1}
         return {term: node for term, node in terms.items() if term not in carries}, bool(carries)
@@ -525,10 +541,10 @@ class Graph:
         if len(node.consumers) != 1 or node.consumers[0].op not in ("mul", "div"):
             return 1.0
         (consumer,) = node.consumers
-        others = [np.asarray(operand.value) for operand in consumer.operands if operand is not node]
-        if self.parameters_of(consumer) or len(others) != 1 or np.ptp(others[0]) or consumer.operands[0] is not node:
+        multiplied, factor = consumer.operands
+        if multiplied is not node or factor is node or self.parameters_of(consumer) or np.ptp(factor.value):
             return 1.0
-        number = float(others[0].flat[0])
+        number = float(np.ravel(factor.value)[0])
         return number if consumer.op == "mul" else 1 / number
 
     def between(self, branches: Sequence[Branch]) -> frozenset[str]:
@@ -708,7 +724,7 @@ class Graph:
     def cosine(self, node: Node) -> tuple[Node, ...]:
         """The two factors of a value that is a product of vectors of norm 1, up to numbers that multiply it; nothing
         for other values."""
-        while node.op in ("mul", "div", "add", "sub", "convert_element_type", "reshape", "broadcast_in_dim"):
+        while node.op in ("mul", "div", "add", "sub", *COPIES):
             fed = [operand for operand in node.operands if operand in self.fed]
             if len(fed) != 1:
                 return ()
@@ -902,7 +918,7 @@ def _nearest(pairs: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str]
 
 def _as_stored(node: Node) -> Node:
     """The value before conversions and changes of shape."""
-    while node.op in ("convert_element_type", "reshape", "broadcast_in_dim", "transpose", "squeeze"):
+    while node.op in COPIES:
         (node,) = node.operands
     return node
 

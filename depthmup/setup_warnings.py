@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from depthmup.audit import Init, InitAudit
-from depthmup.forward import Site, check_readout, repeated
+from depthmup.forward import Site, check_readout
 from depthmup.frameworks import Model
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph
@@ -22,6 +22,7 @@ from depthmup.specs import PyTree, is_spec, one_glob, starred
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
 MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
+ROOTS = (0.5, 0.25, -0.25, -0.5)  # powers of the heads' size that multiply queries, keys or their product
 # How a model that takes factors uses them.
 USES: dict[Kind, str] = {
     "branch": "h + factors.branch * branch(h)",
@@ -86,8 +87,8 @@ def _depth(source: Source, width: int, depth: int) -> str:
 
 
 def _constants(source: Source, width: int, depth: int) -> list[str]:
-    """A text for each number of the forward pass that changes with the size of the model, but for roots of the heads'
-    size: their product of queries and keys may have no softmax, or be a sum of two."""
+    """A text for each number of the forward pass that changes with the size of the model. Roots of at most half the
+    width count as those of heads, whose product of queries and keys may have no softmax, or be a sum of two."""
     p, texts = source.p, []
 
     def numbers(width: int, depth: int) -> list[Constant]:
@@ -106,12 +107,12 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     small = numbers(width, depth)
     heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
     for change in changes(small, numbers(2 * width, depth)) if p.table.width else ():
-        if any(change.is_power(head, -1) for head in heads):
+        if change.size(-1) in heads:
             texts.append(
                 "the attention's logits are multiplied by 1/head_dim, and the attention factor comes on top: write "
                 "1/sqrt(head_dim)"
             )
-        elif not change.is_root([*heads, *range(1, width // 2 + 1)]):
+        elif not any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS)):
             texts.append(text(change, "width", width))
     for change in changes(small, numbers(width, 2 * depth)) if p.alpha is not None else ():
         texts.append(text(change, "depth", depth))
@@ -120,8 +121,7 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
 
 def _skips(source: Source, width: int, depth: int) -> str:
     """Projections in all skips: no rule of depth is known for them (docs/rules.md, section 0)."""
-    specs = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
-    branches = repeated(source.sites(width, depth), {spec.path for spec in specs if spec.in_branch})
+    branches = source.branches(width, depth)
     if not branches or not all(site.skip for site in branches):
         return ""
     names = ", ".join(sorted({starred(path) for site in branches for path in site.skip}))
@@ -133,9 +133,7 @@ def _skips(source: Source, width: int, depth: int) -> str:
 
 def _fading(source: Source, width: int, depth: int) -> str:
     """A stream that is multiplied by a number in every block, as in score networks: no rule of depth is known."""
-    specs = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
-    branches = repeated(source.sites(width, depth), {spec.path for spec in specs if spec.in_branch})
-    numbers = {round(site.multiplier, 4) for site in branches if site.times}
+    numbers = {round(site.multiplier, 4) for site in source.branches(width, depth) if site.times}
     if not numbers or 1.0 in numbers or source.p.alpha is None:
         return ""
     return (

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from depthmup.graph import bind, inner_jaxpr
+from depthmup.graph import COPIES, bind, inner_jaxpr
 from depthmup.specs import PyTree, flatten_shapes, starred
-
-UNCHANGED = ("reshape", "broadcast_in_dim", "convert_element_type", "squeeze", "expand_dims", "transpose", "copy")
 
 
 class Constant(NamedTuple):
@@ -44,13 +43,10 @@ class Change(NamedTuple):
     after: float
     behind: frozenset[str]
 
-    def is_power(self, size: int, power: float) -> bool:
-        """Whether it is this power of a size, which doubles."""
-        return bool(np.allclose((self.before, self.after), (size**power, (2 * size) ** power), rtol=1e-2))
-
-    def is_root(self, sizes: Iterable[int]) -> bool:
-        """Whether it is a root of one of these sizes, or one over it, as in attention."""
-        return any(self.is_power(size, power) for size in sizes for power in (0.5, 0.25, -0.25, -0.5))
+    def size(self, power: float) -> int | None:
+        """The size whose power the number is, where it changes as that of a size that doubles."""
+        ratio = self.after / self.before if self.before > 0 else 0.0
+        return round(self.before ** (1 / power)) if math.isclose(ratio, 2**power, rel_tol=1e-2) else None
 
 
 def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change]:
@@ -75,9 +71,8 @@ def constants(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[C
     x / ||x|| * sqrt(width). The body of a scan counts once; nothing is computed.
     """
     closed = jax.make_jaxpr(apply)(params, *inputs)
-    paths, given = flatten_shapes(params)[0], len(jax.tree.leaves(params))
-    behind = list(paths) if len(paths) == given else [""] * given
-    arguments = [_Value(behind=path) for path in behind] + [_Value()] * (len(closed.jaxpr.invars) - given)
+    paths = flatten_shapes(params)[0]
+    arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(closed.jaxpr.invars) - len(paths))
     result: list[Constant] = []
     _walk(closed.jaxpr, [_known(value) for value in closed.consts], arguments, result)
     return result
@@ -102,7 +97,7 @@ def _walk(jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value], res
 
 def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -> _Value:
     name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
-    if name in UNCHANGED:
+    if name in COPIES:
         return operands[0]
     if operands and len(numbers) == len(operands):
         return _folded(equation, numbers)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, ends, place, places, repeated, residual_alone, sites
+from depthmup.forward import Site, ends, paths_of, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
@@ -97,8 +97,12 @@ class Source:
         sites = self.sites(width, depth)
         if any(site.kind == "branch" and site.where in CLOSED for site in sites):
             return 0
+        return sum(site.times for site in self.branches(width, depth))
+
+    def branches(self, width: int, depth: int) -> list[Site]:
+        """The branches that repeat with depth."""
         leaves = jax.tree.leaves(self.roles(width, depth), is_leaf=is_spec)
-        return sum(site.times for site in repeated(sites, {spec.path for spec in leaves if spec.in_branch}))
+        return repeated(self.sites(width, depth), {spec.path for spec in leaves if spec.in_branch})
 
     def roles(self, width: int, depth: int) -> PyTree:
         """The specs, without the places of factors."""
@@ -126,12 +130,11 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        def contracted() -> dict[str, str]:
+        def contracted() -> dict[str, str]:  # what shapes take for scales and biases
             sites = self.sites(width, depth)
             heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
-            paths = frozenset[str]().union(*(site.inside for site in sites if site.kind == "contracted"))
             narrow, wide = (flatten_shapes(self.model(w, depth).shapes[0])[0] for w in (width, 2 * width))
-            grow = [path for path in sorted(paths) if narrow[path] != wide.get(path)]
+            grow = [path for path in sorted(paths_of(sites, "contracted")) if narrow[path] != wide.get(path)]
             return {path: "readout" if path in heads else "output" for path in grow}
 
         specs = infer_specs(
