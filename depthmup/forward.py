@@ -29,6 +29,7 @@ class Site:
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
       "contracted": vectors (inside) that a product sums over, as matrices of one output;
+      "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unused": parameters (inside) on which the logits do not depend.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
@@ -50,7 +51,7 @@ class Site:
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum", "unused", "cosine", "contracted"]
+    kind: Kind | Literal["sum", "unused", "cosine", "contracted", "again"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -105,11 +106,11 @@ def place(
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
-    leaves = {
-        path: dataclasses.replace(spec, in_branch=False) if path in projections else spec
-        for path, spec in leaves.items()
-    }
-    check_branches(leaves, branches, {*placed, *paths_of(sites, "unused")})
+    leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
+    stream, others = outside(leaves, branches, {*placed, *paths_of(sites, "unused")})
+    if others:
+        raise ForwardError(_in_no_branch(others, leaves, branches))
+    leaves |= {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
     masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
         if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
@@ -175,29 +176,35 @@ def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     return [site for site in branches if not numbers.intersection(site.around)]
 
 
-def check_branches(leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]) -> None:
-    """Raises ForwardError for parameters that repeat with depth and are in no branch, such as a norm after the sum.
+def outside(
+    leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]
+) -> tuple[set[str], set[str]]:
+    """(vectors and scalars that act on the stream in every block, other parameters) of those that repeat with depth and
+    are in no branch.
 
-    A parameter that does not repeat is no part of a branch, though the logits may depend on it through branches alone:
-    an encoder, the embedding of a condition (docs/theory.md section 1.4).
+    On the stream are norms after the sum, and numbers that weigh the skip or the first state. A parameter that does not
+    repeat is no part of a branch, though the logits may depend on it through branches alone: an encoder, the embedding
+    of a condition (docs/theory.md section 1.4). placed: as in `place`.
     """
-    inside = frozenset[str]().union(*(site.inside for site in branches))
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
     kinds = {starred(path) for path in between}  # the last block's norm is followed by no block
-    inside = frozenset(path for path in inside if starred(path) not in kinds)
-    outside = {path: "trunk" for path, spec in leaves.items() if spec.in_branch and path not in {*inside, *placed}}
-    if outside and not branches:
-        raise ForwardError(
-            f"parameters such as {starred(min(outside))} repeat with depth, but none of them is in a residual addition "
+    inside = {path for site in branches for path in site.inside if starred(path) not in kinds}
+    paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
+    stream = {path for path in paths if starred(path) in kinds and leaves[path].role in ("vector", "scalar")}
+    return stream, paths - stream
+
+
+def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
+    if not branches:
+        return (
+            f"parameters such as {starred(min(paths))} repeat with depth, but none of them is in a residual addition "
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    if outside:
-        raise ForwardError(
-            "these parameters repeat with depth, but in the forward pass they are in no residual branch, as norms "
-            "after the sum are; if the forward pass is right, pass "
-            f"overrides={globs(outside, leaves)} to setup or infer_specs"
-        )
+    return (
+        "these parameters repeat with depth, but in the forward pass they are in no residual branch; if the forward "
+        f"pass is right, pass overrides={globs(dict.fromkeys(sorted(paths), 'trunk'), names)} to setup or infer_specs"
+    )
 
 
 def residual_alone(specs: PyTree, sites: Sequence[Site], placed: Collection[str]) -> PyTree:
@@ -316,6 +323,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     residual = {branch.sum for branch in branches}
     sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
     result += [Site("sum", None, inside) for inside in sums if inside]
+    result += [Site("again", None, paths, times=total.times) for total, paths in graph.repeated_states()]
     contracted = graph.contracted_vectors()
     result += [Site("contracted", None, contracted)] if contracted else []
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}

@@ -429,8 +429,8 @@ class Graph:
         the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
         where the branch has more of them and is not linear. Last come values that are added to the stream and computed
         from something else, such as a condition."""
-        branches = list[Branch]()
-        for node in self._additions():
+        branches, repeated = list[Branch](), {node for node, _ in self.repeated_states()}
+        for node in (addition for addition in self._additions() if addition not in repeated):
             left, right = node.operands
             ways = [(a, b) for a, b in ((left, right), (right, left)) if a in self.fed]
             pairs = [(a, start) for a, b in ways for start in self._summands(b, a)]
@@ -548,7 +548,8 @@ class Graph:
         return number if consumer.op == "mul" else 1 / number
 
     def between(self, branches: Sequence[Branch]) -> frozenset[str]:
-        """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum."""
+        """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum, or on
+        what is added to it there."""
         ends = {branch.end for branch in branches}
         starts = [*(branch.start for branch in branches), *(node for node in self.nodes if node.op == "carried")]
         stream, todo = set[Node](), [self.output, *starts]
@@ -558,6 +559,7 @@ class Graph:
                 stream.add(node)
                 todo += node.operands
         behind = stream & self._descendants(branch.sum for branch in branches)
+        behind |= {_as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
         biases = {node for branch in branches for node in self.biases(branch)}
         return frozenset[str]().union(*(self.parameters_of(node) for node in behind)) - frozenset(
             path for node in biases for path in self.parameters_of_value(node)
@@ -608,6 +610,18 @@ class Graph:
                 chain.update(todo)
         return chain
 
+    def _summed(self, node: Node) -> set[Node]:
+        """The summands of a value and theirs, up to numbers that multiply them."""
+        multiples = self._multiples(node)
+        summands, todo = set[Node](), [multiples[-1]]
+        while todo:
+            node = todo.pop()
+            if node.op in ADDITIONS:
+                more = [value for operand in node.operands if operand in self.fed for value in self._multiples(operand)]
+                todo += [value for value in more if value not in summands]
+                summands.update(more)
+        return summands
+
     def _layers(self, node: Node, start: Node) -> int:
         """The largest number of weight layers on a path from `start` to a value."""
         counts = {start: 0}
@@ -653,6 +667,28 @@ class Graph:
                 left, right = map(self.parameters_of_value, fed)
                 if node.is_last_copy and left != right:
                     yield node, left ^ right
+
+    def repeated_states(self) -> Iterator[tuple[Node, frozenset[str]]]:
+        """Every sum that adds an earlier summand of the stream to it again, such as the first state, with the paths of
+        the parameters that multiply this summand."""
+        for node in self._additions():
+            for state, total in (node.operands, node.operands[::-1]):
+                values = self._multiples(state)
+                if values[-1] in self._summed(total):
+                    multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
+                    yield node, frozenset[str]().union(*map(self.parameters_of, multiplied))
+                    break
+
+    def _multiples(self, node: Node) -> list[Node]:
+        """A value and the one that it is a multiple of, up to a shift by parameters, with all values in between."""
+        values = [node]
+        while node.op in ("mul", "div", "carry", *ADDITIONS, *RESHAPES):
+            fed = [operand for operand in node.operands if operand in self.fed]
+            if len(fed) != 1:
+                break
+            (node,) = fed
+            values.append(node)
+        return values
 
     def contracted_vectors(self) -> frozenset[str]:
         """The paths of the parameters of one axis that products sum over, as matrices with one output: a gate or a

@@ -262,11 +262,13 @@ class Parameterization:
         family: FamilyName = "sgd",
         path: str = "",
         absorbs: Mapping[Kind, int] | None = None,
+        in_stream: bool = False,
     ) -> LeafFactors:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
-        role: one of ROLES. in_branch: whether it is inside a residual branch. fan_in: its fan-in at this width, which
-        only the form "canonical" uses. family: what its update does with the gradient. "sgd": linear (also momentum).
+        role: one of ROLES. in_branch: whether it is inside a residual branch. in_stream: whether it acts on the
+        residual stream in every block instead. fan_in: its fan-in at this width, which only the form "canonical" uses.
+        family: what its update does with the gradient. "sgd": linear (also momentum).
         "adam": entries of order 1, whatever the gradient's size (also AdamW, Lion). "muon": singular values of order 1.
         "adafactor": entries of the order of the weight's own root mean square. "shampoo2": singular values inverse to
         the gradient's (Shampoo with exponents 1/2).
@@ -281,7 +283,7 @@ class Parameterization:
         self.check_family(family)
         m, m_L = self.ratios(width, depth)
         kind, by_width = FAMILIES[family], self.table.decay_follows == "width"
-        if role == "scalar" and not in_branch:  # a readout bias, added after the output factor: nothing to scale
+        if role == "scalar" and not (in_branch or in_stream):  # a readout bias: nothing to scale
             lr = m_L ** self.depth_power(family) if self.arithmetic_mean else 1.0
             return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
         m_in = m if role in ("hidden", "output", "readout") else 1.0
@@ -296,16 +298,16 @@ class Parameterization:
         lr = width_lr * gamma**kind.gamma
         eps = width_power(EPS[kind.eps]) / gamma
         decay = 1.0 / (width_lr if by_width else lr)
-        depth_lr = m_L ** self.depth_power(family)
+        depth_lr = m_L ** self.depth_power(family, in_stream)
         if self.arithmetic_mean:
             lr *= depth_lr
             decay /= depth_lr
             if self.scales_init(role, in_branch, path):
                 init *= m_L**-self.alpha  # type: ignore[operator]
-        elif in_branch and self.alpha is not None:
+        elif (in_branch or in_stream) and self.alpha is not None:
             lr *= depth_lr
             decay /= 1.0 if by_width else depth_lr
-            eps *= m_L**-self.alpha
+            eps *= m_L**-self.alpha if in_branch else 1.0
 
         if absorbs is None:
             absorbs = {"output": 0} if role == "readout" else {"branch": 0} if in_branch else {}
@@ -352,8 +354,11 @@ class Parameterization:
         power = 0.0 if self.alpha is None or self.arithmetic_mean else -self.alpha
         return self.beta0 * m_L**power
 
-    def depth_power(self, family: FamilyName) -> float:
-        """The exponent of m_L in the LR: of every leaf under AM-muP, else of the leaves in branches."""
+    def depth_power(self, family: FamilyName, in_stream: bool = False) -> float:
+        """The exponent of m_L in the LR: of every leaf under AM-muP, else of the leaves in branches; or of those that
+        act on the stream in every block, as branches with alpha = 0 do."""
+        if in_stream and self.alpha is not None and not self.arithmetic_mean:
+            return FAMILIES[family].depth(0.0)
         if self.lr_depth is not None:
             return self.lr_depth
         return 0.0 if self.alpha is None else FAMILIES[family].depth(self.alpha)

@@ -17,7 +17,7 @@ from depthmup.graph import ForwardError, Graph
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.source import Source, traceable
-from depthmup.specs import PyTree, is_spec, one_glob, starred
+from depthmup.specs import PyTree, flatten_shapes, is_spec, one_glob, parameters_only, starred
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
@@ -40,7 +40,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if p.alpha is not None and (source.initial or not takes_factors):
         texts.append(_depth(source, *small))
     if not takes_factors:
-        texts += [_skips(source, *small), _fading(source, *small)]
+        texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.initial:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if takes_factors:
@@ -140,6 +140,25 @@ def _fading(source: Source, width: int, depth: int) -> str:
         f"every residual sum is multiplied by {', '.join(map(str, sorted(numbers)))}, so that earlier blocks fade. No "
         "rule of depth is known for that: leave the number out, or compare depths by m.check and m.sweep before you "
         "trust a learning rate"
+    )
+
+
+def _again(source: Source, width: int, depth: int) -> str:
+    """Earlier states that every block adds to the stream again: such copies add up, branches almost cancel."""
+    if source.p.alpha is None:
+        return ""
+    few, many = ([site for site in source.sites(width, d) if site.kind == "again"] for d in (depth, 2 * depth))
+    if sum(site.times for site in many) <= sum(site.times for site in few):
+        return ""
+    paths = frozenset[str]().union(*(site.inside for site in many))
+    params, _ = source.model(width, 2 * depth).init_eagerly(jax.random.key(0))
+    starts = dict(zip(flatten_shapes(params)[0], jax.tree.leaves(parameters_only(params)), strict=True))
+    if all(site.inside and not any(np.any(starts[path]) for path in site.inside) for site in many):
+        return ""
+    times = f", times {', '.join(sorted(set(map(starred, paths))))}" if paths else ""
+    return (
+        f"blocks add earlier states of the residual stream to it again{times}. Such copies add up, so that the stream "
+        "grows with depth: multiply them by numbers that start at 0, or at a constant over the depth"
     )
 
 

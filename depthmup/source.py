@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, ends, paths_of, place, places, repeated, residual_alone, sites
+from depthmup.forward import Site, ends, outside, paths_of, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
@@ -156,10 +156,22 @@ class Source:
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
-            return specs
+            return self._on_the_stream(specs, width, depth)
         products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
         values = self.sites(width, depth) if self.p.kinds else []
         return place(specs, values, self.p.kinds, products, self._settled(specs))
+
+    def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
+        """The specs of a model that takes factors, with the parameters on its stream."""
+        if "branch" not in self.p.kinds:
+            return specs
+        leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+        stream, _ = outside(leaves, self.branches(width, depth), self._settled(specs))
+        return jax.tree.map(
+            lambda spec: dataclasses.replace(spec, in_branch=False, in_stream=True) if spec.path in stream else spec,
+            specs,
+            is_leaf=is_spec,
+        )
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""

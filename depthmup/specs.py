@@ -66,7 +66,8 @@ class ParamSpec:
       "readout" (an output outside the branches, which the output factor multiplies), "vector" (a bias or a norm's
       scale: one axis grows, and there is no fan-in), "fixed" (a matrix of fixed size, or outside the branches a vector
       of fixed size before the readout), "scalar" (a vector of fixed size inside a branch, or a readout's bias).
-    in_branch: whether the parameter is inside a residual branch.
+    in_branch: whether the parameter is inside a residual branch. in_stream: whether it acts on the residual stream in
+      every block instead, as a norm after the sum does.
     fan_in, fan_out: numbers of inputs and outputs of one block's weight, without the stack axis; a parameter without
       inputs has fan_in 1.
     stack_axis: the axis along which blocks are stacked (nn.scan, vmap), or None.
@@ -83,6 +84,12 @@ class ParamSpec:
     depth: int
     stack_axis: int | None = None
     absorbs: tuple[Absorbed, ...] | None = None
+    in_stream: bool = False
+
+    @property
+    def place(self) -> str:
+        """The beginning of its group's name: "branch/", "stream/", or nothing."""
+        return "branch/" if self.in_branch else "stream/" if self.in_stream else ""
 
     @property
     def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -109,6 +116,7 @@ class ParamSpec:
             return p.leaf(
                 role=self.role,
                 in_branch=self.in_branch,
+                in_stream=self.in_stream,
                 width=self.width,
                 depth=self.depth,
                 fan_in=self.fan_in,
@@ -188,7 +196,7 @@ def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | Non
 def group(spec: ParamSpec) -> str:
     """A name for parameters that scale alike, such as "branch/hidden" or "branch/vector scale"."""
     last = re.split(r"[/.]", spec.path)[-1].rstrip("_0123456789")
-    return ("branch/" if spec.in_branch else "") + spec.role + (f" {last}" if spec.role == "vector" else "")
+    return spec.place + spec.role + (f" {last}" if spec.role == "vector" else "")
 
 
 def starred(path: str) -> str:
@@ -266,7 +274,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
 def _from_json(row: Any) -> ParamSpec:
     names = [field.name for field in dataclasses.fields(ParamSpec)]
-    if not isinstance(row, dict) or not set(names[:-2]) <= row.keys() <= set(names):  # the last two have defaults
+    if not isinstance(row, dict) or not set(names[:-3]) <= row.keys() <= set(names):  # the last three have defaults
         raise SpecError(f"specs must have leaves with {', '.join(names)}, got {short(row)}")
     try:
         parts = row.get("absorbs")
@@ -278,8 +286,13 @@ def _from_json(row: Any) -> ParamSpec:
                 raise unknown(what, name, known)
         for what in ("width", "depth", "fan_in", "fan_out"):
             at_least_one(what, getattr(spec, what))
-        if spec.in_branch not in (True, False) or spec.stack_axis not in (None, *range(len(spec.shape))):
-            raise ValueError(f"in_branch or stack_axis is out of range: {spec.in_branch}, {spec.stack_axis}")
+        for what, value, known in (
+            ("in_branch", spec.in_branch, (True, False)),
+            ("in_stream", spec.in_stream, (False,) if spec.in_branch else (True, False)),
+            ("stack_axis", spec.stack_axis, (None, *range(len(spec.shape)))),
+        ):
+            if value not in known:
+                raise ValueError(f"{what} is out of range: {value}")
     except (TypeError, ValueError) as error:
         raise SpecError(f"specs of {short(row['path'])}: {error}") from error
     return spec

@@ -1,5 +1,7 @@
 """Models that take no factors: where the factors go, and that training with them inside the weights is the same."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -408,6 +410,8 @@ def test_shapes_and_forward_pass_must_agree():
     apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))
     with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk'\} to setup or infer"):
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
+    vector = {**specs_of(["a_w", "scale"]), "scale": dataclasses.replace(specs_of(["scale"])["scale"], role="vector")}
+    assert absorb(vector, apply, PARAMS, X)["scale"].place == "stream/"
     found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
     assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
 

@@ -537,15 +537,12 @@ def overrides_of(error):
 
 
 def test_norms_after_the_sum():
-    """They repeat with depth and are in no branch: the override of the error says so, at every depth."""
+    """They repeat with depth and are on the stream, unless an override says otherwise, at every depth."""
     factory = lambda w, d: PostNorm(w, d)  # noqa: E731
-    with pytest.raises(dm.ForwardError, match="to setup or infer_specs") as error:
-        setup(factory)
-    pasted = overrides_of(error.value)
-    assert pasted == {"norm_*/bias": "trunk", "norm_*/scale": "trunk"}
-    for m in (setup(factory, overrides=pasted), setup(factory, overrides=pasted).at(WIDTH, 3 * DEPTH)):
+    stream, trunk = setup(factory), setup(factory, overrides={"norm_*": "trunk"})
+    for m, place in ((stream, "stream/"), (stream.at(WIDTH, 3 * DEPTH), "stream/"), (trunk, "")):
         specs = {s.path: s for s in jax.tree.leaves(m.specs, is_leaf=is_spec)}
-        assert not any(spec.in_branch for path, spec in specs.items() if "norm" in path)
+        assert {spec.place for path, spec in specs.items() if "norm" in path} == {place}
         assert {path for path in specs if specs[path].absorbs and "head" not in path} == {
             path for path in specs if "down" in path
         }
@@ -906,6 +903,61 @@ def test_numbers_that_multiply_the_stream():
     (text,) = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, 2**0.5)))
     assert text.startswith("every residual sum is multiplied by 0.7071, so that earlier blocks fade")
     assert not warned(lambda: setup(Unnormed))
+
+
+class LongSkips(nn.Module):
+    """The second half of the blocks adds the states of the first half again, times numbers or not; or one does."""
+
+    width: int
+    depth: int
+    skips: str = "all"
+    start: float | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        h, states = nn.Dense(self.width, name="read_in")(x), []
+        for i in range(self.depth):
+            if self.skips != "all" or i < self.depth // 2:
+                states.append(h)
+            elif self.start is None:
+                h = h + states.pop()
+            else:
+                h = h + self.param(f"times_{i}", nn.initializers.constant(self.start), ()) * states.pop()
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(nn.LayerNorm(name=f"norm_{i}")(h)))
+        h = h + states[0] if self.skips == "one" else h
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+def test_states_that_are_added_again():
+    """Copies of one state add up over the blocks, unless the numbers that multiply them start at 0."""
+    (text,) = warned(lambda: setup(LongSkips))
+    assert text.startswith("blocks add earlier states of the residual stream to it again. Such copies add up")
+    (text,) = warned(lambda: setup(lambda width, depth: LongSkips(width, depth, start=0.1)))
+    assert text.startswith("blocks add earlier states of the residual stream to it again, times times_*. Such copies")
+    for silent in ({"start": 0.0}, {"skips": "one"}, {"skips": "none"}):
+        assert not warned(lambda silent=silent: setup(lambda width, depth: LongSkips(width, depth, **silent)))
+    assert not warned(lambda: setup(LongSkips, name="mup"))
+
+
+class FactoredPostNorm(nn.Module):
+    """The norms after the sums of a model that takes factors."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, factors):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            branch = factors.branch * nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h = nn.LayerNorm(name=f"norm_{i}")(h + branch)
+        return factors.output * nn.Dense(3, name="head")(h)
+
+
+def test_norms_after_the_sum_of_a_model_with_factors():
+    for m in (setup(FactoredPostNorm), setup(FactoredPostNorm).at(WIDTH, 3 * DEPTH)):
+        places = {spec.path.split("_")[0]: spec.place for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+        assert (places["norm"], places["block"]) == ("stream/", "branch/")
 
 
 def test_deep_networks_without_norms():

@@ -152,6 +152,25 @@ def test_powers_of_a_family(family, linear, gamma, storage, half, one):
     assert parameterization("depth_mup", lr_depth=-0.25).depth_power(family) == -0.25
 
 
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_on_the_stream(name):
+    """What acts on the stream in every block adds up over the blocks: every LR goes as 1/m_L, and nothing else."""
+    p = parameterization(name, base_width=BASE, base_depth=BASE_L)
+    ruled = p.alpha is not None and not p.arithmetic_mean
+    for family in p.table.families:
+        for role in ("vector", "scalar"):
+            sizes = {"role": role, "in_branch": False, "width": M * BASE, "fan_in": 1, "family": family}
+            one = p.leaf(**sizes, depth=BASE_L, in_stream=True)
+            leaf = p.leaf(**sizes, depth=M_L * BASE_L, in_stream=True)
+            if not ruled:
+                assert leaf == p.leaf(**{**sizes, "in_branch": True}, depth=M_L * BASE_L)
+                continue
+            assert leaf.lr == pytest.approx(one.lr / M_L, rel=1e-12)
+            assert leaf.decay == pytest.approx(one.decay * (1 if name == "completep" else M_L), rel=1e-12)
+            assert (leaf.init, leaf.multiplier, leaf.eps) == (one.init, one.multiplier, one.eps)
+    assert parameterization("depth_mup", lr_depth=-0.25).depth_power("adam", in_stream=True) == -1
+
+
 def test_a_parameterization_of_ones_own(monkeypatch):
     """A row of TABLES is all that it takes."""
     monkeypatch.setitem(TABLES, "mine", Table(alpha=0.75, families=("adam",)))

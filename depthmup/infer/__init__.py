@@ -46,8 +46,8 @@ for the rest and prints an `overrides=` to paste. Every leaf gets a role, or the
 
 Depth is the number of residual blocks. Families whose depth cannot double (6n + 2 layers) take n.
 
-Neither shapes nor names tell three things, and no message says so: norms after the sum of a block (post-LN) are outside
-the branches; experts without a router or a name look like a receptive field; a leaf (N, k) in a branch need not be a
+Neither shapes nor names tell three things, and no message says so: norms after the sum of a block (post-LN) are on the
+stream; experts without a router or a name look like a receptive field; a leaf (N, k) in a branch need not be a
 matrix, in a tree of plain names. Overrides settle these, and a coordinate check shows them. tests/foreign/ has the
 models of other libraries on which the algorithm is tested.
 """

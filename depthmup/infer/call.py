@@ -41,9 +41,10 @@ def infer_specs(
       layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch). None:
         "in_out", and an error if names or biases say otherwise.
       overrides: {glob of parameter paths: what these parameters are}, where shapes cannot tell; an override wins over
-        all that shapes say. A role, "branch" or "trunk" (inside or outside a residual branch), or both as
-        "branch/ROLE"; axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
-        kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
+        all that shapes say. A role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch),
+        "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
+        each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
+        in, out), or "oi" alone.
       inside: () -> {path: whether it is inside a residual branch}, for the parameters whose place the forward pass
         shows. It is called only where shapes do not tell.
       ends: () -> {path: "readout", "output" or "input"}, for parameters whose role the forward pass shows: readouts
@@ -84,7 +85,7 @@ def infer_specs(
         raise unclear.error(init_fn, depth, roled, branch)
     specs = [
         ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width, depth,
-                  stacked[name])
+                  stacked[name], in_stream=rules.get(name, Override()).place == "stream")
         for name, (role, axes) in cast("dict[str, tuple[Role, str]]", roled).items()
     ]  # fmt: skip
     check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)

@@ -11,7 +11,7 @@ from depthmup.names import unknown
 from depthmup.parameterization import ROLES, Role
 from depthmup.specs import SpecError, globs, starred
 
-Place = Literal["branch", "trunk"]
+Place = Literal["branch", "trunk", "stream"]
 PLACES: tuple[Place, ...] = get_args(Place)
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 

@@ -311,8 +311,8 @@ MODELS = {
         queries=(*QUERIES, "*/cross_norm/*"),
     ),
     "encoder_decoder_post_ln": Foreign(
-        functools.partial(EncoderDecoder, post=True), (TOKENS, TOKENS), ENCODER_DECODER | {"*_norm/*": "vector"},
-        asks=True,
+        functools.partial(EncoderDecoder, post=True), (TOKENS, TOKENS), ENCODER_DECODER | {"*_norm/*": "stream/vector"},
+        queries=QUERIES,
     ),
     "t5": Foreign(
         T5Encoder, (TOKENS,), T5 | {"*/relative_attention_bias/*": "fixed"},

@@ -118,11 +118,12 @@ class Lambdas(nn.Module):
 
     width: int
     depth: int
+    start: float = 0.0
 
     @nn.compact
     def __call__(self, tokens):
         h = x0 = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
-        lambdas = self.param("x0_lambdas", nn.initializers.constant(0.1), (self.depth,))
+        lambdas = self.param("x0_lambdas", nn.initializers.constant(self.start), (self.depth,))
         for i in range(self.depth):
             h = h + lambdas[i] * x0
             y = nn.gelu(nn.Dense(2 * self.width, use_bias=False, name=f"block_{i}_up")(nn.RMSNorm(use_scale=False)(h)))

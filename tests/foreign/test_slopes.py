@@ -30,10 +30,11 @@ NAMES = (
     "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
     "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned", "gpt_heads_grow",
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
-    "siglip_joint_grows", "cosine_classifier", "edges_and_nodes",
+    "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "encoder_decoder_post_ln", "nanochat",
 )  # fmt: skip
 SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
-LATE = ("wavenet",)  # the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2
+# In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2.
+LATE = {"wavenet": (4, 8, 16, 32), "encoder_decoder_post_ln": (4, 8, 16)}
 
 
 def changes(m: dm.Setup, model: Foreign) -> dict[str, float]:
@@ -78,7 +79,7 @@ def slopes(sizes: tuple[int, ...], found: list[dict[str, float]]) -> dict[str, f
 def test_the_first_step_is_flat(name):
     model = MODELS[name]
     at = functools.cache(lambda width, depth: changes(model.setup[0].at(width, depth), model))
-    depths = DEPTHS[:-1] if name in SHALLOW else (4, 8, 16, 32) if name in LATE else DEPTHS
+    depths = DEPTHS[:-1] if name in SHALLOW else LATE.get(name, DEPTHS)
     wrong = []
     for axis, sizes, found in (
         ("width", WIDTHS, [at(width, 4) for width in WIDTHS]),
@@ -93,10 +94,11 @@ def test_the_first_step_is_flat(name):
 
 
 @pytest.mark.slow
-def test_norms_after_the_sum_have_no_rule():
-    """Each of the L norms of a post-LN model moves the logits by order 1 at any depth (docs/rules.md, section 0)."""
+def test_norms_after_the_sum_as_layers_outside_the_blocks():
+    """With one learning rate at every depth L norms after the sums move the logits L times as far."""
     model = MODELS["post_ln"]
-    over_depth = slopes(DEPTHS, [changes(model.setup[0].at(64, depth), model) for depth in DEPTHS])
+    m = model.set_up(overrides={"block_*/norm?/*": "trunk"})
+    over_depth = slopes(DEPTHS, [changes(m.at(64, depth), model) for depth in DEPTHS])
     norms = {path: slope for path, slope in over_depth.items() if "/norm" in path}
     assert norms
     assert all(abs(slope - 1) < LIMIT for slope in norms.values()), norms

@@ -98,8 +98,9 @@ def bert():
 
     roles = blocks("bert/encoder/layer/*") | trunk(classifier="readout")
     roles |= {"bert/pooler/dense/bias": "vector", "bert/pooler/dense/kernel": "hidden", "*/LayerNorm/*": "vector",
+              "*/layer/*/LayerNorm/*": "stream/vector",
               "bert/embeddings/*/embedding": "input"}  # fmt: skip
-    return Foreign(factory, (TOKENS, ALL, 0 * TOKENS, WHERE, None), roles, LOGITS, asks=True)
+    return Foreign(factory, (TOKENS, ALL, 0 * TOKENS, WHERE, None), roles, LOGITS)
 
 
 def bart():
@@ -114,8 +115,8 @@ def bart():
         return modeling.FlaxBartForConditionalGenerationModule(config)
 
     roles = blocks("model/*coder/layers/*") | {"model/*norm*": "vector", "model/*/embed_positions/*": "input"}
-    roles |= {"model/shared/embedding": "input", "final_logits_bias": "scalar"}
-    return Foreign(factory, (TOKENS, ALL, TOKENS, ALL, WHERE, WHERE), roles, LOGITS, asks=True)
+    roles |= {"model/shared/embedding": "input", "final_logits_bias": "scalar", "model/*layers/*norm*": "stream/vector"}
+    return Foreign(factory, (TOKENS, ALL, TOKENS, ALL, WHERE, WHERE), roles, LOGITS)
 
 
 def attnax_encoder():

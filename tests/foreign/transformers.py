@@ -174,12 +174,32 @@ class GPT(nn.Module):
             stack = nn.scan(
                 nn.remat(GPTBlock), variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth
             )
-            h, _ = stack(scanned=True, name="block")(h, None)
+            h, _ = stack(post=self.post, scanned=True, name="block")(h, None)
         else:
             for i in range(self.depth):
                 h = GPTBlock(heads, self.post, name=f"block_{i}")(h)
         h = h if self.post else nn.LayerNorm(name="norm")(h)
         return embedding.attend(h) if self.tied else nn.Dense(20, use_bias=False, name="head")(h)
+
+
+class NanoChat(nn.Module):
+    """The stream of nanochat: each block multiplies it by one number and adds the first state times another."""
+
+    width: int
+    depth: int
+    start: float = 0.0
+
+    @nn.compact
+    def __call__(self, tokens):
+        embedding = embed(self.width, name="embed")(tokens)
+        positions = self.param("positions", nn.initializers.normal(1.0), (tokens.shape[1], self.width))
+        h = x0 = nn.RMSNorm(use_scale=False)(embedding + positions)
+        resid = self.param("resid_lambdas", nn.initializers.ones, (self.depth,))
+        x0s = self.param("x0_lambdas", nn.initializers.constant(self.start), (self.depth,))
+        for i in range(self.depth):
+            h = GPTBlock(name=f"block_{i}")(resid[i] * h + x0s[i] * x0)
+        logits = nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(use_scale=False)(h))
+        return 15 * jnp.tanh(logits / 15)
 
 
 class NNXBlock(nnx.Module):
@@ -302,8 +322,18 @@ MODELS = {
     "gpt_heads_grow": Foreign(gpt(heads_of=8), (TOKENS,), GPTS),
     "post_ln": Foreign(
         gpt(post=True), (TOKENS,),
-        blocks("block_*") | trunk(embed="input", head="readout") | {"positions": "input", "block_*/norm?/*": "vector"},
-        asks=True,
+        blocks("block_*") | trunk(embed="input", head="readout")
+        | {"positions": "input", "block_*/norm?/*": "stream/vector"},
+        queries=QUERIES,
+    ),
+    "post_ln_scanned": Foreign(
+        gpt(post=True, scan=True), (TOKENS,),
+        blocks("block/*") | trunk(embed="input", head="readout") | {"positions": "input", "*/norm?/*": "stream/vector"},
+    ),
+    "nanochat": Foreign(
+        NanoChat, (TOKENS,),
+        blocks("block_*") | trunk(embed="input", head="readout") | {"positions": "input", "*_lambdas": "stream/scalar"},
+        queries=(*QUERIES, "*_lambdas"),
     ),
     "nnx_scanned": Foreign(
         NNXScanned, (ones(2, 6, 5),), blocks("blocks/*") | trunk(embed="input", head="readout"), queries=QUERIES
