@@ -930,7 +930,7 @@ class LongSkips(nn.Module):
 
 def test_states_that_are_added_again():
     """Copies of one state add up over the blocks, unless the numbers that multiply them start at 0."""
-    (text,) = warned(lambda: setup(LongSkips))
+    (text,) = warned(lambda: setup(LongSkips, base=(8, 4)))
     assert text.startswith("blocks add earlier states of the residual stream to it again. Such copies add up")
     (text,) = warned(lambda: setup(lambda width, depth: LongSkips(width, depth, start=0.1)))
     assert text.startswith("blocks add earlier states of the residual stream to it again, times times_*. Such copies")
