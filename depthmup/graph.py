@@ -429,8 +429,8 @@ class Graph:
         the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
         where the branch has more of them and is not linear. Last come values that are added to the stream and computed
         from something else, such as a condition."""
-        branches, repeated = list[Branch](), {node for node, _ in self.repeated_states()}
-        for node in (addition for addition in self._additions() if addition not in repeated):
+        branches, others = list[Branch](), {node for node, _ in self.repeated_states()} | self._attention_logits()
+        for node in (addition for addition in self._additions() if addition not in others):
             left, right = node.operands
             ways = [(a, b) for a, b in ((left, right), (right, left)) if a in self.fed]
             pairs = [(a, start) for a, b in ways for start in self._summands(b, a)]
@@ -720,6 +720,15 @@ class Graph:
                         products.add(product)
                         query, key = self._multiplied(product)
                         yield query, key, product
+
+    def _attention_logits(self) -> set[Node]:
+        """The values between a product of two activations and its softmax. A bias that all attentions add to them, and
+        that their inputs depend on, is no residual stream."""
+        logits = set[Node]()
+        for node in self.nodes:
+            if node.op in SOFTMAX and (products := self._products_next_to(node, "operands")):
+                logits |= self.ancestors(node) & self._descendants(products)
+        return logits
 
     def _products_next_to(self, node: Node, side: str) -> list[Node]:
         """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other

@@ -96,7 +96,8 @@ class Roles:
         ends = [m for m in matrices if len(m.grow) == 1]
         sizes = {m.shape[a] for m in ends for a in range(len(m.shape)) if a not in m.grow}
         alone = not parent or not self._siblings(leaf)
-        return not leaf.shape or (len(leaf.shape) == 1 and leaf.shape[0] in sizes and bias and alone)
+        wide = [size for size in leaf.shape if size > 1]
+        return not leaf.shape or (len(wide) == 1 and wide[0] in sizes and bias and alone)
 
     def axes(self, leaf: Leaf) -> str:
         """One letter per axis: i (inputs), o (outputs), - (neither)."""

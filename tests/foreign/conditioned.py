@@ -203,7 +203,7 @@ class T5Block(nn.Module):
 
 
 class T5Encoder(nn.Module):
-    """All blocks share the relative position bias of the first."""
+    """All blocks share the relative position bias of the first, with the mask of padding."""
 
     width: int
     depth: int
@@ -214,6 +214,7 @@ class T5Encoder(nn.Module):
         h, bias = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="shared")(tokens), None
         for i in range(self.depth):
             h, bias = T5Block(self.width // 8 if self.heads_grow else 4, name=f"block_{i}")(h, bias)
+            bias = bias if i else bias + jnp.where(tokens < 0, -1e9, 0.0)[:, None, None]
         return nn.Dense(20, use_bias=False, name="lm_head")(nn.RMSNorm(name="final_layer_norm")(h))
 
 
