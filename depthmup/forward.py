@@ -28,7 +28,7 @@ class Site:
       "sum": a sum of two activations that is no residual addition;
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
-      "contracted": vectors (inside) that a product sums over, as matrices of one output;
+      "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unused": parameters (inside) on which the logits do not depend.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
@@ -47,6 +47,8 @@ class Site:
       multiplier: the number that multiplies the sum before anything else does.
     Fields of an output
       weights: all parameters that products alone apply to activations (`Graph.weights`).
+    Field of a contracted parameter
+      axis: the one that the product sums over.
     Fields of an attention
       head_dim, product: the head size, and the number of its product in `contractions`.
     """
@@ -63,6 +65,7 @@ class Site:
     times: int = 1
     multiplier: float = 1.0
     weights: frozenset[str] = frozenset()
+    axis: int = 0
     head_dim: int = 0
     product: int = 0
     where: str = ""
@@ -324,8 +327,8 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
     result += [Site("sum", None, inside) for inside in sums if inside]
     result += [Site("again", None, paths, times=total.times) for total, paths in graph.repeated_states()]
-    contracted = graph.contracted_vectors()
-    result += [Site("contracted", None, contracted)] if contracted else []
+    contracted = graph.contracted()
+    result += [Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()]
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     result += [Site("unused", None, unused)] if unused else []
     closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]

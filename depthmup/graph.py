@@ -690,16 +690,31 @@ class Graph:
             values.append(node)
         return values
 
-    def contracted_vectors(self) -> frozenset[str]:
-        """The paths of the parameters of one axis that products sum over, as matrices with one output: a gate or a
-        readout h @ v. Scales and biases act on each entry."""
-        products = (node for node in self.nodes if node.op == "dot_general" and self.weighs(node))
-        return frozenset(
-            parameter.path
-            for product in products
-            for parameter in map(_as_stored, product.operands)
-            if parameter.path and len(parameter.shape) == 1 and parameter.shape[0] == product.summed
+    def contracted(self) -> dict[str, int]:
+        """{path of a parameter: the axis that a product sums over, and that alone}, as in a matrix with one output: a
+        gate or a readout h @ v or (h * v).sum(-1), of several heads or not. Scales and biases act on each entry."""
+        axes = {}
+        for node in self.nodes:
+            factors = self._factors(node)
+            for operand, other in (factors, factors[::-1]) if factors else ():
+                parameter = _as_stored(operand)
+                alike = [axis for axis, size in enumerate(parameter.shape) if size == node.summed]
+                outputs = np.size(node.value) * node.summed
+                one_output = parameter.path and len(alike) == 1 and outputs == np.size(other.value)
+                if one_output and (node.op == "dot_general" or self._sums_over(node, parameter, alike[0])):
+                    axes[parameter.path] = alike[0]
+        return axes
+
+    def _sums_over(self, total: Node, parameter: Node, axis: int) -> bool:
+        """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
+        rows = np.eye(parameter.shape[axis])[:2]
+        shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
+        before = self.ancestors(total)
+        one, other = (
+            np.not_equal(self._changed({parameter: parameter.value + row.reshape(shape)}, before)[total], total.value)
+            for row in rows
         )
+        return bool(np.array_equal(one, other))
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""
@@ -732,7 +747,7 @@ class Graph:
 
     def _products_next_to(self, node: Node, side: str) -> list[Node]:
         """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
-        product in between."""
+        product in between. A sum over the positions of one, which normalizes it, is no product of its own."""
         products, todo, passed = [], [node], {node}
         while todo:
             for neighbour in getattr(todo.pop(), side):
@@ -740,13 +755,19 @@ class Graph:
                     continue
                 passed.add(neighbour)
                 if self._multiplied(neighbour):
-                    products.append(neighbour)
+                    inner = self._products_next_to(neighbour, "operands") if neighbour.op == "reduce_sum" else []
+                    products += inner or [neighbour]
                 elif neighbour.op not in PRODUCTS:
                     todo.append(neighbour)
         return products
 
     def _multiplied(self, node: Node) -> tuple[Node, ...]:
         """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+        factors = self._factors(node)
+        return factors if all(factor in self.fed for factor in factors) else ()
+
+    def _factors(self, node: Node) -> tuple[Node, ...]:
+        """The two values whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
         if node.op == "reduce_sum":  # (q * k).sum(-1), but not the x * x of a norm
             (node,) = node.operands
             while node.op == "convert_element_type":
@@ -754,7 +775,7 @@ class Graph:
             contracts = node.op == "mul" and node.operands[0] is not node.operands[1]
         else:
             contracts = node.op == "dot_general"
-        return node.operands if contracts and all(operand in self.fed for operand in node.operands) else ()
+        return node.operands if contracts else ()
 
     def readouts(self) -> list[tuple[Node, Parts | None]]:
         """(logits of a head without the bias that is added last, the parameters in which they are homogeneous) of each

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, ends, outside, paths_of, place, places, repeated, residual_alone, sites
+from depthmup.forward import Site, ends, outside, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
@@ -134,8 +134,12 @@ class Source:
             sites = self.sites(width, depth)
             heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
             narrow, wide = (flatten_shapes(self.model(w, depth).shapes[0])[0] for w in (width, 2 * width))
-            grow = [path for path in sorted(paths_of(sites, "contracted")) if narrow[path] != wide.get(path)]
-            return {path: "readout" if path in heads else "output" for path in grow}
+            axes = [(path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside]
+            return {
+                path: "readout" if path in heads else "output"
+                for path, axis in sorted(axes)
+                if path in wide and [a for a, size in enumerate(narrow[path]) if size != wide[path][a]] == [axis]
+            }
 
         specs = infer_specs(
             zeros,

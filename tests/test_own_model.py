@@ -960,6 +960,26 @@ def test_norms_after_the_sum_of_a_model_with_factors():
         assert (places["norm"], places["block"]) == ("stream/", "branch/")
 
 
+class Pooled(nn.Module):
+    """The mean over as many positions as the base has neurons, right behind a scale."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(nn.RMSNorm(name=f"norm_{i}")(h)))
+        return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h).mean(1))
+
+
+def test_a_scale_before_a_mean_over_positions():
+    """Shapes do not tell it from a vector that the sum runs over."""
+    m = setup(Pooled, np.ones((2, BASE[0], 5), np.float32))
+    assert {spec.path: spec.role for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}["norm/scale"] == "vector"
+
+
 def test_deep_networks_without_norms():
     """Their activations grow with every block; the random numbers of the forward pass must stay finite."""
     with warnings.catch_warnings():

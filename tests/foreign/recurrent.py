@@ -73,6 +73,32 @@ class RWKV(nn.Module):
         return dense(20, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class MLSTM(nn.Module):
+    """xLSTM's blocks: products of queries and keys with gates instead of a softmax, over the size of their sum."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        past = jnp.tril(jnp.ones(2 * tokens.shape[1:], bool))
+        for i in range(self.depth):
+            x = nn.RMSNorm(name=f"block_{i}_norm")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(x) for name in "qkv")
+            enter, forget = (nn.Dense(4, name=f"block_{i}_{name}")(x).swapaxes(1, 2) for name in ("enter", "forget"))
+            kept = jnp.cumsum(nn.log_sigmoid(forget), -1)
+            decay = jnp.where(past, kept[..., :, None] - kept[..., None, :] + enter[..., None, :], -jnp.inf)
+            largest = decay.max(-1, keepdims=True)
+            weights = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5 * jnp.exp(decay - largest)
+            weights /= jnp.maximum(jnp.abs(weights.sum(-1, keepdims=True)), jnp.exp(-largest))
+            y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+            y = nn.RMSNorm(name=f"block_{i}_heads_norm")(y).reshape(h.shape)
+            gate = nn.silu(nn.Dense(self.width, name=f"block_{i}_gate")(x))
+            h = h + nn.Dense(self.width, name=f"block_{i}_out")(gate * y)
+        return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
+
+
 class Recurrent(nn.Module):
     """Residual blocks around a cell of Flax, with a projection or without."""
 
@@ -272,6 +298,11 @@ MODELS = {
     "lstm": Foreign(functools.partial(Recurrent, cell=nn.LSTMCell), (SEQUENCES,), CELLS),
     "lstm_without_projection": Foreign(
         functools.partial(Recurrent, cell=nn.LSTMCell, project=False), (SEQUENCES,), error=SCALE
+    ),
+    "mlstm": Foreign(
+        MLSTM, (TOKENS,),
+        blocks("block_*") | TOKENS_IN | {"*_enter/*": "branch/scalar", "*_forget/*": "branch/scalar"}
+        | {"*_enter/kernel": "branch/output", "*_forget/kernel": "branch/output"},
     ),
     "mamba": Foreign(functools.partial(LanguageModel, block=Mamba), (TOKENS,), TOKENS_IN | MAMBA),
     "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2, asks=True),

@@ -345,6 +345,8 @@ class GatesAndPool(nn.Module):
         for i in range(self.depth):
             y = nn.LayerNorm(name=f"block_{i}_norm")(h)
             gate = nn.sigmoid(product(f"block_{i}_gate", y))[..., None]
+            heads = self.param(f"block_{i}_heads", nn.initializers.normal(self.width**-0.5), (4, self.width // 4))
+            gate = gate * nn.sigmoid((y.reshape(*y.shape[:2], 4, -1) * heads).sum(-1).mean(-1))[..., None]
             h = h + gate * nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(nn.Dense(32, name=f"block_{i}_up")(y)))
         h = nn.LayerNorm(name="norm")(h)
         pool = nn.softmax(product("pool", h)) + self.param("positions", nn.initializers.ones, (6,))
@@ -357,7 +359,8 @@ MODELS = {
         GatesAndPool,
         (ones(2, 6, 5),),
         blocks("block_*")
-        | {"block_*_gate": "branch/output", "block_*_up/*": "branch/fixed", "block_*_up/kernel": "branch/output"}
+        | {"block_*_gate": "branch/output", "block_*_heads": "branch/output"}
+        | {"block_*_up/*": "branch/fixed", "block_*_up/kernel": "branch/output"}
         | {"block_*_down/kernel": "branch/input", "block_*_up/bias": "branch/scalar"}
         | trunk(embed="input", norm="vector")
         | {"pool": "output", "head": "readout", "*positions": "fixed"},

@@ -52,6 +52,7 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
             "branch factor 0.3536 inside block_*_edge_down/bias, block_*_edge_down/kernel, block_*_node_down/bias, "
             "block_*_node_down/kernel",
         ),
+        ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         (
