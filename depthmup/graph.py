@@ -558,7 +558,8 @@ class Graph:
             if node not in stream and node not in ends:
                 stream.add(node)
                 todo += node.operands
-        behind = stream & self._descendants(branch.sum for branch in branches)
+        states = [*(branch.sum for branch in branches), *(node for node in self.nodes if node.op == "carry")]
+        behind = stream & self._descendants(states)
         behind |= {_as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
         biases = {node for branch in branches for node in self.biases(branch)}
         return frozenset[str]().union(*(self.parameters_of(node) for node in behind)) - frozenset(

@@ -16,6 +16,10 @@ the check is "not ok", and the best learning rate transfers along both axes. The
 adaLN is conditioned by stands outside the blocks and needs the trunk's rule, but `setup` took it only as a part of the
 branches: its slope over depth was -.49 [-.53, -.45]. It is outside the branches since (docs/theory.md section 1.4).
 
+Two kinds on the stream came later, with the rule for them (docs/rules.md, `stream`): norms after the sum instead of
+before the layers, and numbers by which a block multiplies the stream and the first state that it adds (nanochat; they
+start at 1 and 0). Prediction: both hold, and no slope of theirs is "not ok".
+
 A kind holds if its check is not "not ok" and both verdicts are "transfers"; it fails if one is "not ok" or "does not
 transfer"; all else is undecided.
 
@@ -57,7 +61,7 @@ SWITCHES = ("mixture_of_experts", "grouped_query", "tied_embedding", "qk_norm", 
 # Each kind is the plain transformer with these switches.
 KINDS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    **{switch: (switch,) for switch in (*SWITCHES, "adaln_zero")},
+    **{switch: (switch,) for switch in (*SWITCHES, "adaln_zero", "norm_after_sum", "stream_lambdas")},
     "all but adaln_zero": SWITCHES,
     CONTROL: (),
 }
@@ -121,7 +125,10 @@ class Block(nn.Module):
     zero: bool
 
     @nn.compact
-    def __call__(self, h: jax.Array, condition: jax.Array | None) -> tuple[jax.Array, None]:
+    def __call__(self, h: jax.Array, condition: jax.Array | None, first: jax.Array) -> tuple[jax.Array, None]:
+        if "stream_lambdas" in self.kinds:
+            h = h * self.param("times", nn.initializers.ones, ())
+            h = h + first * self.param("times_first", nn.initializers.zeros, ())
         if condition is not None:
             init = nn.initializers.zeros if self.zero else nn.initializers.lecun_normal()
             modulation = nn.Dense(6 * self.width, kernel_init=init, name="modulation")(nn.silu(condition))
@@ -129,7 +136,8 @@ class Block(nn.Module):
         attention = Attention(self.width, self.kinds, name="attention")
         mlp = (Experts if "mixture_of_experts" in self.kinds else MLP)(self.width, name="mlp")
         for i, layer in enumerate((attention, mlp)):
-            y = nn.RMSNorm(use_scale=condition is None, name=f"norm_{i}")(h)
+            norm, after = nn.RMSNorm(use_scale=condition is None, name=f"norm_{i}"), "norm_after_sum" in self.kinds
+            y = h if after else norm(h)
             if condition is not None:
                 shift, scale, gate = modulations[3 * i : 3 * i + 3]
                 y = y * (1 + scale) + shift
@@ -139,6 +147,7 @@ class Block(nn.Module):
             if "layer_scale" in self.kinds:
                 y = y * self.param(f"layer_scale_{i}", nn.initializers.constant(0.1), (self.width,))
             h = h + (y if condition is None else gate * y)
+            h = norm(h) if after else h
         return h, None
 
 
@@ -162,7 +171,7 @@ class Transformer(nn.Module):
         stack = nn.scan(
             Block, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=self.depth
         )
-        h, _ = stack(self.width, self.kinds, self.zero, name="blocks")(h, condition)
+        h, _ = stack(self.width, self.kinds, self.zero, name="blocks")(h, condition, h)
         h = nn.RMSNorm(name="norm")(h)
         if "tied_embedding" in self.kinds:
             return embed.attend(h)

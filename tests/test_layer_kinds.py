@@ -44,6 +44,8 @@ DIFFERENCES = {
     ),
     "sandwich_norm": ({"blocks/norm_after_*/scale": "branch/vector"}, []),
     "layer_scale": ({"blocks/layer_scale_*": "branch/vector"}, []),
+    "norm_after_sum": ({"blocks/norm_*/scale": "stream/vector"}, []),
+    "stream_lambdas": (dict.fromkeys(("blocks/times", "blocks/times_first"), "stream/scalar"), []),
 }
 
 
