@@ -611,7 +611,7 @@ class Graph:
                 chain.update(todo)
         return chain
 
-    def _summed(self, node: Node) -> set[Node]:
+    def _all_summands(self, node: Node) -> set[Node]:
         """The summands of a value and theirs, up to numbers that multiply them."""
         multiples = self._multiples(node)
         summands, todo = set[Node](), [multiples[-1]]
@@ -675,7 +675,7 @@ class Graph:
         for node in self._additions():
             for state, total in (node.operands, node.operands[::-1]):
                 values = self._multiples(state)
-                if values[-1] in self._summed(total):
+                if values[-1] in self._all_summands(total):
                     multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
                     yield node, frozenset[str]().union(*map(self.parameters_of, multiplied))
                     break
@@ -708,13 +708,10 @@ class Graph:
 
     def _sums_over(self, total: Node, parameter: Node, axis: int) -> bool:
         """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
-        rows = np.eye(parameter.shape[axis])[:2]
         shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
-        before = self.ancestors(total)
-        one, other = (
-            np.not_equal(self._changed({parameter: parameter.value + row.reshape(shape)}, before)[total], total.value)
-            for row in rows
-        )
+        moved = (parameter.value + row.reshape(shape) for row in np.eye(parameter.shape[axis])[:2])
+        values = (self._changed({parameter: value}, self.ancestors(total)) for value in moved)
+        one, other = (np.not_equal(changed.get(total, total.value), total.value) for changed in values)
         return bool(np.array_equal(one, other))
 
     def weighs(self, node: Node) -> bool:
