@@ -163,7 +163,7 @@ class Transformer(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embedding = functools.partial(nn.Embed, features=self.width, embedding_init=nn.initializers.normal(0.2))
         embed = embedding(VOCABULARY, name="tokens")
-        positions = embedding(tokens.shape[1], name="positions")(jnp.arange(tokens.shape[1]))
+        positions = embedding(sweeps.CONTEXT, name="positions")(jnp.arange(tokens.shape[1]))
         h = 5.0 * (embed(tokens) + positions)  # about as large as what a block adds
         condition = None
         if "adaln_zero" in self.kinds:

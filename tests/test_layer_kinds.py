@@ -55,6 +55,11 @@ def rows(tmp_path, monkeypatch):
     return tmp_path / "layer_kinds.parquet"
 
 
+def test_a_check_takes_shorter_sequences_than_training():
+    m, tokens = layer_kinds.setup("plain", "depth_mup"), jnp.zeros(layer_kinds.CHECK_BATCH, jnp.int32)
+    assert m.apply(m.init(jax.random.key(0)), tokens).shape == (*tokens.shape, layer_kinds.VOCABULARY)
+
+
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_setup_finds_the_roles_without_an_override(kind):
     specs = layer_kinds.setup(kind, "depth_mup").specs
