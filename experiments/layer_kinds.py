@@ -18,7 +18,7 @@ branches: its slope over depth was -.49 [-.53, -.45]. It is outside the branches
 
 Two kinds on the stream came later, with the rule for them (docs/rules.md, `stream`): norms after the sum instead of
 before the layers, and numbers by which a block multiplies the stream and the first state that it adds (nanochat; they
-start at 1 and 0). Prediction: both hold, and no slope of theirs is "not ok".
+start at 1 and 0). Prediction: both hold, and no slope of theirs is "not ok". Outcome: so it is.
 
 A kind holds if its check is not "not ok" and both verdicts are "transfers"; it fails if one is "not ok" or "does not
 transfer"; all else is undecided.
