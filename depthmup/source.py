@@ -162,7 +162,7 @@ class Source:
         if model.factors is not None:
             return self._on_the_stream(specs, width, depth)
         products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
-        values = self.sites(width, depth) if self.p.kinds else []
+        values = self._needed(width, depth) if self.p.kinds else []
         return place(specs, values, self.p.kinds, products, self._settled(specs))
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
@@ -176,6 +176,19 @@ class Source:
             specs,
             is_leaf=is_spec,
         )
+
+    def _needed(self, width: int, depth: int) -> list[Site]:
+        """The sites without attentions that have no place for their factor and need none: their heads have one size at
+        all widths, that of the base."""
+        sites = self.sites(width, depth)
+        if not any(site.kind == "attention" and site.parts is None for site in sites):
+            return sites
+        narrow, shallow = self.small(width, depth)
+        wide = self.model(2 * narrow, shallow)
+        products = contractions(*_abstract(wide), *wide.inputs)
+        fixed = [site for site in sites if site.kind == "attention" and site.parts is None and site.where not in CLOSED]
+        fixed = [site for site in fixed if self.p.base_head_dim == site.head_dim == products[site.product]]
+        return [site for site in sites if site not in fixed]
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""

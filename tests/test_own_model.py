@@ -960,6 +960,34 @@ def test_norms_after_the_sum_of_a_model_with_factors():
         assert (places["norm"], places["block"]) == ("stream/", "branch/")
 
 
+class NormedQueries(nn.Module):
+    """Norms without a scale behind queries and keys: heads of one size, or as many heads at every width."""
+
+    width: int
+    depth: int
+    head_dim: int | None = 4
+
+    @nn.compact
+    def __call__(self, x):
+        norm, h = nn.RMSNorm(use_scale=False), nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            heads = self.width // self.head_dim if self.head_dim else 2
+            q, k, v = (nn.DenseGeneral((heads, self.width // heads), name=f"block_{i}_{name}")(h) for name in "qkv")
+            mixed = nn.dot_product_attention(norm(q), norm(k), v).reshape(h.shape)
+            h = h + nn.Dense(self.width, name=f"block_{i}_out")(mixed)
+        return nn.Dense(3, name="head")(norm(h))
+
+
+def test_heads_of_one_size_need_no_place_for_the_attention_factor():
+    tokens = np.ones((2, 6, 5), np.float32)
+    text = str(setup(NormedQueries, tokens).explain())
+    assert "branch factor" in text
+    assert "attention" not in text
+    for refused in ({"factory": lambda w, d: NormedQueries(w, d, None), "width": BASE[0]}, {"base": None}):
+        with pytest.raises(dm.ForwardError, match="queries and keys are homogeneous in no parameters alone"):
+            setup(*(refused.pop("factory", NormedQueries), tokens), **refused)
+
+
 class Pooled(nn.Module):
     """The mean over as many positions as the base has neurons, right behind a scale."""
 

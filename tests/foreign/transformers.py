@@ -183,22 +183,37 @@ class GPT(nn.Module):
 
 
 class NanoChat(nn.Module):
-    """The stream of nanochat: each block multiplies it by one number and adds the first state times another."""
+    """karpathy/nanochat as of January 2026, its lambdas as they started then: heads of one size under norms without a
+    scale, embeddings of values in every second block, gates that read a few features, an earlier state taken away."""
 
     width: int
     depth: int
-    start: float = 0.0
+    head_dim: int = 8
+    x0_start: float = 0.0
 
     @nn.compact
     def __call__(self, tokens):
-        embedding = embed(self.width, name="embed")(tokens)
-        positions = self.param("positions", nn.initializers.normal(1.0), (tokens.shape[1], self.width))
-        h = x0 = nn.RMSNorm(use_scale=False)(embedding + positions)
+        w, norm, dense = self.width, nn.RMSNorm(use_scale=False), functools.partial(nn.Dense, use_bias=False)
+        x = norm(embed(w, name="wte")(tokens))
+        gate = nn.sigmoid(dense(1, name="smear_gate")(x[:, 1:, :24])) * self.param("smear", nn.initializers.ones, (1,))
+        x = x0 = middle = x.at[:, 1:].add(gate * x[:, :-1])
         resid = self.param("resid_lambdas", nn.initializers.ones, (self.depth,))
-        x0s = self.param("x0_lambdas", nn.initializers.constant(self.start), (self.depth,))
+        first = self.param("x0_lambdas", nn.initializers.constant(self.x0_start), (self.depth,))
         for i in range(self.depth):
-            h = GPTBlock(name=f"block_{i}")(resid[i] * h + x0s[i] * x0)
-        logits = nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(use_scale=False)(h))
+            x = resid[i] * x + first[i] * x0
+            y = norm(x)
+            q, k, v = (dense(w, name=f"h_{i}_{name}")(y) for name in "qkv")
+            if i % 2 == (self.depth - 1) % 2:
+                values = embed(w, name=f"value_embeds_{i}")(tokens).reshape(*tokens.shape, -1, self.head_dim)
+                gates = 3 * nn.sigmoid(dense(w // self.head_dim, name=f"h_{i}_ve_gate")(y[..., :12]))
+                v += (gates[..., None] * values).reshape(v.shape)
+            q, k, v = (z.reshape(*tokens.shape, -1, self.head_dim) for z in (q, k, v))
+            mixed = nn.dot_product_attention(1.2 * norm(q), 1.2 * norm(k), v)
+            x = x + dense(w, name=f"h_{i}_proj")(mixed.reshape(x.shape))
+            x = x + dense(w, name=f"h_{i}_down")(nn.relu(dense(4 * w, name=f"h_{i}_up")(norm(x))) ** 2)
+            middle = x if i == self.depth // 2 else middle
+        x = x - self.param("backout", nn.initializers.constant(0.2), (1,)) * middle
+        logits = dense(20, name="lm_head")(norm(x))
         return 15 * jnp.tanh(logits / 15)
 
 
@@ -332,8 +347,10 @@ MODELS = {
     ),
     "nanochat": Foreign(
         NanoChat, (TOKENS,),
-        blocks("block_*") | trunk(embed="input", head="readout") | {"positions": "input", "*_lambdas": "stream/scalar"},
-        queries=(*QUERIES, "*_lambdas"),
+        blocks("h_*") | trunk(wte="input", smear_gate="fixed", lm_head="readout")
+        | {"value_embeds_*": "branch/input", "*_ve_gate/kernel": "branch/input", "*_lambdas": "stream/scalar"}
+        | {"smear": "fixed", "backout": "fixed"},
+        queries=("*_lambdas", "smear*", "backout"),
     ),
     "nnx_scanned": Foreign(
         NNXScanned, (ones(2, 6, 5),), blocks("blocks/*") | trunk(embed="input", head="readout"), queries=QUERIES
