@@ -272,7 +272,7 @@ def _row(
     return Row(
         parameter=spec.path,
         number=1,
-        role=spec.place + spec.role,
+        role=spec.placed_role,
         shape=list(spec.shape),
         fan_in=spec.fan_in if spec.role not in ("vector", "scalar") else None,
         fan_out=spec.fan_out,

@@ -110,10 +110,9 @@ def place(
     branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
     leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
-    stream, others = outside(leaves, branches, {*placed, *paths_of(sites, "unused")})
+    leaves, others = on_the_stream(leaves, branches, {*placed, *paths_of(sites, "unused")})
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    leaves |= {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
     masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
         if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
@@ -179,22 +178,23 @@ def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     return [site for site in branches if not numbers.intersection(site.around)]
 
 
-def outside(
+def on_the_stream(
     leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]
-) -> tuple[set[str], set[str]]:
-    """(vectors and scalars that act on the stream in every block, other parameters) of those that repeat with depth and
-    are in no branch.
+) -> tuple[dict[str, ParamSpec], set[str]]:
+    """({path: spec, with `in_stream` set}, the paths of the parameters without a rule).
 
-    On the stream are norms after the sum, and numbers that weigh the skip or the first state. A parameter that does not
-    repeat is no part of a branch, though the logits may depend on it through branches alone: an encoder, the embedding
-    of a condition (docs/theory.md section 1.4). placed: as in `place`.
+    Both are about parameters that repeat with depth and are in no branch. Vectors and scalars that act on the stream in
+    every block are on the stream: norms after the sum, numbers that weigh the skip or the first state. All others have
+    no rule. A parameter that does not repeat is no part of a branch, though the logits may depend on it through
+    branches alone: an encoder, the embedding of a condition (docs/theory.md section 1.4). placed: as in `place`.
     """
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
     kinds = {starred(path) for path in between}  # the last block's norm is followed by no block
     inside = {path for site in branches for path in site.inside if starred(path) not in kinds}
     paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
     stream = {path for path in paths if starred(path) in kinds and leaves[path].role in ("vector", "scalar")}
-    return stream, paths - stream
+    specs = {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
+    return {**leaves, **specs}, paths - stream
 
 
 def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
@@ -326,7 +326,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     residual = {branch.sum for branch in branches}
     sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
     result += [Site("sum", None, inside) for inside in sums if inside]
-    result += [Site("again", None, paths, times=total.times) for total, paths in graph.repeated_states()]
+    result += [Site("again", None, paths, times=total.times) for total, paths in graph.repeated_states.items()]
     contracted = graph.contracted()
     result += [Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()]
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}

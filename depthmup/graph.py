@@ -429,7 +429,7 @@ class Graph:
         the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
         where the branch has more of them and is not linear. Last come values that are added to the stream and computed
         from something else, such as a condition."""
-        branches, others = list[Branch](), {node for node, _ in self.repeated_states()} | self._attention_logits()
+        branches, others = list[Branch](), {*self.repeated_states} | self._attention_logits()
         for node in (addition for addition in self._additions() if addition not in others):
             left, right = node.operands
             ways = [(a, b) for a, b in ((left, right), (right, left)) if a in self.fed]
@@ -669,16 +669,19 @@ class Graph:
                 if node.is_last_copy and left != right:
                     yield node, left ^ right
 
-    def repeated_states(self) -> Iterator[tuple[Node, frozenset[str]]]:
-        """Every sum that adds an earlier summand of the stream to it again, such as the first state, with the paths of
-        the parameters that multiply this summand."""
+    @functools.cached_property
+    def repeated_states(self) -> dict[Node, frozenset[str]]:
+        """{sum that adds an earlier summand of the stream to it again, such as the first state: the paths of the
+        parameters that multiply this summand}"""
+        sums = {}
         for node in self._additions():
             for state, total in (node.operands, node.operands[::-1]):
                 values = self._multiples(state)
                 if values[-1] in self._all_summands(total):
                     multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
-                    yield node, frozenset[str]().union(*map(self.parameters_of, multiplied))
+                    sums[node] = frozenset[str]().union(*map(self.parameters_of, multiplied))
                     break
+        return sums
 
     def _multiples(self, node: Node) -> list[Node]:
         """A value and the one that it is a multiple of, up to a shift by parameters, with all values in between."""

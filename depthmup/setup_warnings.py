@@ -150,15 +150,16 @@ def _again(source: Source, width: int, depth: int) -> str:
     few, many = ([site for site in source.sites(width, d) if site.kind == "again"] for d in (depth, 2 * depth))
     if sum(site.times for site in many) <= sum(site.times for site in few):
         return ""
-    paths = frozenset[str]().union(*(site.inside for site in many))
     params, _ = source.model(width, 2 * depth).init_eagerly(jax.random.key(0))
     starts = dict(zip(flatten_shapes(params)[0], jax.tree.leaves(parameters_only(params)), strict=True))
-    if all(site.inside and not any(np.any(starts[path]) for path in site.inside) for site in many):
+    copies = [site.inside for site in many if not site.inside or any(np.any(starts[path]) for path in site.inside)]
+    if not copies:
         return ""
+    paths = frozenset[str]().union(*copies)
     times = f", times {', '.join(sorted(set(map(starred, paths))))}" if paths else ""
     return (
         f"blocks add earlier states of the residual stream to it again{times}. Such copies add up, so that the stream "
-        "grows with depth: multiply them by numbers that start at 0, or at a constant over the depth"
+        "grows with depth: multiply them by numbers that start at 0, or at a constant divided by depth"
     )
 
 

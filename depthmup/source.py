@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, ends, outside, place, places, repeated, residual_alone, sites
+from depthmup.forward import Site, ends, on_the_stream, place, places, repeated, residual_alone, sites
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, contractions
@@ -160,34 +160,28 @@ class Source:
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
-            return self._on_the_stream(specs, width, depth)
+            return self._on_the_stream(specs, width, depth) if "branch" in self.p.kinds else specs
         products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
         values = self._needed(width, depth) if self.p.kinds else []
         return place(specs, values, self.p.kinds, products, self._settled(specs))
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
         """The specs of a model that takes factors, with the parameters on its stream."""
-        if "branch" not in self.p.kinds:
-            return specs
         leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
-        stream, _ = outside(leaves, self.branches(width, depth), self._settled(specs))
-        return jax.tree.map(
-            lambda spec: dataclasses.replace(spec, in_branch=False, in_stream=True) if spec.path in stream else spec,
-            specs,
-            is_leaf=is_spec,
-        )
+        leaves, _ = on_the_stream(leaves, self.branches(width, depth), self._settled(specs))
+        return jax.tree.map(lambda spec: leaves[spec.path], specs, is_leaf=is_spec)
 
     def _needed(self, width: int, depth: int) -> list[Site]:
         """The sites without attentions that have no place for their factor and need none: their heads have one size at
         all widths, that of the base."""
         sites = self.sites(width, depth)
-        if not any(site.kind == "attention" and site.parts is None for site in sites):
+        lacking = [site for site in sites if site.kind == "attention" and site.parts is None and site.head_dim]
+        if not lacking:
             return sites
         narrow, shallow = self.small(width, depth)
         wide = self.model(2 * narrow, shallow)
         products = contractions(*_abstract(wide), *wide.inputs)
-        fixed = [site for site in sites if site.kind == "attention" and site.parts is None and site.where not in CLOSED]
-        fixed = [site for site in fixed if self.p.base_head_dim == site.head_dim == products[site.product]]
+        fixed = [site for site in lacking if self.p.base_head_dim == site.head_dim == products[site.product]]
         return [site for site in sites if site not in fixed]
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:

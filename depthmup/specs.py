@@ -87,9 +87,9 @@ class ParamSpec:
     in_stream: bool = False
 
     @property
-    def place(self) -> str:
-        """The beginning of its group's name: "branch/", "stream/", or nothing."""
-        return "branch/" if self.in_branch else "stream/" if self.in_stream else ""
+    def placed_role(self) -> str:
+        """Its role with its place, such as "branch/hidden" or "stream/vector"; outside both the role alone."""
+        return ("branch/" if self.in_branch else "stream/" if self.in_stream else "") + self.role
 
     @property
     def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -196,7 +196,7 @@ def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | Non
 def group(spec: ParamSpec) -> str:
     """A name for parameters that scale alike, such as "branch/hidden" or "branch/vector scale"."""
     last = re.split(r"[/.]", spec.path)[-1].rstrip("_0123456789")
-    return spec.place + spec.role + (f" {last}" if spec.role == "vector" else "")
+    return spec.placed_role + (f" {last}" if spec.role == "vector" else "")
 
 
 def starred(path: str) -> str:

@@ -411,7 +411,7 @@ def test_shapes_and_forward_pass_must_agree():
     with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk'\} to setup or infer"):
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
     vector = {**specs_of(["a_w", "scale"]), "scale": dataclasses.replace(specs_of(["scale"])["scale"], role="vector")}
-    assert absorb(vector, apply, PARAMS, X)["scale"].place == "stream/"
+    assert absorb(vector, apply, PARAMS, X)["scale"].placed_role == "stream/vector"
     found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
     assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
 

@@ -542,7 +542,7 @@ def test_norms_after_the_sum():
     stream, trunk = setup(factory), setup(factory, overrides={"norm_*": "trunk"})
     for m, place in ((stream, "stream/"), (stream.at(WIDTH, 3 * DEPTH), "stream/"), (trunk, "")):
         specs = {s.path: s for s in jax.tree.leaves(m.specs, is_leaf=is_spec)}
-        assert {spec.place for path, spec in specs.items() if "norm" in path} == {place}
+        assert {spec.placed_role for path, spec in specs.items() if "norm" in path} == {f"{place}vector"}
         assert {path for path in specs if specs[path].absorbs and "head" not in path} == {
             path for path in specs if "down" in path
         }
@@ -956,8 +956,8 @@ class FactoredPostNorm(nn.Module):
 
 def test_norms_after_the_sum_of_a_model_with_factors():
     for m in (setup(FactoredPostNorm), setup(FactoredPostNorm).at(WIDTH, 3 * DEPTH)):
-        places = {spec.path.split("_")[0]: spec.place for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
-        assert (places["norm"], places["block"]) == ("stream/", "branch/")
+        roles = {spec.path.split("_")[0]: spec.placed_role for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+        assert (roles["norm"], roles["block"]) == ("stream/vector", "branch/hidden")
 
 
 class NormedQueries(nn.Module):

@@ -18,7 +18,7 @@ def by_path(specs):
 
 def roles(specs):
     """{path: role with its place}"""
-    return {path: s.place + s.role for path, s in by_path(specs).items()}
+    return {path: s.placed_role for path, s in by_path(specs).items()}
 
 
 def infer(init, width=16, depth=2, **options):
