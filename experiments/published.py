@@ -23,7 +23,7 @@ from depthmup.report.curves import TransferCurve, judge
 from depthmup.settings import Judged, Settings, column
 from depthmup.sweep import curves, load
 from depthmup.train.build import FILES
-from depthmup.train.workdir import read_settings
+from depthmup.train.workdir import SETTINGS, read_settings
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import Finished, Store, extension
 
@@ -112,7 +112,10 @@ def restore(sweep: Sweep, workdir: Path) -> None:
     A restored row has the columns and the learning curve that were published. Raises WorkdirError if the workdir
     belongs to other settings.
     """
-    with contextlib.closing(Store(workdir, sweep.about["settings"])) as store:
+    identity = sweep.about["settings"]
+    if (workdir / SETTINGS).exists() and not extension(identity, saved := read_settings(workdir)):
+        identity = saved  # training may have gone on there: it asks for more, and knows the contents of the images
+    with contextlib.closing(Store(workdir, identity)) as store:
         missing = sweep.rows[~sweep.rows["key"].isin(list(store.rows))]
         group = []
         for row in missing.to_dict("records"):

@@ -1,5 +1,6 @@
 """Committed rows: what was finished counts as finished, and training goes on from it."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -7,9 +8,11 @@ import pandas
 import pytest
 
 from depthmup import sweep
+from depthmup.files import CONTENTS
 from depthmup.train.build import FILES
-from depthmup.train.workdir import WorkdirError
+from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.engine import train
+from depthmup.trials.store import Store
 from experiments import published
 from tests import tiny
 
@@ -64,6 +67,20 @@ def test_what_is_missing_is_trained(finished, tmp_path):
     rows = train(settings, tmp_path / "other", progress=False)
     whole = sweep.load(workdir).set_index("key")["loss"]
     assert {row["key"]: row["loss"] for row in rows} == pytest.approx(whole.to_dict(), rel=1e-6, nan_ok=True)
+
+
+def test_training_that_was_interrupted_goes_on_from_its_workdir(finished, tmp_path):
+    """Rows older than hashes of contents name the images' files alone; the workdir that went on from them has both."""
+    settings, workdir = finished
+    published.write(tmp_path / "rows", settings, workdir, complete=True, classes=10)
+    sweep_of_files = published.read(tmp_path / "rows", settings)
+    sweep_of_files.about["settings"][FILES] = "10 files, abc"
+    published.restore(sweep_of_files, tmp_path / "other")
+    saved = read_settings(tmp_path / "other") | {FILES: f"10 files, abc{CONTENTS}def"}
+    with contextlib.closing(Store(tmp_path / "other", saved)):
+        pass
+    published.restore(sweep_of_files, tmp_path / "other")
+    assert read_settings(tmp_path / "other")[FILES] == f"10 files, abc{CONTENTS}def"
 
 
 def test_learning_curves_are_means_of_equal_parts(finished, tmp_path):
