@@ -10,65 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
-from depthmup.graph import CLOSED, RESHAPES, SOFTMAX, ForwardError, Graph, Node, Parts, values_at
+from depthmup.graph import CLOSED, RESHAPES, ForwardError, Graph, Node, Site, last_layer, residual, sites, values_at
 from depthmup.parameterization import KINDS, Kind, Role
-from depthmup.specs import Absorbed, ParamSpec, PyTree, flatten_shapes, globs, is_spec, starred
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Site:
-    """A value that a factor multiplies, or what else the forward pass shows of parameters.
-
-    kind: that of the factor, or
-      "sum": a sum of two activations that is no residual addition;
-      "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
-        layer (before) makes of activations;
-      "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
-      "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
-      "unused": parameters (inside) on which the logits do not depend.
-    parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
-      none.
-    where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
-
-    Fields of a branch
-      inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
-        only one summand depends on and that are in no branch.)
-      skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
-      between: of those that act on the stream behind any residual sum.
-      number, around: its number, and the numbers of the branches that it is a part of.
-      layers: `Graph.layers`.
-      times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
-        is added behind one, or for another value that its block adds beside the stream.
-      multiplier: the number that multiplies the sum before anything else does.
-    Fields of an output
-      weights: all parameters that products alone apply to activations (`Graph.weights`).
-    Field of a contracted parameter
-      axis: the one that the product sums over.
-    Fields of an attention
-      head_dim, product: the head size, and the number of its product in `contractions`.
-    """
-
-    kind: Kind | Literal["sum", "unused", "cosine", "contracted", "again"]
-    parts: Parts | None
-    inside: frozenset[str] = frozenset()
-    skip: frozenset[str] = frozenset()
-    before: frozenset[str] = frozenset()
-    between: frozenset[str] = frozenset()
-    number: int = 0
-    around: frozenset[int] = frozenset()
-    layers: tuple[frozenset[str], ...] = ()
-    times: int = 1
-    multiplier: float = 1.0
-    weights: frozenset[str] = frozenset()
-    axis: int = 0
-    head_dim: int = 0
-    product: int = 0
-    where: str = ""
+from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
 
 
 def absorb(
@@ -286,98 +235,17 @@ def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[i
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
 
 
-def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
-    """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
-
-    Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
-    are random. Of the inputs, floating ones are replaced by random numbers too.
-    """
-    graph = Graph(apply, params, inputs, seed)
-    result = []
-    branches = graph.branches()
-    terms = graph.accumulations(branches)
-    moved = {branch.start for branch in branches}
-    branches += terms
-    around = graph.around(branches)
-    between = graph.between([branch for branch, outer in zip(branches, around, strict=True) if not outer])
-    for number, branch in enumerate(branches):
-        projected = branch.skip is not branch.start
-        site = Site(
-            "branch",
-            graph.parts(branch.end, stop=branch.start),
-            inside=graph.parameters_between(branch.end, branch.start),
-            skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
-            before=graph.parameters_of_value(branch.start),
-            between=between,
-            number=number,
-            around=around[number],
-            layers=graph.layers(branch.end, branch.start),
-            times=0 if branch in terms and branch.start in moved else branch.sum.times,
-            multiplier=graph.number_behind(branch.sum),
-            where=branch.end.op,
-        )
-        result.append(site)
-        for bias in graph.biases(branch):
-            paths = graph.parameters_of_value(bias)
-            result.append(
-                dataclasses.replace(site, parts=graph.parts(bias), inside=paths, skip=frozenset(), layers=(), times=0)
-            )
-    inside_branches = frozenset[str]().union(*(site.inside for site in result))
-    residual = {branch.sum for branch in branches}
-    sums = (inside - inside_branches for total, inside in graph.sums() if total not in residual)
-    result += [Site("sum", None, inside) for inside in sums if inside]
-    result += [Site("again", None, paths, times=total.times) for total, paths in graph.repeated_states.items()]
-    contracted = graph.contracted()
-    result += [Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()]
-    unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
-    result += [Site("unused", None, unused)] if unused else []
-    closed = [node for node in graph.nodes if node.op in CLOSED and node in graph.fed]
-    result += [Site("branch", None, graph.parameters_of(node) - inside_branches, where=node.op) for node in closed]
-    for query, key, product in graph.attentions():
-        candidates = (graph.parts(value) for value in (query, key))
-        # (Where queries and keys are the same, their product grows by the square.)
-        parts = next((parts for parts in candidates if parts and graph.doubles(product, parts)), None)
-        if parts is None and graph.is_cosine(query, key):
-            continue  # it is at most 1 at any size of the heads
-        result.append(Site("attention", parts, head_dim=product.summed, product=product.number))
-    softmax = [node for node in closed if "dot_general" in node.operations and node.operations.intersection(SOFTMAX)]
-    result += [Site("attention", None, where=node.op) for node in softmax]
-    weights = graph.weights()
-    for logits, parts in graph.readouts():
-        result.append(Site("output", parts, weights=weights, where=logits.op))
-        for factor in graph.cosine(logits):
-            layer = _last_layer(graph, factor)
-            if factor not in graph.fed:
-                result.append(Site("cosine", {}, graph.parameters_of_value(factor)))
-            elif layer is not None:
-                result.append(Site("cosine", {}, before=graph.parameters_of(layer)))
-    return result
-
-
 def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
     """{"hidden": the input of the readout, "logits": `apply(params, *inputs)`}; it can be jitted.
 
     The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
     """
     graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
-    last = _last_layer(graph, graph.output)
+    last = last_layer(graph, graph.output)
     if last is None:
         raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
-    (hidden,) = (operand for operand in last.operands if operand in graph.fed)
+    (hidden,) = graph.activations(last)
     return {"hidden": hidden.value, "logits": graph.output.value}
-
-
-def _last_layer(graph: Graph, node: Node) -> Node | None:
-    """The last operation that applies weights to activations, going back from a value."""
-    todo, visited = [node], set[Node]()
-    while todo:
-        node = todo.pop(0)
-        fed = [operand for operand in node.operands if operand in graph.fed]
-        if graph.weighs(node) and len(fed) == 1:
-            return node
-        todo += [operand for operand in fed if operand not in visited]
-        visited.update(fed)
-    return None
 
 
 def layers(
@@ -415,7 +283,7 @@ def layers(
 
 def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
     """([the value that enters the first branch], the residual additions, the number of additions in a block)"""
-    branches = graph.branches()
+    branches = residual.branches(graph)
     values = [graph.ancestors(branch.end, branch.start) for branch in branches]
     outer = [branch for branch in branches if not any(branch.sum in within for within in values)]
     # Additions inside a branch are no residual stream, unless all others are too few.
@@ -433,7 +301,7 @@ def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
 
 def _pre_activations(graph: Graph) -> list[Node]:
     """The outputs of the weight layers, with their bias, but for the readout."""
-    readout, outputs = _last_layer(graph, graph.output), []
+    readout, outputs = last_layer(graph, graph.output), []
     for node in graph.nodes:
         if not graph.weighs(node) or node is readout:
             continue

@@ -79,7 +79,7 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
         for path in (graph.parameters_of(node) & hidden.keys()) - rows.keys() if graph.weighs(node) else ():
             values = np.asarray(leaves[path], np.float64)
             gain = float(np.var(values)) * hidden[path].fan_in
-            (activation,) = (operand for operand in node.operands if operand in graph.fed)
+            (activation,) = graph.activations(node)
             q = _mean_square(graph, activation)
             if q and gain:
                 allowed = TOLERANCE + ERRORS * math.sqrt(2 / values.size)
@@ -99,7 +99,7 @@ def _mean_square(graph: Graph, activation: Node) -> float | None:
             inputs[node] = None
         else:
             between.add(node)
-            todo += [operand for operand in node.operands if operand in graph.fed]
+            todo += graph.activations(node)
     if any(node.op.startswith(MIXES) for node in between):
         return None
     draws = -(-SAMPLES // min(math.prod(node.shape) for node in inputs))
@@ -116,7 +116,7 @@ def _mean_square(graph: Graph, activation: Node) -> float | None:
 
 def _ends(graph: Graph, node: Node) -> bool:
     """Whether an activation function is applied to this value: a layer's output, a norm's, or a sum of activations."""
-    fed = [operand for operand in node.operands if operand in graph.fed]
+    fed = graph.activations(node)
     if not fed or node.op in (*PRODUCTS, *CLOSED, "carry", "carried", "emitted") or graph.normed(node):
         return True
     if len(fed) == 1:  # a bias, or the scale of a norm

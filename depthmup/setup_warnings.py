@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from depthmup.audit import Init, InitAudit
-from depthmup.forward import Site, check_readout
+from depthmup.forward import check_readout
 from depthmup.frameworks import Model
 from depthmup.gain import GainAudit
-from depthmup.graph import ForwardError, Graph
+from depthmup.graph import ForwardError, Graph, Site, products
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.source import Source, traceable
@@ -195,11 +195,11 @@ def _factors(p: Parameterization, specs: PyTree, model: Model) -> str:
         return not np.array_equal(graph(**{kind: 2.0}).output.value, plain.output.value)
 
     plain = graph()
-    attends = any(plain.attentions())
+    attends = any(products.attentions(plain))
     if attends and not hasattr(model.made, "head_dim") and acts("attention"):
         raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
     if "output" in p.kinds:
-        for _, parts in plain.readouts():
+        for _, parts in products.readouts(plain):
             check_readout(specs, parts or ())
     branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
     present = {"branch": branches, "output": True, "attention": attends}

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import Site, ends, on_the_stream, place, places, repeated, residual_alone, sites
+from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, contractions
+from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization

@@ -10,8 +10,8 @@ import pytest
 from flax import linen as nn
 
 import depthmup as dm
-from depthmup.forward import absorb, features, sites
-from depthmup.graph import ForwardError, Graph, contractions, values_at
+from depthmup.forward import absorb, features
+from depthmup.graph import ForwardError, Graph, contractions, sites, values_at
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5

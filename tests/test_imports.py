@@ -22,7 +22,7 @@ ALLOWED = {
     "parameterization": set(),
     "specs": {"parameterization"},
     "infer": {"parameterization", "specs"},
-    "graph": {"specs"},
+    "graph": {"parameterization", "specs"},
     "forward": {"graph", "parameterization", "specs"},
     "audit": {"init_std", "parameterization", "specs"},
     "gain": {"graph", "specs"},

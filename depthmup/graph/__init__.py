@@ -1,0 +1,31 @@
+"""A model's forward pass as a graph of operations: its residual branches, its readout and its attentions.
+
+jaxpr.py has the operations of a program, graph.py the graph of them, homogeneity.py the parameters in which a value is
+homogeneous, products.py attentions and readouts, residual.py residual additions, sites.py all that factors multiply.
+"""
+
+from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node
+from depthmup.graph.homogeneity import Parts
+from depthmup.graph.jaxpr import CLOSED, bind, contractions, inner_jaxpr, parts_of_scan, values_at
+from depthmup.graph.products import last_layer
+from depthmup.graph.sites import Site, sites
+
+__all__ = [
+    "ADDITIONS",
+    "CLOSED",
+    "COPIES",
+    "PRODUCTS",
+    "RESHAPES",
+    "ForwardError",
+    "Graph",
+    "Node",
+    "Parts",
+    "Site",
+    "bind",
+    "contractions",
+    "inner_jaxpr",
+    "last_layer",
+    "parts_of_scan",
+    "sites",
+    "values_at",
+]

@@ -1,0 +1,189 @@
+"""The products of a forward pass that factors multiply, attentions and readouts, and which parameters they weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from depthmup.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
+from depthmup.graph.homogeneity import Parts, homogeneous_in
+
+SOFTMAX = ("exp", "exp2")
+GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
+
+
+def contracted(graph: Graph) -> dict[str, int]:
+    """{path of a parameter: the axis that a product sums over, and that alone}, as in a matrix with one output: a
+    gate or a readout h @ v or (h * v).sum(-1), of several heads or not. Scales and biases act on each entry."""
+    axes = {}
+    for node in graph.nodes:
+        factors = _factors(node)
+        for operand, other in (factors, factors[::-1]) if factors else ():
+            parameter = as_stored(operand)
+            alike = [axis for axis, size in enumerate(parameter.shape) if size == node.summed]
+            outputs = np.size(node.value) * node.summed
+            one_output = parameter.path and len(alike) == 1 and outputs == np.size(other.value)
+            if one_output and (node.op == "dot_general" or _sums_over(graph, node, parameter, alike[0])):
+                axes[parameter.path] = alike[0]
+    return axes
+
+
+def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:
+    """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
+    shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
+    moved = (parameter.value + row.reshape(shape) for row in np.eye(parameter.shape[axis])[:2])
+    values = (graph.changed({parameter: value}, graph.ancestors(total)) for value in moved)
+    one, other = (np.not_equal(changed.get(total, total.value), total.value) for changed in values)
+    return bool(np.array_equal(one, other))
+
+
+def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
+    """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
+    or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do."""
+    products = set[Node]()
+    for node in graph.nodes:
+        if node.op in SOFTMAX or (node.op in GATES and _products_next_to(graph, node, "consumers")):
+            for product in _products_next_to(graph, node, "operands"):
+                if product not in products and product.is_last_copy:
+                    products.add(product)
+                    query, key = _multiplied(graph, product)
+                    yield query, key, product
+
+
+def attention_logits(graph: Graph) -> set[Node]:
+    """The values between a product of two activations and its softmax. A bias that all attentions add to them, and
+    that their inputs depend on, is no residual stream."""
+    logits = set[Node]()
+    for node in graph.nodes:
+        if node.op in SOFTMAX and (products := _products_next_to(graph, node, "operands")):
+            logits |= graph.ancestors(node) & graph.descendants(products)
+    return logits
+
+
+def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
+    """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
+    product in between. A sum over the positions of one, which normalizes it, is no product of its own."""
+    products, todo, passed = [], [node], {node}
+    while todo:
+        for neighbour in getattr(todo.pop(), side):
+            if neighbour in passed or neighbour not in graph.fed:
+                continue
+            passed.add(neighbour)
+            if _multiplied(graph, neighbour):
+                inner = _products_next_to(graph, neighbour, "operands") if neighbour.op == "reduce_sum" else []
+                products += inner or [neighbour]
+            elif neighbour.op not in PRODUCTS:
+                todo.append(neighbour)
+    return products
+
+
+def _multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+    factors = _factors(node)
+    return factors if all(factor in graph.fed for factor in factors) else ()
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    """The two values whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+    if node.op == "reduce_sum":  # (q * k).sum(-1), but not the x * x of a norm
+        (node,) = node.operands
+        while node.op == "convert_element_type":
+            (node,) = node.operands
+        contracts = node.op == "mul" and node.operands[0] is not node.operands[1]
+    else:
+        contracts = node.op == "dot_general"
+    return node.operands if contracts else ()
+
+
+def readouts(graph: Graph) -> list[tuple[Node, Parts | None]]:
+    """(logits of a head without the bias that is added last, the parameters in which they are homogeneous) of each
+    head: the output factor multiplies neither biases nor what becomes of logits, as in a soft cap. A cosine needs
+    no factor, and has no parameters."""
+    heads = _heads(graph, graph.output)
+    places = [(head, {}) if cosine(graph, head) else _before_caps(graph, head) for head in heads]
+    if len(heads) > 1 and any(parts is None for _, parts in places):
+        return [(graph.output, homogeneous_in(graph, graph.output))]
+    return places
+
+
+def cosine(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """The two factors of a value that is a product of vectors of norm 1, up to numbers that multiply it; nothing
+    for other values."""
+    while node.op in ("mul", "div", "add", "sub", *COPIES):
+        fed = graph.activations(node)
+        if len(fed) != 1:
+            return ()
+        (node,) = fed
+    factors = node.operands if node.op == "dot_general" else _multiplied(graph, node)
+    return (
+        tuple(_unscaled(graph, factor) for factor in factors)
+        if len(factors) == 2 and is_cosine(graph, *factors)
+        else ()
+    )
+
+
+def is_cosine(graph: Graph, left: Node, right: Node) -> bool:
+    """Whether two factors of a product are vectors of norm 1, up to what multiplies all entries of each."""
+    return _has_unit_norm(_unscaled(graph, left)) and _has_unit_norm(_unscaled(graph, right))
+
+
+def _unscaled(graph: Graph, node: Node) -> Node:
+    """Vectors without the numbers that multiply them: those of the program, and parameters of each vector."""
+    while node.op in ("mul", "div", "convert_element_type", "transpose"):
+        vectors = []
+        for operand in node.operands:
+            axis = -1 if node in graph.fed and operand not in graph.fed else None
+            if np.ptp(np.atleast_1d(operand.value), axis).any():
+                vectors.append(operand)
+        if len(vectors) != 1:
+            break
+        (node,) = vectors
+    return node
+
+
+def _heads(graph: Graph, node: Node) -> list[Node]:
+    operands = graph.activations(node)
+    if node.op == "concatenate" and len(operands) > 1:
+        return [head for operand in operands for head in _heads(graph, operand)]
+    if len(operands) == 1 and node.op in ("add", "convert_element_type", "reshape", "copy", "broadcast_in_dim",
+                                          "squeeze", "concatenate", "transpose"):  # fmt: skip
+        return _heads(graph, operands[0])
+    return [node]
+
+
+def _before_caps(graph: Graph, node: Node) -> tuple[Node, Parts | None]:
+    parts = homogeneous_in(graph, node)
+    while parts is None and not graph.weighs(node):
+        operands = set(graph.activations(node))
+        if len(operands) != 1:
+            break
+        (node,) = operands
+        parts = homogeneous_in(graph, node)
+    return node, parts
+
+
+def last_layer(graph: Graph, node: Node) -> Node | None:
+    """The last operation that applies weights to activations, going back from a value."""
+    todo, visited = [node], set[Node]()
+    while todo:
+        node = todo.pop(0)
+        fed = graph.activations(node)
+        if graph.weighs(node) and len(fed) == 1:
+            return node
+        todo += [operand for operand in fed if operand not in visited]
+        visited.update(fed)
+    return None
+
+
+def weights(graph: Graph) -> frozenset[str]:
+    """The paths of the parameters that products alone apply to activations: matrices and kernels, but no norms, no
+    biases and no embeddings, whose rows are looked up."""
+    products = (graph.parameters_of(node) for node in graph.nodes if graph.weighs(node))
+    tables = (graph.parameters_of(node) for node in graph.nodes if node.op == "gather" and node in graph.fed)
+    return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
+
+
+def _has_unit_norm(node: Node) -> bool:
+    norms = (np.linalg.norm(np.asarray(node.value), axis=a) for a, size in enumerate(node.shape) if size > 1)
+    return any(np.allclose(norm, 1, rtol=1e-3) for norm in norms)

@@ -1,0 +1,292 @@
+"""The residual additions of a forward pass: where branches begin and end, and what acts on the stream between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
+from depthmup.graph.products import attention_logits
+
+
+class Branch(NamedTuple):
+    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start` or a projection of it.
+    An end that is not computed from the stream, such as a condition, has a start beside the stream, which is also its
+    skip: then the sum is that of the stream and the end."""
+
+    sum: Node
+    end: Node
+    start: Node
+    skip: Node
+
+
+def branches(graph: Graph) -> list[Branch]:
+    """Every residual addition. The skip is the value that the branch is computed from;
+    the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
+    where the branch has more of them and is not linear. Last come values that are added to the stream and computed
+    from something else, such as a condition."""
+    result, others = list[Branch](), {*repeated_states(graph)} | attention_logits(graph)
+    for node in (addition for addition in _additions(graph) if addition not in others):
+        left, right = node.operands
+        ways = [(a, b) for a, b in ((left, right), (right, left)) if a in graph.fed]
+        pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a)]
+        if not pairs:
+            if left in graph.fed and right in graph.fed:
+                result += _projected(graph, node, result)
+            continue
+        # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
+        branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
+        if graph.parameters_between(branch, start):
+            result.append(Branch(node, branch, start, start))
+    return result + _injections(graph, result)
+
+
+def _additions(graph: Graph) -> Iterator[Node]:
+    """Sums of two different values of one shape."""
+    for node in graph.nodes:
+        alike = node.op in ADDITIONS and all(operand.shape == node.shape for operand in node.operands)
+        if alike and node.is_last_copy and node.operands[0] is not node.operands[1]:
+            yield node
+
+
+def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
+    """What is added to the stream between branches and is not computed from it. Its start is the last value on the
+    way to it that acts elsewhere too."""
+    stream = {node for branch in branches for node in (branch.sum, branch.start)}
+    known = {branch.sum for branch in branches}.union(*(_inside(graph, branch) for branch in branches))
+    injections = []
+    for node in (addition for addition in _additions(graph) if addition not in known):
+        for skip, end in (node.operands, node.operands[::-1]):
+            if skip in stream and end in graph.fed and end not in stream and graph.parameters_of_value(end):
+                start = _shared(graph, end)
+                if graph.parameters_between(end, start):
+                    injections.append(Branch(node, end, start, start))
+                    stream.add(node)
+    return injections
+
+
+def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
+    """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
+    turn, the sum of the one alone lies in a branch of the other."""
+    values = [_inside(graph, branch) for branch in branches]
+    return [
+        frozenset(
+            number
+            for number, (outer, parts) in enumerate(zip(branches, values, strict=True))
+            if branch.sum in parts and (branch.start in parts or branch.start is outer.start)
+        )
+        for branch in branches
+    ]
+
+
+def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
+    """The terms of sums over the blocks beside the stream, such as the skip connections of WaveNet: with the stream
+    the sum makes a state to which each block adds. A term starts where its block does."""
+    outer = [branch for branch, numbers in zip(branches, around(graph, branches), strict=True) if not numbers]
+    stream = {node for branch in outer for node in (branch.sum, branch.start)}
+    inside = {branch.sum for branch in branches}.union(*(_inside(graph, branch) for branch in branches))
+    additions = set(_additions(graph)) - inside
+    result = list[Branch]()
+    for total in graph.nodes:
+        terms, scanned = _terms(graph, total, additions)
+        of_blocks = []
+        for end, node in terms.items():
+            before = stream & graph.ancestors(end)
+            if end in graph.fed and end not in before and before:
+                start = max(before, key=graph.order.__getitem__)
+                if graph.parameters_between(end, start):
+                    of_blocks.append(Branch(node, end, start, start))
+        starts = {branch.start for branch in of_blocks}
+        if len(starts) == len(of_blocks) == len(terms) and len(starts) + scanned > 1:
+            result += of_blocks
+    return result
+
+
+def _terms(graph: Graph, total: Node, additions: set[Node]) -> tuple[dict[Node, Node], bool]:
+    """({term: the operation that adds it} of the whole sum `total`, whether a scan adds one at each step)"""
+    if total.op == "reduce_sum":
+        (joined,) = total.operands
+        if joined.op == "stacked" and joined.operands[0].op == "emitted":
+            return {joined.operands[0].operands[0]: total}, True
+        if joined.op in ("stack", "concatenate") and np.size(joined.operands[0].value) == np.size(total.value):
+            return dict.fromkeys(joined.operands, total), False
+    if total not in additions or additions.intersection(total.consumers):
+        return {}, False
+    chain = sorted(_chain(graph, total) & additions, key=graph.order.__getitem__)
+    terms = {operand: node for node in chain for operand in node.operands if operand not in additions}
+    carries = {term for term in terms if term.op == "carry" and len(term.consumers) == 1}
+    return {term: node for term, node in terms.items() if term not in carries}, bool(carries)
+
+
+def _shared(graph: Graph, node: Node) -> Node:
+    """The last value that `node` is computed from and that acts on something else as well; else an input."""
+    before = graph.ancestors(node)
+    near = before | graph.descendants([node])
+    values = [value for value in before & graph.fed if value is not node]
+    shared = [value for value in values if not near.issuperset(value.consumers)]
+    return max(shared or [value for value in values if not value.operands], key=graph.order.__getitem__)
+
+
+def biases(graph: Graph, branch: Branch) -> Iterator[Node]:
+    """The biases that are added right behind a residual sum: in h + f(h) + bias the bias is a part of the
+    branch."""
+    node = branch.sum
+    while len(node.consumers) == 1 and node.consumers[0].op in ADDITIONS:
+        (consumer,) = node.consumers
+        weights = [operand for operand in consumer.operands if operand not in graph.fed]
+        if len(weights) != 1:
+            return
+        yield weights[0]
+        node = consumer
+
+
+def number_behind(graph: Graph, node: Node) -> float:
+    """The number that a value is multiplied by before anything else is done with it."""
+    if len(node.consumers) != 1 or node.consumers[0].op not in ("mul", "div"):
+        return 1.0
+    (consumer,) = node.consumers
+    multiplied, factor = consumer.operands
+    if multiplied is not node or factor is node or graph.parameters_of(consumer) or np.ptp(factor.value):
+        return 1.0
+    number = float(np.ravel(factor.value)[0])
+    return number if consumer.op == "mul" else 1 / number
+
+
+def between(graph: Graph, branches: Sequence[Branch]) -> frozenset[str]:
+    """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum, or on
+    what is added to it there."""
+    ends = {branch.end for branch in branches}
+    starts = [*(branch.start for branch in branches), *(node for node in graph.nodes if node.op == "carried")]
+    stream, todo = set[Node](), [graph.output, *starts]
+    while todo:
+        node = todo.pop()
+        if node not in stream and node not in ends:
+            stream.add(node)
+            todo += node.operands
+    states = [*(branch.sum for branch in branches), *(node for node in graph.nodes if node.op == "carry")]
+    behind = stream & graph.descendants(states)
+    behind |= {as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
+    added = {node for branch in branches for node in biases(graph, branch)}
+    return frozenset[str]().union(*(graph.parameters_of(node) for node in behind)) - frozenset(
+        path for node in added for path in graph.parameters_of_value(node)
+    )
+
+
+def _inside(graph: Graph, branch: Branch) -> set[Node]:
+    """The values of a branch: what lies between its start and its end."""
+    return graph.ancestors(branch.end, branch.start) & graph.descendants([branch.start])
+
+
+def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
+    """[total] if `value` is computed from `total`, or else the outermost summands of `total` that `value` is
+    computed from."""
+    summands, todo, before = [], [total], graph.ancestors(value)
+    while todo:
+        node = todo.pop()
+        if node in before:
+            summands.append(node)
+        elif node.op in ADDITIONS:
+            todo += graph.activations(node)
+    return summands
+
+
+def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]:
+    """A residual addition whose skip is a projection; none if the sum is no such addition. sums: those before it.
+
+    Where one of the two is the stream, or is computed from a stream that passes the other's projected value, that
+    value is a condition beside the stream."""
+    left, right = node.operands
+    common = graph.ancestors(left) & graph.ancestors(right) & graph.fed
+    if not common:
+        return []
+    fork = max(common, key=graph.order.__getitem__)
+    layers = {operand: _count_layers(graph, operand, fork) for operand in (left, right)}
+    skip, branch = sorted((left, right), key=layers.__getitem__)
+    if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
+        return []
+    behind, chain = graph.descendants([fork]), _chain(graph, branch)
+    between = graph.ancestors(branch, fork) & behind
+    beside = any(one.sum in chain or (one.sum in between and one.start not in behind) for one in sums)
+    return [] if beside else [Branch(node, branch, fork, skip)]
+
+
+def _chain(graph: Graph, node: Node, multiples: bool = False) -> set[Node]:
+    """A value, its summands, and theirs. multiples: also those that numbers multiply."""
+    chain, todo = {node}, [node]
+    while todo:
+        node = todo.pop()
+        if node.op in ADDITIONS:
+            operands = graph.activations(node)
+            more = itertools.chain(*(_multiples(graph, operand) for operand in operands)) if multiples else operands
+            todo += [value for value in more if value not in chain]
+            chain.update(todo)
+    return chain
+
+
+def _count_layers(graph: Graph, node: Node, start: Node) -> int:
+    """The largest number of weight layers on a path from `start` to a value."""
+    counts = {start: 0}
+    for between in sorted(graph.ancestors(node) & graph.descendants([start]), key=graph.order.__getitem__):
+        if between is not start:
+            counts[between] = max(counts[o] for o in between.operands if o in counts) + graph.weighs(between)
+    return counts[node]
+
+
+def layers(graph: Graph, node: Node, start: Node) -> tuple[frozenset[str], ...]:
+    """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
+    side count as one. Those before a norm do not count: it takes the size of their weights away."""
+    layers = {start: tuple[frozenset[str], ...]()}
+    for between in sorted(graph.ancestors(node) & graph.descendants([start]), key=graph.order.__getitem__):
+        if between is start:
+            continue
+        backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
+        behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
+        before = () if graph.normed(between) else tuple(reversed(behind))
+        counts = graph.weighs(between) and between.is_last_copy
+        layers[between] = (*before, graph.parameters_of(between)) if counts else before
+    return layers[node]
+
+
+def sums(graph: Graph) -> Iterator[tuple[Node, frozenset[str]]]:
+    """Every sum of two activations, with the paths of the parameters that only one of the two depends on."""
+    for node in graph.nodes:
+        fed = graph.activations(node)
+        if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
+            left, right = map(graph.parameters_of_value, fed)
+            if node.is_last_copy and left != right:
+                yield node, left ^ right
+
+
+def repeated_states(graph: Graph) -> dict[Node, frozenset[str]]:
+    """{sum that adds an earlier summand of the stream to it again, such as the first state: the paths of the
+    parameters that multiply this summand}"""
+    sums = {}
+    for node in _additions(graph):
+        for state, total in (node.operands, node.operands[::-1]):
+            values = _multiples(graph, state)
+            total = _multiples(graph, total)[-1]
+            if values[-1] is not total and values[-1] in _chain(graph, total, multiples=True):
+                multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
+                sums[node] = frozenset[str]().union(*map(graph.parameters_of, multiplied))
+                break
+    return sums
+
+
+def _multiples(graph: Graph, node: Node) -> list[Node]:
+    """A value and the one that it is a multiple of, up to a shift by parameters, with all values in between."""
+    values = [node]
+    while node.op in ("mul", "div", "carry", *ADDITIONS, *RESHAPES):
+        fed = graph.activations(node)
+        if len(fed) != 1:
+            break
+        (node,) = fed
+        values.append(node)
+    return values
+
+
+def _is_linear(graph: Graph, node: Node, start: Node) -> bool:
+    values = graph.changed({start: -start.value}, graph.ancestors(node))
+    return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))

@@ -1,0 +1,147 @@
+"""What a forward pass shows: the values that factors multiply, and the parameters in front of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from depthmup.graph import products, residual
+from depthmup.graph.graph import Graph
+from depthmup.graph.homogeneity import Parts, doubles, homogeneous_in
+from depthmup.graph.jaxpr import CLOSED
+from depthmup.parameterization import Kind
+from depthmup.specs import PyTree, flatten_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A value that a factor multiplies, or what else the forward pass shows of parameters.
+
+    kind: that of the factor, or
+      "sum": a sum of two activations that is no residual addition;
+      "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
+        layer (before) makes of activations;
+      "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
+      "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
+      "unused": parameters (inside) on which the logits do not depend.
+    parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
+      none.
+    where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
+
+    Fields of a branch
+      inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
+        only one summand depends on and that are in no branch.)
+      skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
+      between: of those that act on the stream behind any residual sum.
+      number, around: its number, and the numbers of the branches that it is a part of.
+      layers: `residual.layers`.
+      times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
+        is added behind one, or for another value that its block adds beside the stream.
+      multiplier: the number that multiplies the sum before anything else does.
+    Fields of an output
+      weights: all parameters that products alone apply to activations (`products.weights`).
+    Field of a contracted parameter
+      axis: the one that the product sums over.
+    Fields of an attention
+      head_dim, product: the head size, and the number of its product in `contractions`.
+    """
+
+    kind: Kind | Literal["sum", "unused", "cosine", "contracted", "again"]
+    parts: Parts | None
+    inside: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    before: frozenset[str] = frozenset()
+    between: frozenset[str] = frozenset()
+    number: int = 0
+    around: frozenset[int] = frozenset()
+    layers: tuple[frozenset[str], ...] = ()
+    times: int = 1
+    multiplier: float = 1.0
+    weights: frozenset[str] = frozenset()
+    axis: int = 0
+    head_dim: int = 0
+    product: int = 0
+    where: str = ""
+
+
+def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
+    """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
+
+    Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
+    are random. Of the inputs, floating ones are replaced by random numbers too.
+    """
+    graph = Graph(apply, params, inputs, seed)
+    unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
+    contracted = products.contracted(graph)
+    return [
+        *_branches(graph),
+        *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
+        *([Site("unused", None, unused)] if unused else []),
+        *_attentions(graph),
+        *_outputs(graph),
+    ]
+
+
+def _branches(graph: Graph) -> list[Site]:
+    """Branches, those in operations that are not seen, sums that are no residual additions, states added again."""
+    branches, result = residual.branches(graph), list[Site]()
+    terms = residual.accumulations(graph, branches)
+    moved = {branch.start for branch in branches}
+    branches += terms
+    around = residual.around(graph, branches)
+    between = residual.between(graph, [branch for branch, outer in zip(branches, around, strict=True) if not outer])
+    for number, branch in enumerate(branches):
+        projected = branch.skip is not branch.start
+        site = Site(
+            "branch",
+            homogeneous_in(graph, branch.end, stop=branch.start),
+            inside=graph.parameters_between(branch.end, branch.start),
+            skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
+            before=graph.parameters_of_value(branch.start),
+            between=between,
+            number=number,
+            around=around[number],
+            layers=residual.layers(graph, branch.end, branch.start),
+            times=0 if branch in terms and branch.start in moved else branch.sum.times,
+            multiplier=residual.number_behind(graph, branch.sum),
+            where=branch.end.op,
+        )
+        result.append(site)
+        for bias in residual.biases(graph, branch):
+            parts, paths = homogeneous_in(graph, bias), graph.parameters_of_value(bias)
+            result.append(dataclasses.replace(site, parts=parts, inside=paths, skip=frozenset(), layers=(), times=0))
+    inside, additions = frozenset[str]().union(*(site.inside for site in result)), {branch.sum for branch in branches}
+    sums = (paths - inside for total, paths in residual.sums(graph) if total not in additions)
+    result += [Site("sum", None, paths) for paths in sums if paths]
+    again = residual.repeated_states(graph)
+    result += [Site("again", None, paths, times=total.times) for total, paths in again.items()]
+    closed = (node for node in graph.nodes if node.op in CLOSED and node in graph.fed)
+    result += [Site("branch", None, graph.parameters_of(node) - inside, where=node.op) for node in closed]
+    return result
+
+
+def _attentions(graph: Graph) -> Iterator[Site]:
+    for query, key, product in products.attentions(graph):
+        candidates = (homogeneous_in(graph, value) for value in (query, key))
+        # (Where queries and keys are the same, their product grows by the square.)
+        parts = next((parts for parts in candidates if parts and doubles(graph, product, parts)), None)
+        if parts is None and products.is_cosine(graph, query, key):
+            continue  # it is at most 1 at any size of the heads
+        yield Site("attention", parts, head_dim=product.summed, product=product.number)
+    for node in graph.nodes:
+        attends = "dot_general" in node.operations and node.operations.intersection(products.SOFTMAX)
+        if node.op in CLOSED and node in graph.fed and attends:
+            yield Site("attention", None, where=node.op)
+
+
+def _outputs(graph: Graph) -> Iterator[Site]:
+    weights = products.weights(graph)
+    for logits, parts in products.readouts(graph):
+        yield Site("output", parts, weights=weights, where=logits.op)
+        for factor in products.cosine(graph, logits):
+            layer = products.last_layer(graph, factor)
+            if factor not in graph.fed:
+                yield Site("cosine", {}, graph.parameters_of_value(factor))
+            elif layer is not None:
+                yield Site("cosine", {}, before=graph.parameters_of(layer))
