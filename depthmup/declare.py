@@ -64,8 +64,10 @@ class Key(Range):
             check_32_bits(name, value)
 
 
-def key(default: T, meaning: str, *, choices: Collection[str] = (), **about: Any) -> T:
-    """A dataclass field that is a setting; `about` are fields of `Key`. Works in Linen modules too."""
+def key(default: T, meaning: str, *, choices: Collection[str] = (), within: Range | None = None, **about: Any) -> T:
+    """A dataclass field that is a setting, of numbers in the range `within`; `about` are fields of `Key`. Works in
+    Linen modules too."""
+    about = (dataclasses.asdict(within) if within else {}) | about
     metadata = {"key": Key(meaning=meaning, default=default, choices=tuple(choices), **about)}
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]

@@ -24,7 +24,7 @@ from depthmup.fit.curve import POINTS
 from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
-from depthmup.optim import DEFAULTS, OPTIMIZERS, family_of
+from depthmup.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
 from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
 from depthmup.recipe import LOSSES, Recipe
 
@@ -148,13 +148,16 @@ class ParameterizationSettings:
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
     name: str = key("sgd", "", choices=OPTIMIZERS, column="optimizer")
-    learning_rate: float = key(0.5, "at the base shape", positive=True, traced=True, at_start=False)
-    momentum: float = key(DEFAULTS["momentum"], "for momentum", low=0, high=1, traced=True, at_start=False)
-    b1: float = key(DEFAULTS["b1"], "for adam and adamw", low=0, high=1, traced=True)
-    b2: float = key(DEFAULTS["b2"], "for adam and adamw", low=0, high=1, traced=True)
-    eps: float = key(DEFAULTS["eps"], "for adam and adamw", low=0, traced=True)
+    learning_rate: float = key(0.5, "at the base shape", within=RANGES["learning_rate"], traced=True, at_start=False)
+    momentum: float = key(DEFAULTS["momentum"], "for momentum", within=RANGES["momentum"], traced=True, at_start=False)
+    b1: float = key(DEFAULTS["b1"], "for adam and adamw", within=RANGES["b1"], traced=True)
+    b2: float = key(DEFAULTS["b2"], "for adam and adamw", within=RANGES["b2"], traced=True)
+    eps: float = key(DEFAULTS["eps"], "for adam and adamw", within=RANGES["eps"], traced=True)
     weight_decay: float = key(
-        DEFAULTS["weight_decay"], "learning rate x decay is the same at every shape", low=0, traced=True
+        DEFAULTS["weight_decay"],
+        "learning rate x decay is the same at every shape",
+        within=RANGES["weight_decay"],
+        traced=True,
     )
 
 

@@ -86,7 +86,7 @@ ALLOWED = {
     "find_config": set(),
     "fit": set(),
     "theory": {"activations"},
-    "measure": {"parameterization", "specs", "optim"},
+    "measure": {"fit", "parameterization", "specs", "optim"},
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {

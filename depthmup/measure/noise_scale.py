@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup.fit.curve import half_width
 from depthmup.specs import PyTree
 
 
@@ -103,9 +104,7 @@ def from_products(products: np.ndarray, part: int) -> NoiseScale:
         return NoiseScale(float(value), 0.0, np.inf, float(gradient), float(noise))
     # In logarithms: the ratio is positive, and its error is a factor.
     logs = np.log([of_noise / square for square, of_noise in without])
-    from scipy import special  # here, so that `import depthmup` stays light
-
-    half = special.stdtrit(n - 1, 0.975) * np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2))
+    half = half_width(n - 1) * np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2))
     return NoiseScale(value, float(value * np.exp(-half)), float(value * np.exp(half)), float(gradient), float(noise))
 
 

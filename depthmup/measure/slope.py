@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from depthmup.fit.curve import CONFIDENCE, half_width
+
 OK, NOT_OK, UNDECIDED = "ok", "not ok", "undecided"
-ERROR = 0.05  # 1 - confidence
 
 
 class Estimate(NamedTuple):
@@ -64,14 +65,12 @@ def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
     The interval holds the slope with 95% confidence at all `looks` and for all `tests` together, by Bonferroni's
     correction. With one seed it is infinite.
     """
-    from scipy import special  # here, so that `import depthmup` stays light
-
     mean, seeds = float(slopes.mean()), len(slopes)
     if seeds == 1:
         return Estimate(mean, -math.inf, math.inf)
     with np.errstate(invalid="ignore"):
         stderr = float(slopes.std(ddof=1)) / math.sqrt(seeds)
-    half = float(special.stdtrit(seeds - 1, 1 - ERROR / (2 * looks * tests))) * stderr
+    half = half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * tests)) * stderr
     return Estimate(mean, mean - half, mean + half)
 
 

@@ -19,6 +19,7 @@ from depthmup.train.task import Task
 from depthmup.train.trainable import Batch, Hyper, Trainable, TrainState
 
 NOISE_PARTS, NOISE_PART = 32, 16  # the noise scale is measured on so many parts of so many examples
+COSTS = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # of a measurement, in training steps
 
 
 def update_profile(task: Task) -> Callable[[TrainState, Batch, Hyper], jax.Array]:
@@ -74,6 +75,11 @@ def measurement(task: Any, names: Sequence[Quantity], batch: Callable[[int], Bat
     """What measures the named quantities (sweep.measure) on a fixed batch. batch: number of examples -> a batch."""
     batches = {name: batch(NOISE_PARTS * NOISE_PART if name == "noise_scale" else batch_size) for name in names}
     return Measurement(functools.partial(measured, task), batches)
+
+
+def cost_of_measuring(name: Quantity, batch_size: int) -> float:
+    """The cost of measuring a quantity once, in training steps of this batch size."""
+    return NOISE_PARTS * NOISE_PART / batch_size if name == "noise_scale" else COSTS[name]
 
 
 def measured(task: Any, state: TrainState, hyper: Hyper, batches: Mapping[Quantity, Batch]) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ import numpy as np
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
 from depthmup.train.devices import trial_layout
-from depthmup.train.quantities import NOISE_PART, NOISE_PARTS
+from depthmup.train.quantities import cost_of_measuring
 from depthmup.train.trainable import FOREVER, Hyper, Trainable
 from depthmup.trials.group import LOG_EVERY, Runner, hypers_of
 from depthmup.trials.plan import Group
@@ -24,8 +24,6 @@ from depthmup.trials.study import Study, Trial
 AT_ONCE = 128  # largest number of trials in a group, so that results come in steadily
 STRETCH = 3e11  # operations of a CPU between two chances to stop a sweep, at most: some ten seconds
 SHARE = 0.6  # share of the free memory that a group may take
-MEASURING = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # cost of a measurement, in training steps
-MEASURED_ON = {"noise_scale": NOISE_PARTS * NOISE_PART}  # cost of a measurement, in examples of a training step
 NOMINAL = 1e-10  # seconds of an operation if nothing was measured; only proportions are right then
 MEASURED = 2, 60  # few and most: a call of `few` steps is timed, then a call of up to `most` more, about half a second
 
@@ -173,8 +171,7 @@ class Estimator:
         An evaluation only runs forwards, so an example of it takes a third of the time of an example in a step.
         """
         sweep, feed = group.study.sweep, group.point.feed
-        costs = {**MEASURING, **{name: examples / feed.batch_size for name, examples in MEASURED_ON.items()}}
-        measuring = sweep.measure_points * sum(costs[name] for name in sweep.measure)
+        measuring = sweep.measure_points * sum(cost_of_measuring(name, feed.batch_size) for name in sweep.measure)
         evaluated = feed.evaluated_examples / (3 * feed.batch_size)
         return sum(trial.point.steps for trial in group.trials) + (evaluated + measuring) * len(group.trials)
 
