@@ -16,7 +16,6 @@ network, and reduces its variance by a third only, at twice the cost.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -51,11 +50,14 @@ def blocks(problem: Problem, samples: int, replicates: int) -> np.ndarray:
     return np.stack([run.predictions[1:] for run in runs])
 
 
+def problem(activation: str, depth: int = DEPTH, steps: int = STEPS) -> Problem:
+    return Problem(KX, Y, depth=depth, steps=steps, eta0=ETA0, activation=activation)
+
+
 def networks(activation: str, width: int, seeds: int) -> np.ndarray:
     """Predictions of networks, (seeds, STEPS - 1, P). Different widths or activations have no seed in common."""
     first = 2**20 * width + 2**30 * list(COLORS).index(activation)
-    problem = Problem(KX, Y, depth=DEPTH, steps=STEPS, eta0=ETA0, activation=activation)
-    return train(problem, width=width, seeds=seeds, first_seed=first)[:, 1:].astype(float)
+    return train(problem(activation), width=width, seeds=seeds, first_seed=first)[:, 1:].astype(float)
 
 
 class Square(NamedTuple):
@@ -125,7 +127,7 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
     widths = list(found)
     law = slope(widths, lambda blocks: [bias(of, blocks) for of in found.values()], limit)
     squares = [bias(of, limit) for of in found.values()]
-    (value, error), floor = np.array([of.root for of in squares]).T, np.array([of.noise for of in squares])
+    value, error, floor = np.array([(*of.root, of.noise) for of in squares]).T
     print(f"  {name:5}" + "".join(f"  {a:.4f} ({b:.4f}; {c:.4f})" for a, b, c in zip(value, error, floor, strict=True)))
     axes.errorbar(widths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
     axes.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
@@ -133,8 +135,7 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
     m2 = finite_size(widths, None, [of.value for of in squares], [of.stderr for of in squares], ("m2",)).m2
     assert m2 is not None
     print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2, '.3g')}")
-    numbers = {"F(T-1)": limit.mean(axis=0)[-1], "bias": value, "bias stderr": error, "floor": floor}
-    return numbers | {"slope of the bias": law[:3], "m2": m2}
+    return {"F(T-1)": limit.mean(axis=0)[-1], "slope of the bias": law[:3], "m2": m2}
 
 
 def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, A
     v = finite_size(widths, None, variance, error, terms=("v",)).v
     assert v is not None
     print(f"    variance: slope, claimed -1, {interval(law)}; times N {interval(v, '.3f')}")
-    return {"variance": variance, "variance stderr": error, "slope of the variance": law[:3], "v": v}
+    return {"slope of the variance": law[:3], "v": v}
 
 
 def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarray, fitted: FiniteSize) -> None:
@@ -178,7 +179,7 @@ def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
     print(f"    slope {interval(law)}; between neighbours " + " ".join(f"{value:+.3f}" for value in local))
     axes.plot(depths, distance, "o-", ms=4, lw=1, color="C2", label=f"linear, |F_L - F_∞|: {interval(law)}")
     axes.plot(depths, distance[-1] * depths[-1] / np.array(depths), "--", color="black", lw=0.8, label="slope -1")
-    return {"depths": depths, "distance": distance, "slope": law[:3], "between neighbours": local}
+    return {"between neighbours": local}
 
 
 def of_doubling(found: Mapping[int, np.ndarray]) -> tuple[dict[int, Square], PowerLaw]:
@@ -201,7 +202,7 @@ def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray
     print(f"  {name}: |F_2L - F_L| (s.e.) at L = {depths}: {table}\n    slope {interval(law)}")
     axes.errorbar(depths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
     axes.plot(depths, law(depths), color=color, lw=1, label=f"{name}, |F_2L - F_L|: {interval(law)}")
-    return {"depths": depths, "distance": value, "stderr": error, "slope": law[:3]}
+    return {"slope": law[:3]}
 
 
 def finish(axes: Axes, title: str, size: str, what: str, sizes: Sequence[int]) -> None:
@@ -217,21 +218,19 @@ def main(
     linear_depths: Sequence[int] = (2, 4, 8, 16, 32, 64),
     samples: int = 16000,
 ) -> dict[str, Any]:
-    """Draw the picture and return its numbers. widths: {width: number of networks}. replicates: as REPLICATES."""
+    """Draw the picture and return its slopes and fits. widths: as WIDTHS. replicates: as REPLICATES."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     layout: list[Any] = [["relu"] * 3 + ["tanh"] * 3, ["bias"] * 2 + ["ensembles"] * 2 + ["depth"] * 2]
     axes = figure.subplot_mosaic(layout)
     limits, trained, deep = {}, {}, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for of, (many, few) in replicates.items():
-            problem = Problem(KX, Y, depth=DEPTH, steps=STEPS, eta0=ETA0, activation=of)
-            limits[of] = pool.submit(blocks, problem, samples, many)
+            limits[of] = pool.submit(blocks, problem(of), samples, many)
             for width, seeds in widths.items():
                 trained[of, width] = pool.submit(networks, of, width, seeds)
             for depth in depths:
-                other = dataclasses.replace(problem, depth=depth, steps=DEPTH_STEPS)
-                deep[of, depth] = pool.submit(blocks, other, samples, few)
-    numbers: dict[str, Any] = {"networks": dict(widths)}
+                deep[of, depth] = pool.submit(blocks, problem(of, depth=depth, steps=DEPTH_STEPS), samples, few)
+    numbers: dict[str, Any] = {}
     print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor; nan: within 1 s.e.)")
     print(f"  at N = {list(widths)}")
     for of in replicates:
@@ -248,7 +247,7 @@ def main(
     finish(axes["bias"], "2. Bias: slope in N [95%]", "width N", "rms of mean network - DMFT", list(widths))
     finish(axes["ensembles"], "3. ReLU; lines: v/(E N) + m²/N²", "width N", "squared error", list(widths))
     finish(axes["depth"], "4. Infinite width: slope in L [95%]", "depth L", "rms difference", linear_depths)
-    write(figure, numbers, "docs/images/convergence.png")
+    write(figure, "docs/images/convergence.png")
     return numbers
 
 

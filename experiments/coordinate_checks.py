@@ -1,6 +1,6 @@
 """Coordinate checks of every family, in width and depth, SGD and Adam; docs/checks.md has their tables.
 
-    python -m experiments.coordinate_checks [NAME ...] [--processes 2]      trains; goes on where it stopped
+    python -m experiments.coordinate_checks [CASE ...] [--processes 2]      trains; goes on where it stopped
     python -m experiments.documents                                        the tables, from the committed rows
 
 A case is a family with its options and one optimizer. It is checked under several parameterizations, which share
@@ -10,7 +10,6 @@ cores.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -26,6 +25,7 @@ from depthmup.files import write_atomically
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Estimate, overall
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
+from experiments import command_line
 from experiments.figures.figure import markdown
 from experiments.published import RESULTS
 
@@ -194,15 +194,11 @@ def sizes() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.coordinate_checks")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run; none: all")
+    parser = command_line.parser("experiments.coordinate_checks", None, "case", [case.name for case in CASES])
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
-    unknown = set(options.names) - {case.name for case in CASES}
-    if unknown:
-        parser.error(f"no case {sorted(unknown)}; there are {[case.name for case in CASES]}")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    chosen = [case for case in CASES if not options.names or case.name in options.names]
+    chosen = [case for case in CASES if case.name in options.cases]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
         pool.starmap(run, itertools.product(chosen, OPTIMIZERS), chunksize=1)
 

@@ -29,7 +29,6 @@ experts, at a fixed share of active ones, is in Jiang et al. (arXiv 2601.20205).
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 from collections.abc import Iterable
@@ -49,6 +48,7 @@ from depthmup.measure.slope import Estimate
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.sweep import judge
+from experiments import command_line
 from experiments.figures.figure import cells, markdown
 from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
@@ -253,13 +253,10 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.layer_kinds", description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
+    parser = command_line.parser("experiments.layer_kinds", __doc__.splitlines()[0], "kind", KINDS)
     arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - set(KINDS):
-        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     prepare_cpu()
-    for kind in arguments.kinds or KINDS:
+    for kind in arguments.kinds:
         run(kind)
     print(table())
 

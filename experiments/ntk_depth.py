@@ -92,14 +92,13 @@ def draw_depths(
     The intervals show the curvature of the line (terms that fall faster than the leading power), not noise. level: of
     the line of slope -1 at depth 1.
     """
-    half, numbers = len(depths) // 2, dict[str, Any](depths=depths)
+    half, numbers = len(depths) // 2, {}
     print(f"\n{what}: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
     for name, (distances, style) in lines.items():
         whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
         last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
         print(f"  {name:22} {interval(whole, '+.3f')}  {interval(upper, '+.3f')}  {last:+.4f}")
-        slopes = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
-        numbers[name] = {"distance": distances, **slopes}
+        numbers[name] = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
         axes.plot(depths, distances, **{"label": name, "lw": 1, **style})
     axes.plot(depths, level / np.array(depths), color="black", lw=0.8, label="slope -1")
     axes.set(xlabel="depth L", ylabel=what, xscale="log", yscale="log")
@@ -107,23 +106,14 @@ def draw_depths(
     return numbers
 
 
-def draw_angles(axes: Axes, depths: Sequence[int], depth: int) -> dict[str, Any]:
-    """Draw panel 1, at infinite depth, at the first of `depths` and at `depth`; print the table, at `depths`."""
-    limit, finite = over_angles(None), {of: over_angles(of) for of in depths}
-    for shown, style in ((depths[0], ":"), (depth, "--")):
+def draw_angles(axes: Axes, depths: Sequence[int | None]) -> None:
+    for depth, style in zip(depths, (":", "--", "-"), strict=True):
         for name, color in PARTS.items():
-            label = f"L = {shown}" if name == "total" else None
-            axes.plot(GRID, over_angles(shown)[name], style, color=color, lw=1, label=label)
-    for name, color in PARTS.items():
-        axes.plot(GRID, limit[name], color=color, lw=1.5, label=f"{name}, L = ∞")
+            finite = f"L = {depth}" if name == "total" else None
+            label, lw = (finite, 1.0) if depth else (f"{name}, L = ∞", 1.5)
+            axes.plot(GRID, over_angles(depth)[name], style, color=color, lw=lw, label=label)
+    axes.set(title="1. Limit and networks (bars: 2 s.e.)")
     axes.set(xlabel="angle of the inputs (degrees)", ylabel="NTK and its parts, ReLU")
-    print("NTK at infinite width and its parts at infinite depth, and the NTK at finite depth")
-    print(f"{'angle':>8}" + "".join(f"{name:>9}" for name in PARTS) + "".join(f"{f'L={of}':>9}" for of in depths))
-    columns = {f"{name}, L = inf": limit[name] for name in PARTS}
-    columns |= {f"total, L = {of}": found["total"] for of, found in finite.items()}
-    for angle, *row in np.stack([GRID, *columns.values()], axis=1)[::EVERY]:
-        print(f"{angle:8g}" + "".join(f"{value:9.4f}" for value in row))
-    return {"angles": GRID, **columns}
 
 
 def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[int]) -> dict[str, Any]:
@@ -142,48 +132,41 @@ def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[in
 def draw_networks(
     at_angles: Axes, biases: Axes, over_width: Axes, widths: Sequence[int], depth: int, seeds: int
 ) -> dict[str, dict[str, Any]]:
-    limit = {name: over_angles(depth)[name][::EVERY] for name in PARTS}
+    """Draw the networks of panel 1, and panels 3 and 4."""
     # Every width has seeds of its own: with one seed, networks of two widths would share random numbers, since JAX
     # draws them by the place in an array.
-    found = {width: networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)}
-    numbers: dict[str, dict[str, Any]] = {"sizes": {"widths": widths, "depth": depth, "seeds": seeds}}
+    measured = [networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)]
+    numbers: dict[str, dict[str, Any]] = {}
     n, apart = np.array(widths), np.abs(np.subtract.outer(range(len(ANGLES)), range(len(ANGLES))))
     print(f"\nReLU networks of depth {depth} at N = {', '.join(map(str, widths))}, {seeds} seeds, against N = inf")
     print("N x MSE of an entry at each N; slope of the MSE in N; v and b of the fit v/N + b/N^2 [95%];")
-    print(
-        f"m of the bias m/N at {', '.join(map(str, ANGLES))} degrees (s.e.), all N together, and the largest |m| / s.e."
-    )
-    for name, color in PARTS.items():
-        errors = [ensemble_errors(found[width][name], limit[name][apart]).squared_error for width in widths]
-        mse, mse_error = np.array(errors).T
-        law = noisy_law(widths, mse, mse_error)
-        terms = finite_size(widths, None, mse, mse_error)
-        means, stderr = np.stack([mean_error(by_angle(found[width][name])) for width in widths], axis=1)
+    angles = ", ".join(map(str, ANGLES))
+    print(f"m of the bias m/N at {angles} degrees (s.e.), all N together, and the largest |m| / s.e.")
+    for place, (name, color) in enumerate(PARTS.items()):
+        limit, kernels = over_angles(depth)[name][::EVERY], [of[name] for of in measured]
+        mse, mse_error = np.array([ensemble_errors(of, limit[apart]).squared_error for of in kernels]).T
+        law, terms = noisy_law(widths, mse, mse_error), finite_size(widths, None, mse, mse_error)
+        means, stderr = np.stack([mean_error(by_angle(of)) for of in kernels], axis=1)
         weights = (n[:, None] * stderr) ** -2
-        m = (weights * n[:, None] * (means - limit[name])).sum(axis=0) / weights.sum(axis=0)
+        m = (weights * n[:, None] * (means - limit)).sum(axis=0) / weights.sum(axis=0)
         m_error = weights.sum(axis=0) ** -0.5
         fitted = "  ".join(interval(term, ".3g") for term in terms if term)
         print(f"  {name:8}{' '.join(f'{value:6.2f}' for value in n * mse)}   {interval(law, '+.3f')}   {fitted}")
         by_angles = " ".join(f"{value:+.2f} ({e:.2f})" for value, e in zip(m, m_error, strict=True))
         print(f"  {'':8}m {by_angles}   {np.abs(m / m_error).max():.1f}")
-        numbers[name] = {"limit": limit[name], "mean": means, "stderr": stderr, "mse": mse, "mse stderr": mse_error}
-        numbers[name] |= {"slope": law[:3], "v": terms.v, "b": terms.m2, "m": m, "m stderr": m_error}
+        numbers[name] = {"slope": law[:3], "v": terms.v, "m": m, "m stderr": m_error}
         bars: dict[str, Any] = dict(ms=3.5, capsize=2, color=color, lw=1)
         for shift, mark, i in ((-2, "s", 0), (2, "o", -1)):
             label = f"N = {widths[i]}, L = {depth}" if name == "total" else None
             at_angles.errorbar(ANGLES + shift, means[i], 2 * stderr[i], fmt=mark, label=label, **bars)
         if name != "total":
-            shifted = ANGLES + 2 * (list(PARTS).index(name) - 2)
-            biases.errorbar(shifted, m, 2 * m_error, fmt="o-", **bars, label=name)
+            biases.errorbar(ANGLES + 2 * (place - 2), m, 2 * m_error, fmt="o-", **bars, label=name)
         over_width.errorbar(widths, mse, 2 * mse_error, fmt="o", **bars)
         over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law, '+.3f')}")
-    at_angles.set(title="1. Limit and networks (bars: 2 s.e.)")
+    farthest = max(np.abs(of["m"] / of["m stderr"]).max() for of in numbers.values())
     biases.axhline(0, color="black", lw=0.8)
-    farthest = max(np.abs(numbers[name]["m"] / numbers[name]["m stderr"]).max() for name in PARTS)
-    biases.set(
-        title=f"3. Bias (bars: 2 s.e.), up to {farthest:.1f} s.e. from 0", xlabel="angle of the inputs (degrees)"
-    )
-    biases.set(ylabel="N x (mean - limit), all N together")
+    biases.set(title=f"3. Bias (bars: 2 s.e.), up to {farthest:.1f} s.e. from 0")
+    biases.set(xlabel="angle of the inputs (degrees)", ylabel="N x (mean - limit), all N together")
     over_width.set(title=f"4. Error, L = {depth}: slope in N [95%]", xlabel="width N")
     over_width.set(ylabel="mean squared error (bars: 2 s.e.)", xscale="log", yscale="log")
     over_width.set_ylim(top=3 * over_width.get_ylim()[1])  # room for the legend
@@ -198,18 +181,15 @@ def main(
     depth: int = 8,
     seeds: int = 1000,
     depths: Sequence[int] = DEPTHS,
-    depths_shown: Sequence[int] = (2, 4, 8, 16, 64),
     activations: Sequence[str] = ("relu", "erf", "tanh"),
 ) -> dict[str, Any]:
-    """Draw the picture and return its numbers."""
+    """Draw the picture and return its slopes. depths: of panel 2."""
     figure = Figure(figsize=(8.4, 6.3), layout="constrained")
     first, second, third, fourth = figure.subplots(2, 2).ravel()
-    numbers = {
-        "angles": draw_angles(first, depths_shown, depth),
-        "depth": draw_convergence(second, activations, depths),
-    }
+    draw_angles(first, (2, depth, None))
+    numbers = {"depth": draw_convergence(second, activations, depths)}
     numbers["networks"] = draw_networks(first, third, fourth, widths, depth, seeds)
-    write(figure, numbers, "docs/images/ntk_depth.png")
+    write(figure, "docs/images/ntk_depth.png")
     return numbers
 
 

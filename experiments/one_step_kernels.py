@@ -60,25 +60,24 @@ def networks(c: float, readin: str, width: int, depth: int, seeds: int) -> tuple
 def draw_kernels(
     axes: Axes, readin: str, depths: Sequence[int], width: int, depth: int, seeds: int
 ) -> dict[str, dict[str, Any]]:
-    """Draw the panel and print the table of one read-in. depths: depths of the recursion. depth: the depth of the
-    networks, which is one of them."""
+    """Draw the panel and print the table of one read-in. depths: of the recursion."""
     numbers = {}
+    solution = functools.partial(one_step_linear, train_readin=readin == "trained")
     for color, c in enumerate(CS):
-        trained = readin == "trained"
-        limit, own = one_step_linear(c, train_readin=trained), one_step_linear(c, depth, train_readin=trained)
+        labelled = c == CS[-1]
+        limit, same_depth = solution(c), solution(c, depth)
         mean, error = networks(c, readin, width, depth, seeds)
-        z = (mean - own.H1) / error
+        z = (mean - same_depth.H1) / error
         axes.plot(limit.times, limit.H1, color=f"C{color}", label=f"c = {c:g}, L = ∞, closed form")
         rows = {"L = inf": at_times(limit.H1)}
         for style, L in zip((":", "--", "-."), depths, strict=False):
-            finite = one_step_linear(c, L, train_readin=trained)
-            label = f"L = {L}" if c == CS[-1] else None
+            finite, label = solution(c, L), f"L = {L}" if labelled else None
             axes.plot(finite.times, finite.H1, style, color=f"C{color}", lw=1, label=label)
             rows[f"L = {L}"] = at_times(finite.H1)
         shown = slice(None, None, max(1, depth // 8))
         bars: dict[str, Any] = dict(yerr=2 * error[shown], fmt="o", ms=4, capsize=2, color=f"C{color}", lw=1)
-        label = f"networks, N = {width}, L = {depth}" if c == CS[-1] else None
-        axes.errorbar(own.times[shown], mean[shown], **bars, label=label)
+        label = f"networks, N = {width}, L = {depth}" if labelled else None
+        axes.errorbar(same_depth.times[shown], mean[shown], **bars, label=label)
         rows |= {"networks": at_times(mean), "s.e.": at_times(error), "z": at_times(z)}
         for name, row in rows.items():
             print(f"  {c:3g} {readin:8} {name:9}" + "".join(f"{value:10.4f}" for value in row))
@@ -115,7 +114,7 @@ def main(
     """Draw the picture and return its numbers."""
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     axes = figure.subplots(1, 3)
-    numbers: dict[str, Any] = {"sizes": {"width": width, "depth": depth, "seeds": seeds, "times": TIMES}}
+    numbers: dict[str, Any] = {}
     print(f"H_1 at layer time {TIMES}; networks of width {width} and depth {depth}, {seeds} mirrored pairs")
     print("z: (mean - recursion at that depth) / s.e.\n    c read-in")
     for number, (panel, readin) in enumerate(zip(axes, READINS, strict=False), 1):
@@ -124,7 +123,7 @@ def main(
     numbers["convergence"] = draw_convergence(axes[2], convergence)
     for panel in axes:
         panel.legend(fontsize=8)
-    write(figure, numbers, "docs/images/one_step_kernels.png")
+    write(figure, "docs/images/one_step_kernels.png")
     return numbers
 
 

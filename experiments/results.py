@@ -1,8 +1,7 @@
-"""The output of an experiment: a picture with a JSON file of its numbers, or rows of statements and measured values."""
+"""The output of an experiment: a picture, or rows of statements and measured values."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
+from depthmup.fit import PowerLaw
 from depthmup.fit.curve import half_width
 from depthmup.report.figures import png
 
@@ -49,15 +49,17 @@ def mean(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
 
 
-def write(figure: Figure, numbers: dict[str, Any], default: str) -> None:
-    """Write the picture as PNG and the numbers as JSON, and print where. The path ends in .png; it is the command
-    line's first argument, or `default`."""
+def of_law(law: PowerLaw) -> tuple[float, float]:
+    """The exponent, and half of its 95% interval."""
+    return law.exponent, law.high - law.exponent
+
+
+def write(figure: Figure, default: str) -> None:
+    """Write the picture as PNG to the command line's first argument, or to `default`, and print where."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else default)
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = path.with_suffix(".json")
     write_atomically(path, png(figure))
-    write_atomically(table, json.dumps(numbers, indent=1, default=_plain) + "\n")
-    print(f"{path}\n{table}")
+    print(path)
 
 
 def interval(of: tuple[Any, ...], form: str = "+.2f", unit: str = "") -> str:
@@ -70,8 +72,3 @@ def ticks(axis: Axis, values: Sequence[float]) -> None:
     """Give a logarithmic axis (`axes.xaxis` or `axes.yaxis`) ticks at these values only, written without powers."""
     axis.set_ticks(values, [f"{value:g}" for value in values])
     axis.set_ticks([], minor=True)
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, to six digits."""
-    return np.vectorize(lambda number: float(f"{number:.6g}"), otypes=[object])(np.asarray(value)).tolist()

@@ -51,16 +51,11 @@ class Measured(NamedTuple):
     law: Law  # (exponent, low, high), the exponent with its 95% interval
 
 
-def line(x: np.ndarray, value: np.ndarray, stderr: np.ndarray) -> Law:
-    law = noisy_law(x, value, stderr)
-    return law.exponent, law.low, law.high
-
-
 def exponent(x: Sequence[float], value: np.ndarray, stderr: np.ndarray, largest: float = math.inf) -> Law:
     """The exponent of the points up to x = `largest` whose values are more than two standard errors above 0, with its
     95% interval from the scatter about the line; NaN if fewer than three points are left."""
     used = (np.asarray(x) <= largest) & (value > 2 * stderr)
-    return line(np.asarray(x)[used], value[used], stderr[used]) if used.sum() > 2 else NONE
+    return noisy_law(np.asarray(x)[used], value[used], stderr[used])[:3] if used.sum() > 2 else NONE
 
 
 def of_draws(
@@ -78,9 +73,9 @@ def of_draws(
     used = (np.asarray(x) <= largest) & (value > 2 * stderr)
     if used.sum() < 3:
         return Measured(value, stderr, NONE)
-    found, *others = (line(np.asarray(x)[used], of[used], stderr[used])[0] for of in (value, *without))
+    slope, *others = (noisy_law(np.asarray(x)[used], of[used], stderr[used]).exponent for of in (value, *without))
     half = half_width(n - 1) * np.sqrt(n - 1) * np.std(others)
-    return Measured(value, stderr, (found, found - half, found + half))
+    return Measured(value, stderr, (slope, slope - half, slope + half))
 
 
 def most(values: np.ndarray) -> np.ndarray:
@@ -119,7 +114,7 @@ def approach(
     axis: Axes, activations: Sequence[str], gammas: Sequence[float], samples: int, shape: Any, nets: Any
 ) -> dict[str, Any]:
     """Draw the first panel. shape: depth and steps. nets: width and seeds of the networks."""
-    numbers: dict[str, Any] = {"gamma0": gammas}
+    numbers: dict[str, Any] = {}
     print("max |F_gamma0 - F_0| (s.e.); slope over small gamma0 with 95% interval")
     print(f"{'gamma0':15}", *(f"{gamma0:<16g}" for gamma0 in gammas))
     for activation in activations:
@@ -133,25 +128,21 @@ def approach(
                 trained = [train(of, mirrored=True, **nets) for of in (small, *rich)]
             lazy = dmft(limit).predictions
             seeds = range(DRAWS[activation])
-            options: dict[str, Any] = dict(samples=samples, replicates=1)
-            sampled = np.array(
-                [[dmft(of, seed=seed, **options).predictions for seed in seeds] for of in (small, *rich)]
-            )
+            draw = functools.partial(dmft, samples=samples, replicates=1)
+            sampled = np.array([[draw(of, seed=seed).predictions for seed in seeds] for of in (small, *rich)])
             lines = {
                 f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
                 for name, runs in (("theory", sampled), ("networks", np.array(trained)))
             }
             offset, error = map(rms, mean_error(sampled[0] - lazy))
-            numbers[f"{activation}, F_SMALL - F_0"] = {"rms": offset, "stderr": error}
             print(f"{activation}: rms of F_{SMALL:g} - F_0 {offset:.1e}, its standard error {error:.1e}")
-        for name, found in lines.items():
-            numbers[name] = found._asdict()
-            row = (f"{v:.2e} ({e:.0e})" for v, e in zip(found.value, found.stderr, strict=True))
-            print(f"{name:15}", *row, interval(found.law))
+        for name, (value, stderr, law) in lines.items():
+            numbers[name] = {"law": law}
+            row = (f"{v:.2e} ({e:.0e})" for v, e in zip(value, stderr, strict=True))
+            print(f"{name:15}", *row, interval(law))
             style = dict(fmt="s", ms=4, mfc="white", lw=1) if "networks" in name else dict(fmt=".-")
-            seen = found.value > 2 * found.stderr
-            points = np.asarray(gammas)[seen], found.value[seen], 2 * found.stderr[seen]
-            label = f"{name}: slope {interval(found.law)}"
+            seen = value > 2 * stderr
+            points, label = np.stack([gammas, value, 2 * stderr])[:, seen], f"{name}: slope {interval(law)}"
             axis.errorbar(*points, color=COLORS[activation], label=label, **style)
     axis.set(xscale="log", yscale="log", xlabel="gamma0", ylabel="max |F - F(gamma0 = 0)|")
     axis.set_title("1. Distance to the lazy limit (above 2 s.e.)", fontsize=10)
@@ -162,13 +153,13 @@ def approach(
 def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
     """The second panel, tanh; networks at every other gamma0."""
     given = problems("tanh", gammas, shape)
-    found = [dmft(of, samples=samples) for of in given]
-    theory = {"H": [movement(of.H[-1]) for of in found], "Phi": [movement(of.Phi[-1]) for of in found]}
+    solved = [dmft(of, samples=samples) for of in given]
+    theory = {"H": [movement(of.H[-1]) for of in solved], "Phi": [movement(of.Phi[-1]) for of in solved]}
     observe, moved = last_kernels(nets["width"], shape["depth"], "tanh"), []
     for of in given[::2]:  # the same initial weights at each
         kernels = train(of, mirrored=True, observe=observe, **nets)[1]
         moved.append(np.asarray(distance(kernels[:, 1], kernels[:, 0]), float))
-    numbers: dict[str, Any] = {"gamma0": gammas, "gamma0 of networks": gammas[::2]}
+    numbers: dict[str, Any] = {}
     print("\n|K(T-1) - K(0)| / |K(0)| of the last layer, tanh: gamma0, networks (s.e.) and theory; slopes of both")
     for i, (name, line) in enumerate(theory.items()):
         exact = np.array(line)
@@ -197,10 +188,9 @@ def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: 
         limit, rich = problems("tanh", (gamma0, gamma0 or SMALL), shape)
         theory = dmft(limit, samples=samples).predictions
         value, error = mean_error(train(rich, mirrored=True, observe=observe, **nets)[0])
-        gap = float(np.abs(value - theory).max())
-        numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error, "largest difference": gap}
-        triples = zip(value[-1], error[-1], theory[-1], strict=True)
-        print(f"gamma0 {gamma0:<3g}", *(f"{v:+.3f} ({e:.3f}) {t:+.3f}" for v, e, t in triples), f"{gap:.3f}", sep="  ")
+        numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error}
+        triples = (f"{v:+.3f} ({e:.3f}) {t:+.3f}" for v, e, t in zip(value[-1], error[-1], theory[-1], strict=True))
+        print(f"gamma0 {gamma0:<3g}", *triples, f"{np.abs(value - theory).max():.3f}", sep="  ")
         axis.plot(theory[:, 1], color=f"C{i}", label=f"gamma0 = {gamma0:g}")
         axis.errorbar(range(len(value)), value[:, 1], 2 * error[:, 1], fmt="o", ms=4, color=f"C{i}")
     axis.axhline(Y[1], color="black", lw=1, ls=":", label="target")
@@ -222,18 +212,17 @@ def main(
     shown: Sequence[float] = (0.0, 0.3, 1.0, 2.0),
 ) -> dict[str, Any]:
     """Draw the picture and return its numbers. gammas, moved, shown: values of gamma0 for panels 1, 2 and 3. A DMFT
-    solution of panel 1 has samples / 4 samples."""
+    solution of panel 1 has a quarter of the samples."""
     figure = Figure(figsize=(15, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     shape, nets = dict(depth=depth, steps=steps), dict(width=width, seeds=seeds)
     numbers = {
-        "settings": {**shape, **nets, "draws": DRAWS, "samples": samples, "eta0": ETA0, "Kx": KX, "y": Y},
         "distance": approach(left, activations, gammas, samples // 4, shape, nets),
         "movement": moves(middle, moved, samples, shape, nets),
         "curves": curves(right, shown, samples, shape, nets),
     }
     figure.suptitle(f"L = {depth}, N = {width}, {len(Y)} samples, {steps - 1} steps; error bars: 2 s.e.", fontsize=10)
-    write(figure, numbers, "docs/images/richness.png")
+    write(figure, "docs/images/richness.png")
     return numbers
 
 

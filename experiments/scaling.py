@@ -36,7 +36,6 @@ hold, the one of the smallest largest cost is recommended.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -60,6 +59,7 @@ from depthmup.optim import family_of
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
+from experiments import command_line
 from experiments.figures.figure import IMAGES, Interval, best_losses, markdown, percent
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, batches, loss, setup
@@ -270,20 +270,17 @@ def noise() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {'; '.join(CASES)}; all by default")
+    parser = command_line.parser("experiments.scaling", __doc__.splitlines()[0], "case", CASES)
     parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
     parser.add_argument("--noise", action="store_true", help="print the gradient noise scale of the base's training")
     arguments = parser.parse_args()
-    if unknown := set(arguments.cases) - set(CASES):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {'; '.join(CASES)}")
     prepare_cpu()
     if arguments.noise:
         print(noise())
     elif arguments.publish:
-        print(publish(arguments.cases or list(CASES)))
+        print(publish(arguments.cases))
     else:
-        for case in arguments.cases or CASES:
+        for case in arguments.cases:
             train(case)
 
 

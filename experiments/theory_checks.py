@@ -16,8 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +31,11 @@ from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
-from experiments import convolutional_kernels, signal_propagation, two_weight_blocks
+from experiments import command_line, convolutional_kernels, signal_propagation, two_weight_blocks
 from experiments.networks import KX, Y, mean_error, network, noisy_law, train
 from experiments.ntk_depth import network_ntk
 from experiments.one_step_kernels import X as ONE_SAMPLE
-from experiments.results import Row, about, mean
+from experiments.results import Row, about, mean, of_law
 from experiments.richness import exponent as clear_exponent
 from experiments.richness import last_kernels
 
@@ -130,17 +129,13 @@ def ntp(
             losses = 0.5 * np.mean((np.array(runs, float) - Y) ** 2, axis=-1)
             # A few of hundreds of narrow networks diverge at any large rate: they count with the loss of F = 0.
             optima.append(optimum(np.array(rates), capped(losses, 0.5 * float(np.mean(Y**2)))))
+        statement = f"{name}: movement of the last feature kernel, slope in N"
+        value, _, high = clear_exponent(widths, *np.array(moved).T)
+        rows.append(Row("1", statement, about(2 * power, 0.1), value, high - value))
         drift = fitted_drift(widths, optima, min(256, networks // max(widths)))
         assert drift is not None
-        for what, band, (value, _, high) in (
-            (
-                "movement of the last feature kernel, slope in N",
-                about(2 * power, 0.1),
-                clear_exponent(widths, *np.array(moved).T),
-            ),
-            ("best eta_0, octaves a doubling of N", about(0, 0.1), drift[:3]),
-        ):
-            rows.append(Row("1", f"{name}: {what}", band, value, high - value))
+        value, _, high = drift[:3]
+        rows.append(Row("1", f"{name}: best eta_0, octaves a doubling of N", about(0, 0.1), value, high - value))
     return rows
 
 
@@ -182,10 +177,9 @@ def ensemble(residual: bool, width: int, depth: int, seeds: int, first_seed: int
     problem = Problem(np.ones((1, 1)), np.ones(1), depth=depth, activation="relu", steps=4, eta0=0.3 / limit)
     options: dict[str, Any] = dict(width=width, residual=residual, seeds=seeds, first_seed=first_seed)
     predictions, kernels = train(problem, ONE_SAMPLE, observe=observe, **options)
-    outputs = {
-        f"{name}, {when}": of[:, i] for i, when in enumerate(("initial", "3 steps")) for name, of in kernels.items()
-    }
-    return outputs | {"F, 3 steps": predictions[:, -1, 0]}
+    measured = {f"{name}, initial": of[:, 0] for name, of in kernels.items()}
+    measured |= {f"{name}, 3 steps": of[:, 1] for name, of in kernels.items()}
+    return measured | {"F, 3 steps": predictions[:, -1, 0]}
 
 
 def fluctuations(
@@ -198,12 +192,10 @@ def fluctuations(
             # Every size has seeds of its own, since networks of two sizes with one seed share random numbers.
             stats = [ensemble(residual, width, n, seeds, (i * len(depths) + j) * seeds) for j, n in enumerate(depths)]
             for quantity in stats[0]:
-                of_depth = [
-                    ensemble_errors(of[quantity] / of[quantity].mean(dtype=float), 1.0).variance for of in stats
-                ]
-                law = noisy_law(depths, *np.array(of_depth).T)
+                relative = (of[quantity] / of[quantity].mean(dtype=float) for of in stats)
+                variances = [ensemble_errors(values, 1.0).variance for values in relative]
                 what = f"{name}, N = {width}: relative variance of {quantity}, slope in L"
-                rows.append(Row("5", what, band, law.exponent, law.high - law.exponent))
+                rows.append(Row("5", what, band, *of_law(noisy_law(depths, *np.array(variances).T))))
     return rows
 
 
@@ -223,12 +215,11 @@ def descent(widths: tuple[int, int] = (64, 128), seeds: int = 2048, samples: int
     for activation, (name, (y, options, batched)) in itertools.product(("tanh", "relu"), cases.items()):
         eta0 = 0.2 if "momentum" in options else 0.4
         problem = Problem(KX, y, depth=3, steps=len(batches), eta0=eta0, activation=activation, **options)
-        runs = [
-            train(problem, width=n, seeds=seeds, first_seed=n * seeds, batches=batches if batched else None)
-            for n in widths
-        ]
-        own = problem if not batched else dataclasses.replace(problem, sample_weights=weights)
-        limit = dmft(own, samples=samples)
+        chosen = batches if batched else None
+        runs = [train(problem, width=n, seeds=seeds, first_seed=n * seeds, batches=chosen) for n in widths]
+        if batched:
+            problem = dataclasses.replace(problem, sample_weights=weights)
+        limit = dmft(problem, samples=samples)
         assert limit.stderr is not None
         far, near = (of.astype(float) for of in runs)
         gap = (2 * near.mean(0) - far.mean(0) - limit.predictions)[1:]
@@ -241,12 +232,6 @@ def descent(widths: tuple[int, int] = (64, 128), seeds: int = 2048, samples: int
 # Section 6: AM-muP
 
 
-class Net(NamedTuple):
-    model: Model
-    p: dm.Parameterization
-    shape: tuple[int, ...]
-
-
 class Variant(NamedTuple):
     """How the change is measured. readout: the power of 1/N in front of readout weights N(0, 1)."""
 
@@ -257,6 +242,61 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         readout = {1.0: "1/N", 0.5: "1/sqrt(N)"}[self.readout]
         return f"{self.loss}, readout {readout}, {'all' if len(self.trained) > 1 else 'hidden'} trained"
+
+
+@dataclasses.dataclass(frozen=True)
+class Net:
+    """shape: of an input."""
+
+    model: Model
+    p: dm.Parameterization
+    shape: tuple[int, ...]
+
+    @functools.cached_property
+    def specs(self) -> PyTree:
+        return model_specs(self.model, self.shape)
+
+    @functools.cached_property
+    def rates(self) -> PyTree:
+        return dm.factors(self.p, self.specs).lr
+
+    def init(self, seed: Any) -> PyTree:
+        unit = dm.ForwardFactors(1.0, 1.0, None)
+        params = self.model.init(jax.random.key(seed), jnp.ones((1, *self.shape)), unit)["params"]
+        return dm.rescale(self.p, self.specs, params)
+
+    def run(self, params: PyTree, x: Any) -> tuple[jax.Array, list[jax.Array]]:
+        """(logits, [z^0, .. z^L])."""
+        f = self.p.forward_factors(width=self.model.width, depth=self.model.depth)
+        logits, sown = self.model.apply({"params": params}, x, f, mutable=["stream"])
+        return logits, states(sown["stream"])
+
+    def step(self, params: PyTree, variant: Variant) -> tuple[PyTree, np.ndarray]:
+        """(the change of the parameters at learning rate 1, inputs); all data are random."""
+        rng = np.random.default_rng(0)
+        x, y = (rng.normal(size=(BATCH, *of)).astype(np.float32) for of in (self.shape, (self.model.outputs,)))
+        labels = rng.integers(0, self.model.outputs, BATCH)
+        x = x[:1] if variant.loss == "one sample" else x
+        # depth-muP has the readout 1/N in any case, the others 1/sqrt(N).
+        scale = 1.0 if self.p.name == "depth_mup" else self.model.width ** (0.5 - variant.readout)
+
+        def loss(params: PyTree) -> jax.Array:
+            logits = scale * self.run(params, jnp.asarray(x))[0]
+            if variant.loss == "one sample":
+                return -logits[0, 0]
+            if variant.loss == "CE":
+                return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+            outputs = slice(None) if variant.loss == "MSE of all outputs" else slice(1)
+            return jnp.mean((logits - y)[:, outputs] ** 2) / 2
+
+        def change(g: jax.Array, rate: float, spec: dm.ParamSpec) -> jax.Array:
+            return -rate * g * float(spec.role in variant.trained)
+
+        return jax.tree.map(change, jax.grad(loss)(params), self.rates, self.specs), x
+
+    def mean_change(self, params: PyTree, change: PyTree, x: np.ndarray) -> jax.Array:
+        """s of this change of the parameters."""
+        return update_sizes(lambda params: self.run(params, x)[1], params, change)[0].mean()
 
 
 ALL = ("input", "hidden", "readout")
@@ -282,74 +322,25 @@ def net(kind: str, width: int, depth: int, outputs: int = CLASSES) -> Net:
     return Net(ResidualCNN(width, depth, outputs, kernels=(1,) * layers), p, (1, FEATURES))
 
 
-def data(shape: tuple[int, ...], outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, real targets and classes, all random."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(BATCH, *shape)), rng.normal(size=(BATCH, outputs))
-    return x.astype(np.float32), y.astype(np.float32), rng.integers(0, outputs, BATCH)
-
-
-class Functions(NamedTuple):
-    """Of a `Net`."""
-
-    init: Callable[[Any], PyTree]  # seed -> parameters
-    run: Callable[..., Any]  # (parameters, inputs) -> (logits, [z^0, .. z^L])
-    step: Callable[..., Any]  # (parameters, variant) -> (the change of the parameters at learning rate 1, inputs)
-
-
-def functions(of: Net) -> Functions:
-    specs, f = model_specs(of.model, of.shape), of.p.forward_factors(width=of.model.width, depth=of.model.depth)
-    rates = dm.factors(of.p, specs).lr
-
-    def init(seed: Any) -> PyTree:
-        unit = dm.ForwardFactors(1.0, 1.0, None)
-        return dm.rescale(of.p, specs, of.model.init(jax.random.key(seed), jnp.ones((1, *of.shape)), unit)["params"])
-
-    def run(params: PyTree, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        logits, sown = of.model.apply({"params": params}, x, f, mutable=["stream"])
-        return logits, states(sown["stream"])
-
-    def step(params: PyTree, variant: Variant) -> tuple[PyTree, np.ndarray]:
-        x, y, labels = data(of.shape, of.model.outputs)
-        x = x[:1] if variant.loss == "one sample" else x
-        # depth-muP has the readout 1/N in any case, the others 1/sqrt(N).
-        scale = 1.0 if of.p.name == "depth_mup" else of.model.width ** (0.5 - variant.readout)
-
-        def loss(params: PyTree) -> jax.Array:
-            logits = scale * run(params, jnp.asarray(x))[0]
-            if variant.loss == "one sample":
-                return -logits[0, 0]
-            if variant.loss == "CE":
-                return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-            outputs = slice(None) if variant.loss == "MSE of all outputs" else slice(1)
-            return jnp.mean((logits - y)[:, outputs] ** 2) / 2
-
-        def change(g: jax.Array, rate: float, spec: dm.ParamSpec) -> jax.Array:
-            return -rate * g * float(spec.role in variant.trained)
-
-        return jax.tree.map(change, jax.grad(loss)(params), rates, specs), x
-
-    return Functions(init, run, step)
-
-
-def _states(run: Callable[..., Any], x: Any) -> Callable[[PyTree], list[jax.Array]]:
-    """The states of `run` as a function of the parameters alone."""
-    return lambda params: run(params, x)[1]
+def of_seeds(measure: Callable[[Any], jax.Array], seeds: int) -> np.ndarray:
+    """What `measure` returns of each seed, (seeds, ...)."""
+    compiled = jax.jit(measure)
+    return np.stack([np.asarray(compiled(np.uint32(seed)), float) for seed in range(seeds)])
 
 
 def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray:
     """s, the mean over layers of the mean square change in a step of learning rate 1, (variants, seeds)."""
-    init, run, step = functions(of)
 
-    @jax.jit
     def one(seed: Any) -> jax.Array:
-        params, found = init(seed), []
-        for variant in variants:
-            change, x = step(params, variant)
-            found.append(update_sizes(_states(run, x), params, change)[0].mean())
-        return jnp.stack(found)
+        params = of.init(seed)
+        return jnp.stack([of.mean_change(params, *of.step(params, variant)) for variant in variants])
 
-    return np.stack([np.asarray(one(np.uint32(seed)), float) for seed in range(seeds)], axis=1)
+    return of_seeds(one, seeds).T
+
+
+def best_rates(nets: Iterable[Net], variants: Sequence[Variant], seeds: int) -> np.ndarray:
+    """eta*, (variants, seeds, nets)."""
+    return np.stack([mean_changes(of, variants, seeds) for of in nets], axis=2) ** -0.5
 
 
 def exponent(kind: str, variant: Variant) -> float:
@@ -365,10 +356,10 @@ def mean_change_over_depth(
     rows = []
     for kind in kinds:
         variants = VARIANTS[:3] if kind == "depth-muP" else VARIANTS  # its readout is 1/N
-        s = np.stack([mean_changes(net(kind, width, depth), variants, seeds) for depth in depths], axis=2)
-        for variant, of in zip(variants, s, strict=True):
-            found = slope(depths, of**-0.5)
-            rows.append(Row("6", f"{kind}: eta* in L, {variant}", about(exponent(kind, variant), 0.25), *found))
+        rates = best_rates((net(kind, width, depth) for depth in depths), variants, seeds)
+        for variant, of in zip(variants, rates, strict=True):
+            band = about(exponent(kind, variant), 0.25)
+            rows.append(Row("6", f"{kind}: eta* in L, {variant}", band, *slope(depths, of)))
     return rows
 
 
@@ -399,33 +390,30 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
 
 def by_layer(of: Net, seeds: int) -> np.ndarray:
     """Changes of every z^l on one sample in steps of each block's weights alone: (seeds, blocks, states, N)."""
-    init, run, step = functions(of)
-    specs = model_specs(of.model, of.shape)
 
-    @jax.jit
     def every(seed: Any) -> jax.Array:
-        params = init(seed)
-        change, x = step(params, Variant())  # of the stacked weights of the blocks, and 0 of all others
+        params = of.init(seed)
+        change, x = of.step(params, Variant())  # of the stacked weights of the blocks, and 0 of all others
 
         def alone(block: jax.Array) -> jax.Array:
-            def kept(of: jax.Array, spec: dm.ParamSpec) -> jax.Array:
+            def masked(w: jax.Array, spec: dm.ParamSpec) -> jax.Array:
                 if spec.role != "hidden":
-                    return of
-                return of * (jnp.arange(len(of)) == block).reshape(-1, *[1] * (of.ndim - 1))
+                    return w
+                return w * (jnp.arange(len(w)) == block).reshape(-1, *[1] * (w.ndim - 1))
 
-            own = jax.tree.map(kept, change, specs)
-            return jnp.stack([dz.ravel() for dz in jax.jvp(lambda params: run(params, x)[1], (params,), (own,))[1]])
+            tangent = jax.tree.map(masked, change, of.specs)
+            return jnp.stack([dz.ravel() for dz in jax.jvp(lambda w: of.run(w, x)[1], (params,), (tangent,))[1]])
 
         return jax.lax.map(alone, jnp.arange(len(jax.tree.leaves(params["blocks"])[0])))
 
-    return np.stack([np.asarray(every(np.uint32(seed)), float) for seed in range(seeds)])
+    return of_seeds(every, seeds)
 
 
 def overlaps(width: int = 768, depth: int = 12, seeds: int = 48) -> list[Row]:
     """<v_k v_k'> / |g|^2 = 1 + 2 min(m, m') in plain networks. v_k is the change of z^L in a step of matrix k alone."""
-    found = by_layer(net("plain", width, depth), seeds)[:, ::-1, -1]  # m = 0 first
-    m = np.arange(found.shape[1])
-    gram = found @ np.swapaxes(found, 1, 2)
+    changes = by_layer(net("plain", width, depth), seeds)[:, ::-1, -1]  # m = 0 first
+    m = np.arange(changes.shape[1])
+    gram = changes @ np.swapaxes(changes, 1, 2)
     gram /= gram[:, :1, :1] * (1 + 2 * np.minimum.outer(m, m))
     off = ~np.eye(len(m), dtype=bool)
     return [
@@ -437,17 +425,16 @@ def overlaps(width: int = 768, depth: int = 12, seeds: int = 48) -> list[Row]:
 def own_change(depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int = 8) -> list[Row]:
     """The change of z^l by the weights right before it, in residual networks, is of one order at all l and L.
     At infinite size it goes as e^(l/L) for c = 2: by e^(3/4) = 2.1 from the first quarter of the layers to the last."""
-    kind, rows = "branches of one layer", []
-    per_layer = [
-        np.mean(np.einsum("skkn->skn", by_layer(net(kind, width, depth), seeds)[:, :, 1:]) ** 2, axis=2)
-        for depth in depths
+    kind = "branches of one layer"
+    changes = (by_layer(net(kind, width, depth), seeds)[:, :, 1:] for depth in depths)
+    per_layer = [np.mean(np.einsum("skkn->skn", of) ** 2, axis=2) for of in changes]
+    found = slope(depths, np.stack([of.mean(1) for of in per_layer], axis=1) ** -0.5)
+    last, quarter = per_layer[-1], depths[-1] // 4
+    ratio = last[:, -quarter:].mean(1) / last[:, :quarter].mean(1)
+    return [
+        Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *found),
+        Row("6", f"{kind}, L = {depths[-1]}: that of the last quarter over the first", about(2.1, 0.7), *mean(ratio)),
     ]
-    s = np.stack([of.mean(1) for of in per_layer], axis=1)
-    rows.append(Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *slope(depths, s**-0.5)))
-    last = per_layer[-1]
-    ratio = last[:, -len(last[0]) // 4 :].mean(1) / last[:, : len(last[0]) // 4].mean(1)
-    name = f"{kind}, L = {depths[-1]}: that of the last quarter over the first"
-    return [*rows, Row("6", name, about(2.1, 0.7), *mean(ratio))]
 
 
 def first_order(
@@ -455,29 +442,27 @@ def first_order(
 ) -> list[Row]:
     """The mean change in a step of f eta*, over f^2: 1 if it were linear in the step."""
     bands, rows = {0.01: (0.97, 1.01), 0.1: (0.85, 1.0), 0.3: (0.6, 1.0), 1.0: (0.25, 1.2)}, []
+
+    def ratios(seed: Any, of: Net, variant: Variant) -> jax.Array:
+        params = of.init(seed)
+        change, x = of.step(params, variant)
+        before = of.run(params, x)[1]
+        eta = of.mean_change(params, change, x) ** -0.5
+
+        def ratio(share: float) -> jax.Array:
+            after = of.run(jax.tree.map(lambda w, v: w + share * eta * v, params, change), x)[1]
+            sizes = [jnp.mean((a - b) ** 2) for a, b in zip(after, before, strict=True)]
+            return jnp.stack(sizes).mean() / share**2
+
+        return jnp.stack([ratio(share) for share in shares])
+
     cases = [(kind, power) for kind in ("branches of one layer", "plain") for power in (1.0, 0.5)]
     for kind, power in (*cases, ("depth-muP", 1.0)):
-        init, run, step = functions(net(kind, width, depth))
         variant = Variant("CE", power, ALL)
-
-        @jax.jit
-        def ratios(seed: Any, init: Any = init, run: Any = run, step: Any = step, variant: Any = variant) -> jax.Array:
-            params = init(seed)
-            change, x = step(params, variant)
-            before = run(params, x)[1]
-            eta = update_sizes(lambda params: run(params, x)[1], params, change)[0].mean() ** -0.5
-
-            def true(share: float) -> jax.Array:
-                after = run(jax.tree.map(lambda w, v: w + share * eta * v, params, change), x)[1]
-                sizes = [jnp.mean((a - b) ** 2) for a, b in zip(after, before, strict=True)]
-                return jnp.stack(sizes).mean() / share**2
-
-            return jnp.stack([true(share) for share in shares])
-
-        found = np.stack([np.asarray(ratios(np.uint32(seed)), float) for seed in range(seeds)])
-        for share, of in zip(shares, found.T, strict=True):
+        measured = of_seeds(functools.partial(ratios, of=net(kind, width, depth), variant=variant), seeds)
+        for share, of_share in zip(shares, measured.T, strict=True):
             name = f"{kind}, {variant}: change at {share:g} eta* over its linearisation"
-            rows.append(Row("6", name, bands[share], *mean(of)))
+            rows.append(Row("6", name, bands[share], *mean(of_share)))
     return rows
 
 
@@ -494,22 +479,23 @@ def mean_change_of_cnns(
     for (name, make, rule, padding, band), side in itertools.product(cases, sides):
         models = [make(width, depth, padding=padding) for depth in depths]
         nets = [Net(model, dm.parameterization(**rule), (side, FEATURES)) for model in models]
-        s = np.stack([mean_changes(of, [Variant()], seeds)[0] for of in nets], axis=1)
-        rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *slope(depths, s**-0.5)))
+        found = slope(depths, best_rates(nets, [Variant()], seeds)[0])
+        rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *found))
     return rows
 
 
 def mean_change_over_width(widths: Sequence[int] = (64, 128, 256, 512), depth: int = 6, seeds: int = 32) -> list[Row]:
     """Whether eta* depends on width (paper B, Theorem 1), with both readouts; and with as many outputs as units."""
     rows = []
+    variants = [Variant(loss, readout) for loss in ("one sample", "CE") for readout in (1.0, 0.5)]
+    many = Variant("MSE of all outputs", 0.5)
     for kind in ("plain", "branches of one layer"):
-        variants = {Variant(loss, readout): readout - 1 for loss in ("one sample", "CE") for readout in (1.0, 0.5)}
-        s = np.stack([mean_changes(net(kind, n, depth), list(variants), seeds) for n in widths], axis=2)
-        for (variant, exponent), of in zip(variants.items(), s, strict=True):
-            rows.append(Row("6", f"{kind}: eta* in N, {variant}", about(exponent, 0.25), *slope(widths, of**-0.5)))
-        many = Variant("MSE of all outputs", 0.5)
-        s = np.stack([mean_changes(net(kind, n, depth, outputs=n), [many], seeds)[0] for n in widths], axis=1)
-        rows.append(Row("6", f"{kind}: eta* in N, N outputs, {many}", about(0, 0.25), *slope(widths, s**-0.5)))
+        rates = best_rates((net(kind, n, depth) for n in widths), variants, seeds)
+        for variant, of in zip(variants, rates, strict=True):
+            band = about(variant.readout - 1, 0.25)
+            rows.append(Row("6", f"{kind}: eta* in N, {variant}", band, *slope(widths, of)))
+        (rates,) = best_rates((net(kind, n, depth, outputs=n) for n in widths), [many], seeds)
+        rows.append(Row("6", f"{kind}: eta* in N, N outputs, {many}", about(0, 0.25), *slope(widths, rates)))
     return rows
 
 
@@ -528,22 +514,20 @@ def training(
         best = np.asarray(log2_rates)[losses.argmin(axis=2)]  # (depths, seeds)
         edges = np.isin(best, [log2_rates[0], log2_rates[-1]]).mean()
         inside = f"; {100 * edges:.0f}% at the edge of the grid" if edges else ""
-        found = slope(depths, np.exp2(best.T))
         band = about(exponent(kind, Variant("CE", 0.5, ALL)), 0.25)
-        rows.append(Row("6", f"{kind}: best learning rate of short trainings, in L{inside}", band, *found))
+        name = f"{kind}: best learning rate of short trainings, in L{inside}"
+        rows.append(Row("6", name, band, *slope(depths, np.exp2(best.T))))
     return rows
 
 
 def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -> np.ndarray:
     """Cross-entropy over the clusters after training, (seeds, rates); infinite where it diverged."""
-    init, run, _ = functions(of)
-    rates = dm.factors(of.p, model_specs(of.model, of.shape)).lr
     rng = np.random.default_rng(1)
     centres, labels = rng.normal(size=(CLASSES, *of.shape)), rng.integers(0, CLASSES, 512)
     x = jnp.asarray(centres[labels] + rng.normal(size=(512, *of.shape)), jnp.float32)
 
     def loss(params: PyTree, chosen: Any) -> jax.Array:
-        logits = run(params, x[chosen])[0]
+        logits = of.run(params, x[chosen])[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels)[chosen]).mean()
 
     def one(trial: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -553,13 +537,13 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
         def step(params: PyTree, i: jax.Array) -> tuple[PyTree, None]:
             batch = jax.random.randint(jax.random.fold_in(key, i), (32,), 0, len(x))
             grads = jax.grad(loss)(params, batch)
-            return jax.tree.map(lambda w, g, own: w - rate * own * g, params, grads, rates), None
+            return jax.tree.map(lambda w, g, factor: w - rate * factor * g, params, grads, of.rates), None
 
-        return loss(jax.lax.scan(step, init(seed), jnp.arange(steps))[0], slice(None))
+        return loss(jax.lax.scan(step, of.init(seed), jnp.arange(steps))[0], slice(None))
 
     trials = np.repeat(np.arange(seeds, dtype=np.uint32), len(log2_rates)), np.tile(np.exp2(log2_rates), seeds)
-    found = np.asarray(jax.jit(lambda trials: jax.lax.map(one, trials))((trials[0], trials[1].astype(np.float32))))
-    return np.where(np.isfinite(found), found, np.inf).reshape(seeds, -1)
+    losses = np.asarray(jax.jit(lambda trials: jax.lax.map(one, trials))((trials[0], trials[1].astype(np.float32))))
+    return np.where(np.isfinite(losses), losses, np.inf).reshape(seeds, -1)
 
 
 CHECKS: dict[str, Callable[..., list[Row]]] = {
@@ -576,15 +560,14 @@ CHECKS: dict[str, Callable[..., list[Row]]] = {
 }  # fmt: skip
 
 
-def main(names: Sequence[str]) -> None:
-    for unknown in set(names) - set(CHECKS):
-        sys.exit(f"unknown check {unknown!r} (known: {', '.join(CHECKS)})")
+def main() -> None:
+    options = command_line.parser("experiments.theory_checks", __doc__, "check", CHECKS).parse_args()
     print(f"{'':5} {'what is measured':82} {'stated':16} {'measured [95%]':30} holds")
-    for name in names or CHECKS:
+    for name in options.checks:
         for row in CHECKS[name]():
             print(row, flush=True)
 
 
 if __name__ == "__main__":
     prepare_cpu(1)
-    main(sys.argv[1:])
+    main()

@@ -14,7 +14,6 @@ rows of --scale=paper and a report for each sweep stay in the workdir.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -32,7 +31,7 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import checked
 from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
-from experiments import published
+from experiments import command_line, published
 from experiments.figures import page
 from experiments.figures.figure import Paper
 from experiments.published import Sweep
@@ -106,22 +105,14 @@ def missing_data(settings: Settings, classes: int) -> str:
 
 
 def main(paper: Paper) -> None:
-    names = ", ".join(paper.figures)
-    parser = argparse.ArgumentParser(
-        prog=f"python -m experiments.{paper.name}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {names}; none: all")
+    parser = command_line.parser(f"experiments.{paper.name}", __doc__, "figure", paper.figures)
     parser.add_argument("--data", help="folder of images: train/CLASS/*.jpg, test/CLASS/*.jpg")
     parser.add_argument("--scale", choices=("demo", "paper"), default="demo")
     parser.add_argument("--workdir", type=Path, default=Path("runs") / paper.name, help="where unfinished sweeps are")
     parser.add_argument("--dry_run", action="store_true", help="print what is missing and its cost")
     options = parser.parse_args()
-    if unknown := set(options.figures) - paper.figures.keys():
-        parser.error(f"no figure {', '.join(sorted(unknown))}; there are {names}")
-    chosen = {name: figure for name, figure in paper.figures.items() if not options.figures or name in options.figures}
-    sweeps = {name: (config, one.classes) for one in chosen.values() for name, config in one.sweeps.items()}
+    chosen = [figure for name, figure in paper.figures.items() if name in options.figures]
+    sweeps = {name: (config, figure.classes) for figure in chosen for name, config in figure.sweeps.items()}
     seen: dict[str, tuple[Settings, int]] = {}
     try:
         for name, (config, classes) in sweeps.items():
@@ -147,4 +138,4 @@ def main(paper: Paper) -> None:
     finally:
         if options.scale == "demo" and not options.dry_run:
             drawn = draw(paper)[paper.name]
-            print("\n\n".join(page.details(figure, drawn) for figure in chosen.values()))
+            print("\n\n".join(page.details(figure, drawn) for figure in chosen))

@@ -17,7 +17,6 @@ Cost: 19 networks of 8 to 12 depths, an hour on two cores. Expect: docs/theory.m
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -34,6 +33,7 @@ from depthmup.report.calibration import calibrate
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import QUANTITIES
+from experiments import command_line
 from experiments.figures.command import settings_of
 from experiments.figures.figure import markdown
 from experiments.paper_b import fig2a, ingredients, networks
@@ -42,6 +42,7 @@ from experiments.paper_b.averages import MEANS
 from experiments.paper_b.exponents import text
 
 SEEDS = 4
+SWEEPS = {**ingredients.SCREEN, **fig2a.SWEEPS}
 
 
 def measured(settings: Settings) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _rounded(values: np.ndarray) -> list[list[float]]:
 def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
     """{network: {depth: settings}} of all that is measured."""
     result = {}
-    for sweep, config in {**ingredients.SCREEN, **fig2a.SWEEPS}.items():
+    for sweep, config in SWEEPS.items():
         settings = settings_of(config("demo"), data)
         depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
         models = {depth: dataclasses.replace(settings.model, depth=depth) for depth in sorted(depths)}
@@ -78,21 +79,14 @@ def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.paper_b.initial",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="none: all")
+    names = [ingredients.name_of(sweep) for sweep in SWEEPS]
+    parser = command_line.parser("experiments.paper_b.initial", __doc__, "network", names)
     parser.add_argument("--data", required=True, help="folder of CIFAR-10: train/CLASS/*.jpg, test/CLASS/*.jpg")
     options = parser.parse_args()
     known = wanted(options.data)
-    if unknown := set(options.networks) - known.keys():
-        parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     content = json.loads(FILE.read_text()) if FILE.exists() else {}
-    chosen = options.networks or list(known)
     try:
-        for name in chosen:
+        for name in options.networks:
             of_network = content.setdefault(name, {})
             for depth in (depth for depth in known[name] if str(depth) not in of_network):
                 print(f"{name}, depth {depth}", flush=True)
@@ -100,7 +94,7 @@ def main() -> None:
                 write_atomically(FILE, json.dumps(content) + "\n")
     except ValueError as error:
         sys.exit(f"error: {error}")
-    print(exponents(chosen))
+    print(exponents(options.networks))
 
 
 def exponents(names: Sequence[str]) -> str:
