@@ -9,7 +9,6 @@ images that docs/results.md was made with.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from PIL import Image
 
 from depthmup.data.images import builder_of, opened
+from experiments import command_line
 
 QUALITY = 75
 
@@ -45,11 +45,7 @@ def _number(record: Any) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.cifar10_folder",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("experiments.cifar10_folder", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--data_dir", help="where TFDS's cifar10 is; default ~/tensorflow_datasets")
     options = parser.parse_args()

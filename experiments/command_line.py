@@ -1,4 +1,4 @@
-"""Command lines of experiments that take names: of cases, kinds, networks or figures."""
+"""Command lines of experiments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Collection
 
 
-def parser(module: str, doc: str | None, what: str, known: Collection[str]) -> argparse.ArgumentParser:
-    """Its positional arguments are names of `known`, such as the "cases" for "case"; none: all."""
+def parser(module: str, doc: str | None, what: str = "", known: Collection[str] = ()) -> argparse.ArgumentParser:
+    """With `what`, such as "case", the positional arguments `cases` are names of `known`; none: all."""
 
     def name(argument: str) -> str:
         if argument not in known:
@@ -17,6 +17,8 @@ def parser(module: str, doc: str | None, what: str, known: Collection[str]) -> a
     result = argparse.ArgumentParser(
         prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if not what:
+        return result
     words = f"of {', '.join(known)}; none: all"
     result.add_argument(f"{what}s", nargs="*", metavar=what.upper(), type=name, default=[*known], help=words)
     return result

@@ -24,7 +24,7 @@ from depthmup.models import ResidualCNN, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import lazy_conv_kernels
 from experiments.networks import noisy_law
-from experiments.results import Row, about
+from experiments.results import Row, about, of_law
 
 GAIN, TAPS = 2.0, 9
 
@@ -75,14 +75,13 @@ def rows(
 ) -> list[Row]:
     """widths, depth, seeds, padding: of the networks. depths: between which the slope in depth is taken."""
     x, result = images(samples), []
-    found = [networks(x, width, depth, seeds, padding, i * seeds) for i, width in enumerate(widths)]
+    measured = [networks(x, width, depth, seeds, padding, i * seeds) for i, width in enumerate(widths)]
     exact = limit(x, depth, padding)
     for name, kernel in exact.items():
         size = float(np.mean(kernel**2))
-        mse, error = np.array([ensemble_errors(of[name], kernel).squared_error for of in found]).T / size
-        law = noisy_law(widths, mse, error)
+        mse, error = np.array([ensemble_errors(of[name], kernel).squared_error for of in measured]).T / size
         statement = f"convolutions, {name}: squared error, slope in N"
-        result.append(Row("2.2", statement, about(-1, 0.3), law.exponent, law.high - law.exponent))
+        result.append(Row("2.2", statement, about(-1, 0.3), *of_law(noisy_law(widths, mse, error))))
     for kind in ("circular", "zero"):
         infinite, *finite = (limit(x, at, kind) for at in (None, *depths))
         for name in exact:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,10 @@ TABLES: dict[str, Callable[[Sweep], str]] = {
     "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
         page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
     ),
-    "answers over depth": lambda sweep: _code(words.answers([c for c in sweep.curves if c.axis == "depth"])),
+    "answers over depth": lambda sweep: textwrap.indent(
+        words.answers([c for c in sweep.curves if c.axis == "depth"]), "    "
+    ),
 }
-
-
-def _code(text: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
 def _numbers(name: str) -> Any:

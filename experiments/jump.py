@@ -29,7 +29,6 @@ rows decide nothing. Nothing is trained again after looking but by more seeds fo
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 
@@ -47,10 +46,12 @@ from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
-from experiments.figures.figure import IMAGES, Interval, best_losses, markdown
+from experiments import command_line
+from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
 from experiments.published import RESULTS, ROOT
+from experiments.results import Interval, markdown
 from experiments.scaling import regret
 
 RUNS, ROWS = ROOT / "runs" / "jump", RESULTS / "jump.parquet"
@@ -139,7 +140,7 @@ def draw() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.jump", description=__doc__.splitlines()[0])
+    parser = command_line.parser("experiments.jump", __doc__.splitlines()[0])
     parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
     arguments = parser.parse_args()
     prepare_cpu()

@@ -49,11 +49,12 @@ from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.sweep import judge
 from experiments import command_line
-from experiments.figures.figure import cells, markdown
+from experiments.figures.figure import cells
 from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.sweeps import CHANCE, loss
 from experiments.published import RESULTS, ROOT
+from experiments.results import markdown
 
 HEADS, GROUPS, EXPERTS, ACTIVE = 4, 2, 4, 2
 CONTROL = "plain under sp"  # which has to fail

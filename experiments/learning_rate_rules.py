@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.results import markdown
+
 
 def table(summary: Mapping[str, Any], ratio: float) -> str:
     """A Markdown table from the content of a summary.json. Raises ValueError if no depth is `ratio` times the first."""
     curves = [curve for curve in summary["sweeps"] if curve["rules"]]
     names = list(dict.fromkeys(name for curve in curves for name in curve["rules"]))
-    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for curve in curves:
         first, depths = next(iter(curve["rules"].values()))["tuned"], curve["values"]
         if ratio * first not in depths:
@@ -33,8 +35,8 @@ def table(summary: Mapping[str, Any], ratio: float) -> str:
             missing = "-" if predicted is None else "no optimum"
             cells.append(missing if off is None else f"{off:+.2f} ({loss})")
         label = " ".join(filter(None, (curve["optimizer"], curve["parameterization"], curve["variant"])))
-        lines.append("| " + " | ".join([label, *cells]) + " |")
-    return "\n".join(lines)
+        lines.append((label, *cells))
+    return markdown(("", *names), lines)
 
 
 def main(ratio: float, workdirs: Sequence[Path]) -> None:

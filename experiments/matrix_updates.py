@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-PyTree = Any
+from depthmup.specs import PyTree
 
 
 class Moments(NamedTuple):

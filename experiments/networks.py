@@ -22,17 +22,14 @@ from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
 from depthmup.parameterization import ForwardFactors, LeafFactors, Name
 from depthmup.recipe import Recipe
-from depthmup.specs import is_spec
+from depthmup.specs import PyTree, is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Task, TrainState
 from depthmup.train.devices import trial_layout
 from depthmup.train.trainable import FOREVER
 
-PyTree = Any
-KX, Y = (
-    np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]]),
-    np.array([1, -0.5, 0.8]),
-)  # a problem of three samples
+# A problem of three samples.
+KX, Y = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]]), np.array([1, -0.5, 0.8])
 Observe = Callable[[PyTree, ForwardFactors], PyTree]
 # The parameters' roles in each group of weights of a `Problem`. A read-in of one input is a "vector".
 GROUPS = {"readin": ("input", "vector"), "branch": ("hidden",), "readout": ("readout",)}
@@ -60,34 +57,23 @@ def train(
     """Centred predictions F_t - F_0 of an ensemble, before each of `problem.steps` steps: (seeds, steps, *y.shape).
 
     Loss (1/2P) sum |F - F_0 - y|^2 over a batch of P samples, learning rate eta0 gamma0^2 N on all weights of the
-    canonical form (docs/theory.md sections 0 and 1). They are stored as the package stores them: the same function and
-    trajectory. Float64 where it is switched on. A network whose loss is not finite stays as it was before that step.
+    canonical form (docs/theory.md sections 0 and 1), momentum and decay coupled (4.3). Float64 where it is switched on.
+    A network whose loss is not finite stays as it was before that step. Raises ValueError for what does not fit.
 
     Args:
-      problem: what the limit is computed of, too; of a finite depth, with one eta0, gamma0 > 0, branches of one weight,
-        and an activation that has a name. Momentum and decay are coupled, as in docs/theory.md section 4.3.
+      problem: what the limit is computed of, too.
       x: inputs (P, D) whose kernel x x^T / D is `problem.Kx`; None for `inputs(problem.Kx)`.
-      residual: see `network`.
-      parameterization: see `dm.parameterization`; the read-in's learning rate is that of the table in docs/theory.md
-        section 1, 1/D of the package's own.
-      batches: indices of the samples of each step, all of one size, in place of `problem.sample_weights`; None for full
-        batches.
-      mirrored: average each network with that of the opposite readout weights (the same as training it on -y and
-        changing the sign of its predictions): cancels what is odd in y.
+      batches: indices of the samples of each step, all of one size; None for full batches.
+      mirrored: average each network with that of the opposite readout weights: cancels what is odd in y.
       observe: (parameters of `network`, forward factors) -> pytree, measured at the first and the last step. Then the
         result is (predictions, that pytree with leading axes (seeds, 2)). One function object is one program.
       chunk: networks trained side by side by `vmap`; by default as many as are fast.
-
-    Raises ValueError for what is unknown, out of range or does not fit.
     """
     dtype = jnp.result_type(float)
-    _check(problem)
+    depth, activation = _checked(problem)
     at_least_one("seeds", seeds)
     x, y, steps = _inputs_of(problem, x), np.asarray(problem.y), problem.steps
     targets = jnp.asarray(y.reshape(len(y), -1), dtype)
-    depth, activation = problem.depth, problem.activation
-    assert depth is not None
-    assert isinstance(activation, str)
     model = network(width, depth, targets.shape[1], activation, problem.readout, residual)
     model.check(x.shape)
     task = RegressionTask(model, x.shape[1:], "momentum" if problem.momentum else "sgd", RECIPE)
@@ -114,7 +100,6 @@ def network(
     """The module that `train` trains, its blocks unrolled: 1.6 times faster than scanned, but slower to compile.
 
     depth: number of residual branches, or without residual that of hidden layers of `MLP`, the read-in among them.
-    Raises ValueError for a readout that the plain network does not have.
     """
     if residual:
         return ResidualMLP(width, depth, outputs, activation, readout=readout, scan=False)
@@ -147,8 +132,8 @@ class RegressionTask(Task):
         return jax.tree.map(lambda w: w.astype(jnp.result_type(float)), params), statistics
 
 
-def _check(problem: Problem) -> None:
-    """Raises ValueError for a problem that the limit has a solution of, but that `train` has no network for."""
+def _checked(problem: Problem) -> tuple[int, str]:
+    """(depth, activation). Raises ValueError for a problem that has a limit, but that `train` has no network for."""
     for missing, needed in (
         (problem.depth is None, "a finite depth"),
         (problem.lazy, "gamma0 above 0"),
@@ -159,6 +144,9 @@ def _check(problem: Problem) -> None:
     ):
         if missing:
             raise ValueError(f"networks need {needed}")
+    assert problem.depth is not None
+    assert isinstance(problem.activation, str)
+    return problem.depth, problem.activation
 
 
 def _inputs_of(problem: Problem, x: np.ndarray | None) -> np.ndarray:

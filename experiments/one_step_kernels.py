@@ -32,7 +32,6 @@ from experiments.results import ticks, write
 
 CS = (0.5, 1.0)
 READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # {read-in: the groups that are trained}
-TIMES = (0.25, 0.5, 0.75, 1.0)
 X = np.ones((1, 2))  # one sample
 
 
@@ -69,28 +68,18 @@ def draw_kernels(
         mean, error = networks(c, readin, width, depth, seeds)
         z = (mean - same_depth.H1) / error
         axes.plot(limit.times, limit.H1, color=f"C{color}", label=f"c = {c:g}, L = ∞, closed form")
-        rows = {"L = inf": at_times(limit.H1)}
         for style, L in zip((":", "--", "-."), depths, strict=False):
             finite, label = solution(c, L), f"L = {L}" if labelled else None
             axes.plot(finite.times, finite.H1, style, color=f"C{color}", lw=1, label=label)
-            rows[f"L = {L}"] = at_times(finite.H1)
         shown = slice(None, None, max(1, depth // 8))
         bars: dict[str, Any] = dict(yerr=2 * error[shown], fmt="o", ms=4, capsize=2, color=f"C{color}", lw=1)
         label = f"networks, N = {width}, L = {depth}" if labelled else None
         axes.errorbar(same_depth.times[shown], mean[shown], **bars, label=label)
-        rows |= {"networks": at_times(mean), "s.e.": at_times(error), "z": at_times(z)}
-        for name, row in rows.items():
-            print(f"  {c:3g} {readin:8} {name:9}" + "".join(f"{value:10.4f}" for value in row))
-        print(f"  {c:3g} {readin:8} largest |z| of all layers: {np.abs(z).max():.1f}")
-        numbers[f"c = {c:g}"] = {**rows, "largest z": np.abs(z).max()}
+        print(f"  {c:3g} {readin:8} {np.abs(z).max():.1f}")
+        numbers[f"c = {c:g}"] = {"limit": limit.H1, "networks": mean, "s.e.": error, "largest z": np.abs(z).max()}
     axes.set(xlabel="layer time", ylabel="H_1 (bars: 2 s.e.)", yscale="log", ylim=(0.9, 120))
     ticks(axes.yaxis, (1, 2, 5, 10, 20, 50, 100))
     return numbers
-
-
-def at_times(values: np.ndarray) -> np.ndarray:
-    """The values at TIMES, from values at evenly spaced layer times from 0 to 1."""
-    return values[[round(time * (len(values) - 1)) for time in TIMES]]
 
 
 def draw_convergence(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
@@ -115,8 +104,8 @@ def main(
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     axes = figure.subplots(1, 3)
     numbers: dict[str, Any] = {}
-    print(f"H_1 at layer time {TIMES}; networks of width {width} and depth {depth}, {seeds} mirrored pairs")
-    print("z: (mean - recursion at that depth) / s.e.\n    c read-in")
+    print(f"H_1 of networks of width {width} and depth {depth}, {seeds} mirrored pairs: the largest")
+    print("|mean - recursion at that depth| / s.e. of all layers\n    c read-in")
     for number, (panel, readin) in enumerate(zip(axes, READINS, strict=False), 1):
         numbers[readin] = draw_kernels(panel, readin, depths, width, depth, seeds)
         panel.set(title=f"{number}. After one step, read-in {readin}")

@@ -29,11 +29,10 @@ from depthmup.backend import prepare_cpu
 from depthmup.measure import Probe
 from depthmup.optim import scale_by_tree
 from depthmup.parameterization import FamilyName, Name
-from depthmup.specs import is_spec
+from depthmup.specs import PyTree, is_spec
 from depthmup.wrap_optimizer import Rules, rules_of, wrapped
 from experiments import matrix_updates
 
-PyTree = Any
 INPUTS, OUTPUTS, EXAMPLES = 32, 4, 8
 LEARNING_RATE = 2.0**-9
 UPDATES: Mapping[str, optax.GradientTransformation] = {

@@ -75,7 +75,6 @@ class Kind(NamedTuple):
     cliff: float | None = None
     moving: float = 0.0
     soft: bool = False
-    flat: bool = False
     jump: float | None = None
     ramp: float = 0.5
 
@@ -100,7 +99,7 @@ SMOOTH = (
     ONE_SIDED,
     Kind("one-sided, steep to the right", corner(0.7, 1.0, 0.4), 0.15),
 )
-FLAT = Kind("flat bottom", lambda u: 0.3 * np.maximum(np.abs(u) - 1, 0) ** 2, 0.08, flat=True)
+FLAT = Kind("flat bottom", lambda u: 0.3 * np.maximum(np.abs(u) - 1, 0) ** 2, 0.08)
 SHARP = Kind("corner sharper than the grid", corner(0.7, 0.35, 0.1), 0.15)
 CLIFFS = [
     kind._replace(name=f"{kind.name}, {name} cliff", cliff=distance, moving=moving, soft=soft)

@@ -1,9 +1,10 @@
-"""The output of an experiment: a picture, or rows of statements and measured values."""
+"""What experiments have in common: pictures, rows of statements and measured values, intervals, verdicts, tables."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from depthmup.fit import PowerLaw
 from depthmup.fit.curve import half_width
 from depthmup.report.figures import png
 
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 Band = tuple[float, float]
 
 
@@ -72,3 +74,56 @@ def ticks(axis: Axis, values: Sequence[float]) -> None:
     """Give a logarithmic axis (`axes.xaxis` or `axes.yaxis`) ticks at these values only, written without powers."""
     axis.set_ticks(values, [f"{value:g}" for value in values])
     axis.set_ticks([], minor=True)
+
+
+class Interval(NamedTuple):
+    """A number with the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, form: str = "+.2f", unit: str = "") -> str:
+        """Such as "+0.5% [-0.1, +1.1]", each number in the format `form`."""
+        return interval(self, form, unit)
+
+    def minus(self, other: Interval) -> Interval:
+        """The difference of two numbers whose errors are independent."""
+        value, half = self.value - other.value, math.hypot(self.high - self.low, other.high - other.low) / 2
+        return Interval(value, value - half, value + half)
+
+    def against(self, claimed: float, close: float) -> str:
+        """The verdict on the claim that the number is `claimed`.
+
+        It disagrees where the interval excludes the claim, agrees where the interval lies within `close` of it, and is
+        undecided where the interval is wider.
+        """
+        within = max(self.high - claimed, claimed - self.low) < close
+        return decided(within, not self.low <= claimed <= self.high)
+
+
+def paired(differences: np.ndarray) -> Interval:
+    """The mean of paired differences, (seeds,), with its 95% interval by Student's t."""
+    value, half = mean(differences)
+    return Interval(value, value - half, value + half)
+
+
+def percent(ratios: np.ndarray) -> Interval:
+    """By how many percent paired losses differ, of their ratios, (seeds,): the geometric mean."""
+    return Interval(*(100 * math.expm1(end) for end in paired(np.log(ratios))))
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
+
+
+def decided(agrees: bool, disagrees: bool) -> str:
+    """A verdict from whether a claim surely holds, and whether it surely does not."""
+    return DISAGREES if disagrees else AGREES if agrees else UNDECIDED
+
+
+def combined(answers: Sequence[str]) -> str:
+    """One disagreement disagrees; else one undecided answer is undecided."""
+    return decided(UNDECIDED not in answers, DISAGREES in answers)

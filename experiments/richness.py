@@ -183,14 +183,11 @@ def curves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: 
     # Not needed, but then the programs are those of `moves`.
     observe = last_kernels(nets["width"], shape["depth"], "tanh")
     numbers: dict[str, Any] = {}
-    print("\nlast predictions, tanh: networks (s.e.) and theory; largest difference over all times and samples")
     for i, gamma0 in enumerate(gammas):
         limit, rich = problems("tanh", (gamma0, gamma0 or SMALL), shape)
         theory = dmft(limit, samples=samples).predictions
         value, error = mean_error(train(rich, mirrored=True, observe=observe, **nets)[0])
         numbers[f"{gamma0:g}"] = {"theory": theory, "networks": value, "stderr": error}
-        triples = (f"{v:+.3f} ({e:.3f}) {t:+.3f}" for v, e, t in zip(value[-1], error[-1], theory[-1], strict=True))
-        print(f"gamma0 {gamma0:<3g}", *triples, f"{np.abs(value - theory).max():.3f}", sep="  ")
         axis.plot(theory[:, 1], color=f"C{i}", label=f"gamma0 = {gamma0:g}")
         axis.errorbar(range(len(value)), value[:, 1], 2 * error[:, 1], fmt="o", ms=4, color=f"C{i}")
     axis.axhline(Y[1], color="black", lw=1, ls=":", label="target")

@@ -60,10 +60,11 @@ from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
 from experiments import command_line
-from experiments.figures.figure import IMAGES, Interval, best_losses, markdown, percent
+from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, batches, loss, setup
 from experiments.published import RESULTS, ROOT
+from experiments.results import Interval, markdown, percent
 
 RUNS = ROOT / "runs" / "scaling"
 ROWS = RESULTS / "scaling.parquet"

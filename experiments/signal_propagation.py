@@ -128,16 +128,13 @@ def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 
     result = []
     for name, model, power, branch, ratio in cases:
         for what, moments in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
-            measured = mean(ratios(moments))
-            result.append(
-                Row("6a", f"{name} = {depth}: {what} of a layer over the one before", about(ratio, 0.02), *measured)
-            )
+            statement = f"{name} = {depth}: {what} of a layer over the one before"
+            result.append(Row("6a", statement, about(ratio, 0.02), *mean(ratios(moments))))
     grown = float(variance_map("gelu", PAPER, 11)[10])
     result.append(Row("6a", "GELU, paper's init: variance after ten layers", about(16.1, 0.1), grown))
     for name, gain, factor in (("paper's init", PAPER, 1.29), ("He's gain 2", 2.0, 0.912)):
-        result.append(
-            Row("6a", f"GELU, {name}: gradients, factor of a layer", about(factor, 0.005), gain * slope_moment("gelu"))
-        )
+        statement = f"GELU, {name}: gradients, factor of a layer"
+        result.append(Row("6a", statement, about(factor, 0.005), gain * slope_moment("gelu")))
     for side in sides:
         left = float(zero_padded_variance(side, layers)[-1])
         networks, error = (float(of[-1]) for of in padding_loss(side, layers, seeds))

@@ -30,6 +30,7 @@ from depthmup.fit import capped, ensemble_errors, optimum
 from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
+from depthmup.specs import PyTree
 from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
 from experiments import command_line, convolutional_kernels, signal_propagation, two_weight_blocks
 from experiments.networks import KX, Y, mean_error, network, noisy_law, train
@@ -39,7 +40,6 @@ from experiments.results import Row, about, mean, of_law
 from experiments.richness import exponent as clear_exponent
 from experiments.richness import last_kernels
 
-PyTree = Any
 CLASSES, FEATURES, BATCH = 10, 64, 16
 
 

@@ -8,11 +8,12 @@ SOURCE is the unpacked tiny-imagenet-200. It takes the first classes in alphabet
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from PIL import Image
+
+from experiments import command_line
 
 
 def write(source: Path, folder: Path, classes: int = 100, images: int = 50) -> None:
@@ -34,11 +35,7 @@ def write(source: Path, folder: Path, classes: int = 100, images: int = 50) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.tiny_imagenet_folder",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("experiments.tiny_imagenet_folder", __doc__)
     parser.add_argument("source", type=Path, metavar="SOURCE")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--classes", type=int, default=100)

@@ -16,7 +16,6 @@ The networks are written out below in the canonical form (docs/theory.md section
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,7 +26,7 @@ import numpy as np
 from depthmup.theory import Problem
 from experiments.convergence import bias, blocks, of_doubling, slope
 from experiments.networks import KX, Y, inputs
-from experiments.results import Row, about, mean
+from experiments.results import Row, about, mean, of_law
 
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
 DEPTH_STEPS = 6  # number of steps of part 3
@@ -69,8 +68,10 @@ def predict(weights: Weights, x: jax.Array, activation: str) -> jax.Array:
     return PHI[activation](states(weights, x, activation)[0]) @ weights["out"] / len(weights["out"])
 
 
-@functools.partial(jax.jit, static_argnames=("width", "activation", "chunk"))
-def _train(keys: jax.Array, x: jax.Array, y: jax.Array, *, width: int, activation: str, chunk: int) -> jax.Array:
+def networks(activation: str, width: int, seeds: int) -> np.ndarray:
+    """Centred predictions without t = 0, (seeds, STEPS - 1, P)."""
+    x, y = (jnp.asarray(of, jnp.float32) for of in (inputs(KX), Y))
+
     def one(key: jax.Array) -> jax.Array:
         weights = initial(key, width, DEPTH, x.shape[1])
         start = predict(weights, x, activation)
@@ -85,20 +86,20 @@ def _train(keys: jax.Array, x: jax.Array, y: jax.Array, *, width: int, activatio
 
         return jax.lax.scan(step, weights, length=STEPS)[1]
 
-    return jax.lax.map(one, keys, batch_size=chunk)
-
-
-def networks(activation: str, width: int, seeds: int) -> np.ndarray:
-    """Centred predictions without t = 0, (seeds, STEPS - 1, P)."""
     keys = jax.random.split(jax.random.key(2 * width + list(PHI).index(activation)), seeds)
     # A power of 2 divides the number of seeds: a smaller last chunk would be another program to compile.
     chunk = 2 ** max(0, int(math.log2(TOGETHER / (2 * DEPTH * width**2))))
-    x, y = (jnp.asarray(of, jnp.float32) for of in (inputs(KX), Y))
-    return np.asarray(_train(keys, x, y, width=width, activation=activation, chunk=chunk), float)[:, 1:]
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=chunk))(keys), float)[:, 1:]
 
 
-@functools.partial(jax.jit, static_argnames=("width", "depth"))
-def _changes(keys: jax.Array, *, width: int, depth: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def changes(width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Changes of ReLU networks in one step on one sample with x.x = y = 1, per unit of eta_0 as eta_0 -> 0.
+
+    Returns the RMS change of h^L if only the inner and if only the outer matrices are trained, (seeds, 2), the cosine
+    between these two changes, (seeds,), and the RMS change of inner pre-activations by the update of their own
+    matrices, (seeds,).
+    """
+
     def one(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights, x = initial(key, width, depth, 1), jnp.ones((1, 1))
         gradient = jax.grad(lambda weights: predict(weights, x, "relu")[0])(weights)
@@ -113,17 +114,7 @@ def _changes(keys: jax.Array, *, width: int, depth: int) -> tuple[jax.Array, jax
         pre_activations = jnp.einsum("lij,lj->li", width * gradient["inner"], features) / width**0.5
         return rms, inner @ outer / width / rms.prod(), jnp.sqrt(jnp.mean(pre_activations**2))
 
-    return jax.lax.map(one, keys)
-
-
-def changes(width: int, depth: int, seeds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Changes of ReLU networks in one step on one sample with x.x = y = 1, per unit of eta_0 as eta_0 -> 0.
-
-    Returns the RMS change of h^L if only the inner and if only the outer matrices are trained, (seeds, 2), the cosine
-    between these two changes, (seeds,), and the RMS change of inner pre-activations by the update of their own
-    matrices, (seeds,).
-    """
-    measured = _changes(jax.random.split(jax.random.key(depth), seeds), width=width, depth=depth)
+    measured = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(depth), seeds))
     rms, cosine, pre_activations = (np.asarray(values, float) for values in measured)
     return rms, cosine, pre_activations
 
@@ -142,7 +133,7 @@ def rows(
         trained = [networks(activation, n, count) for n, count in of_width.items()]
         law = slope([*of_width], lambda of: [bias(runs, of) for runs in trained], limit)  # noqa: B023
         name = f"{activation}, two matrices: distance of networks from the DMFT, slope in N"
-        result.append(Row("4.5", name, about(-1, 0.8), law.exponent, law.high - law.exponent))
+        result.append(Row("4.5", name, about(-1, 0.8), *of_law(law)))
         if activation == "relu":
             apart = limit.mean(axis=0) - blocks(problem("relu", 1), samples, 1).mean(axis=0)
             name = "relu: rms distance between the DMFT of one and of two matrices"
@@ -158,6 +149,5 @@ def rows(
     for name, matrices in BRANCHES.items():
         at = {L: dataclasses.replace(problem("relu", matrices), depth=L, steps=DEPTH_STEPS) for L in limit_depths}
         _, law = of_doubling({L: blocks(one, samples, 1) for L, one in at.items()})
-        name = f"relu, {name}: |F_2L - F_L|, slope in L"
-        result.append(Row("4.1", name, about(-1, 0.5), law.exponent, law.high - law.exponent))
+        result.append(Row("4.1", f"relu, {name}: |F_2L - F_L|, slope in L", about(-1, 0.5), *of_law(law)))
     return result

@@ -72,7 +72,7 @@ def test_one_step_kernels(picture, monkeypatch):
     assert picture.stat().st_size > 10_000
     for readin, last in (("frozen", 15.033375), ("trained", 66.756768)):  # docs/theory.md section 3
         found = numbers[readin]["c = 1"]
-        np.testing.assert_allclose(found["L = inf"][-1], last, atol=1e-6)
+        np.testing.assert_allclose(found["limit"][-1], last, atol=1e-6)
         assert found["largest z"] < 4.5
         assert found["s.e."][-1] < 0.1 * found["networks"][-1]
         slopes = numbers["convergence"][f"c = 1, {readin}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,39 +17,12 @@ from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.published import RESULTS, ROOT, Sweep
-from experiments.results import interval, mean
+from experiments.results import UNDECIDED, Interval, combined, decided, markdown
 
-AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
 Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAGREES or UNDECIDED)
-
-
-class Interval(NamedTuple):
-    """A number with the ends of its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def text(self, form: str = "+.2f", unit: str = "") -> str:
-        """Such as "+0.5% [-0.1, +1.1]", each number in the format `form`."""
-        return interval(self, form, unit)
-
-    def minus(self, other: Interval) -> Interval:
-        """The difference of two numbers whose errors are independent."""
-        value, half = self.value - other.value, math.hypot(self.high - self.low, other.high - other.low) / 2
-        return Interval(value, value - half, value + half)
-
-    def against(self, claimed: float, close: float) -> str:
-        """The verdict on the claim that the number is `claimed`.
-
-        It disagrees where the interval excludes the claim, agrees where the interval lies within `close` of it, and is
-        undecided where the interval is wider.
-        """
-        within = max(self.high - claimed, claimed - self.low) < close
-        return decided(within, not self.low <= claimed <= self.high)
 
 
 class Outcome(NamedTuple):
@@ -199,17 +172,6 @@ def best_losses(result: Transfer, i: int) -> np.ndarray:
     return result.losses[i][means.argmin()]
 
 
-def paired(differences: np.ndarray) -> Interval:
-    """The mean of paired differences, (seeds,), with its 95% interval by Student's t."""
-    value, half = mean(differences)
-    return Interval(value, value - half, value + half)
-
-
-def percent(ratios: np.ndarray) -> Interval:
-    """By how many percent paired losses differ, of their ratios, (seeds,): the geometric mean."""
-    return Interval(*(100 * math.expm1(end) for end in paired(np.log(ratios))))
-
-
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
     """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
     drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
@@ -240,19 +202,3 @@ def panels(
 def along(curves: Sequence[TransferCurve], prefix: str) -> dict[str, list[TransferCurve]]:
     """{"prefix_width": the curves over width, "prefix_depth": those over depth}."""
     return {f"{prefix}_{axis}": [c for c in curves if c.axis == axis] for axis in ("width", "depth")}
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
-
-
-def decided(agrees: bool, disagrees: bool) -> str:
-    """A verdict from whether a claim surely holds, and whether it surely does not."""
-    return DISAGREES if disagrees else AGREES if agrees else UNDECIDED
-
-
-def combined(answers: Sequence[str]) -> str:
-    """One disagreement disagrees; else one undecided answer is undecided."""
-    return decided(UNDECIDED not in answers, DISAGREES in answers)

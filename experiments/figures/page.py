@@ -14,8 +14,9 @@ from depthmup.models.stack import natural
 from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
-from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps, markdown
+from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps
 from experiments.published import RESULTS, ROOT, Sweep
+from experiments.results import markdown
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"

@@ -24,17 +24,9 @@ from typing import Any
 
 from configs import cifar10_resnet
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import (
-    TRANSFERS,
-    Experiment,
-    Outcome,
-    Sweeps,
-    curve,
-    curve_table,
-    decided,
-    loss_pictures,
-)
+from experiments.figures.figure import TRANSFERS, Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures
 from experiments.paper_a.small import small
+from experiments.results import decided
 
 # {label: (sweep, variant)}
 VARIANTS = {

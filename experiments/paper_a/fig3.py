@@ -33,18 +33,9 @@ from typing import Any
 from configs import tiny_imagenet_vit
 from depthmup.fit import transfer
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import (
-    Experiment,
-    Outcome,
-    Sweeps,
-    curve,
-    curve_table,
-    decided,
-    loss_pictures,
-    markdown,
-    says,
-)
+from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
 from experiments.paper_a.small import TIMES, in_tenth, small
+from experiments.results import decided, markdown
 
 
 def vit(scale: str) -> Any:

@@ -29,9 +29,9 @@ from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
 from depthmup.parameterization import Name, parameterization
-from experiments.figures.figure import Experiment, Outcome, Sweeps, decided, markdown, panels, percent
+from experiments.figures.figure import Experiment, Outcome, Sweeps, panels
 from experiments.paper_a import fig1
-from experiments.results import ticks
+from experiments.results import decided, markdown, percent, ticks
 
 WIDTHS = (32, 64, 128)
 DEPTHS = (3, 6, 12, 24)

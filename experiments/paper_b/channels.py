@@ -33,10 +33,11 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures.figure import UNDECIDED, Experiment, Interval, Outcome, Sweeps, markdown
+from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.paper_b import ingredients, networks
 from experiments.paper_b.exponents import BOTH, CLAIMED, CLOSE, MEASURES, UNKNOWN, along_depth
 from experiments.published import Sweep
+from experiments.results import UNDECIDED, Interval, markdown
 
 ENDS = (2, 24)
 DOUBLINGS = math.log2(ENDS[1] / ENDS[0])

@@ -15,20 +15,9 @@ from depthmup.fit import PowerLaw, Transfer, chain_path_sum, power_law, transfer
 from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
 from depthmup.settings import Settings
-from experiments.figures.figure import (
-    NOTHING,
-    UNDECIDED,
-    Experiment,
-    Interval,
-    Outcome,
-    Part,
-    Sweeps,
-    chance,
-    decided,
-    markdown,
-)
+from experiments.figures.figure import NOTHING, Experiment, Outcome, Part, Sweeps, chance
 from experiments.published import SCALE, Sweep
-from experiments.results import ticks
+from experiments.results import UNDECIDED, Interval, decided, markdown, ticks
 
 CLAIMED = -1.5  # theorems 1 and 3
 FEWEST = 5  # depths that an exponent needs

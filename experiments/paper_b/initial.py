@@ -35,11 +35,11 @@ from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import QUANTITIES
 from experiments import command_line
 from experiments.figures.command import settings_of
-from experiments.figures.figure import markdown
 from experiments.paper_b import fig2a, ingredients, networks
 from experiments.paper_b.at_start import FILE, of_sharpness, of_update, read
 from experiments.paper_b.averages import MEANS
 from experiments.paper_b.exponents import text
+from experiments.results import markdown
 
 SEEDS = 4
 SWEEPS = {**ingredients.SCREEN, **fig2a.SWEEPS}

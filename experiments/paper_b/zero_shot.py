@@ -30,20 +30,11 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.verdict import UNLEARNED
-from experiments.figures.figure import (
-    UNDECIDED,
-    Experiment,
-    Outcome,
-    Sweeps,
-    agreement,
-    best_losses,
-    markdown,
-    paired,
-    panels,
-)
+from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, best_losses, panels
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth
 from experiments.published import Sweep
+from experiments.results import UNDECIDED, markdown, paired
 
 OURS = "L^-3/2"  # the paper's rule
 PARAMETERIZATIONS = {"full_baseline": "am_mup", "full_depth_mup": "depth_mup"}  # of residual networks
@@ -81,14 +72,10 @@ def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
         return result, [rule for rule in learning_rate_rules(result) if rule.name == "constant"]
     start = at_start.read(ingredients.name_of(name))
     updates = {depth: at_start.update(start, depth) for depth in result.values if depth in start}
-    calibrated = (
-        {
-            "Sbar": {depth: update.learning_rate for depth, update in updates.items()},
-            "Sbar, relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
-        }
-        if len(updates) == len(result.values)
-        else {}
-    )
+    calibrated = {}
+    if len(updates) == len(result.values):
+        calibrated["Sbar"] = {depth: update.learning_rate for depth, update in updates.items()}
+        calibrated["Sbar, relative"] = {depth: update.relative.learning_rate for depth, update in updates.items()}
     sums = exponents.path_sums(ingredients.settings_of(name), result.values)
     return result, learning_rate_rules(result, path_sums=sums, calibrated=calibrated)
 
