@@ -14,10 +14,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 import depthmup as dm
 from depthmup.parameterization import Name
+from experiments.language.sweeps import loss
 
 # file: (parameterization, options of the check, the verdict to show)
 CHECKS: dict[str, tuple[Name, dict[str, Any], str]] = {
@@ -38,10 +38,6 @@ class Net(nn.Module):
             y = nn.Dense(2 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h))
             h = h + nn.Dense(self.width, name=f"down_{i}")(nn.gelu(y))
         return nn.Dense(10, use_bias=False, name="head")(h)
-
-
-def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def main() -> None:

@@ -157,8 +157,7 @@ def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarra
         rows = []
         for values in found.values():
             groups = values[: len(values) // members * members].reshape(-1, members, *values.shape[1:])
-            squares = ((groups.mean(axis=1) - limit.mean(axis=0)) ** 2).mean(axis=(1, 2))
-            rows.append((squares.mean(), squares.std(ddof=1) / math.sqrt(len(squares))))
+            rows.append(ensemble_errors(groups.mean(axis=1), limit.mean(axis=0)).squared_error)
         mean, error = np.array(rows).T
         ratios = np.array(rows) / fitted.predict(list(found), ensemble=members)[:, None]
         print(f"    E = {members:2}" + "".join(f"  {ratio:.2f} ({of_ratio:.2f})" for ratio, of_ratio in ratios))

@@ -100,7 +100,7 @@ def write(path: Path, settings: Settings, workdir: Path, **about: Any) -> None:
     content = {
         "settings": saved,
         "computed with": json.loads((workdir / "environment.json").read_text()),
-        "calibration": {key: _rounded(lists) for key, lists in kept(workdir).items()},
+        "calibration": {key: rounded(lists) for key, lists in kept(workdir).items()},
         **about,
     }
     write_atomically(path.with_suffix(".json"), json.dumps(content) + "\n")
@@ -137,7 +137,8 @@ def _curves(workdir: Path, rows: pandas.DataFrame) -> list[np.ndarray]:
     return [curve[~np.isnan(curve)].round().astype(np.int32) for curve in thousandths]
 
 
-def _rounded(tree: Any) -> Any:
+def rounded(tree: Any, digits: int = 6) -> Any:
+    """A list of lists of numbers, with these significant digits."""
     if isinstance(tree, list):
-        return [_rounded(value) for value in tree]
-    return float(f"{tree:.6g}") if isinstance(tree, float) else tree
+        return [rounded(value, digits) for value in tree]
+    return float(f"{tree:.{digits}g}") if isinstance(tree, float) else tree

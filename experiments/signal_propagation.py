@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup as dm
-from depthmup.models import ACTIVATIONS, CNN, Model, ResidualCNN, states
+from depthmup.models import CNN, Model, ResidualCNN, states
+from depthmup.theory.moments import moments
 from experiments.results import Row, about, mean
 
 SEEDS = 64
@@ -53,20 +54,16 @@ def second_moments(model: Model, x: np.ndarray, seeds: int, branch: float = 1.0)
 
 def variance_map(activation: str, gain: float, layers: int, start: float = 1.0) -> np.ndarray:
     """q_1 = start, q_{l+1} = gain <phi(sqrt(q_l) z)^2>, z ~ N(0, 1): variances of z^1 .. z^layers at infinite width."""
-    z, weights = np.polynomial.hermite_e.hermegauss(128)
-    weights = weights / weights.sum()
     q = [start]
     for _ in range(layers - 1):
-        phi = np.asarray(ACTIVATIONS[activation](jnp.asarray(np.sqrt(q[-1]) * z)), np.float64)
-        q.append(gain * float(weights @ phi**2))
+        (square,), _ = moments(activation).same(jnp.array(q[-1:]))
+        q.append(gain * float(square))
     return np.array(q)
 
 
 def slope_moment(activation: str, variance: float = 1.0) -> float:
     """<phi'(sqrt(variance) z)^2>, z ~ N(0, 1). Times the gain: the factor of a gradient's mean square in each layer."""
-    z, weights = np.polynomial.hermite_e.hermegauss(128)
-    slopes = jax.vmap(jax.grad(ACTIVATIONS[activation]))(jnp.asarray(np.sqrt(variance) * z, jnp.float32))
-    return float(weights @ np.asarray(slopes, np.float64) ** 2 / weights.sum())
+    return float(moments(activation).same(jnp.array([variance]))[1][0])
 
 
 def zero_padded_variance(side: int, layers: int, kernel: int = 3) -> np.ndarray:
@@ -127,9 +124,9 @@ def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 
         cases.append((f"ResidualCNN, {len(kernels)} in a branch, c = 2, K", model, 1.0, depth**-0.5, ratio))
     result = []
     for name, model, power, branch, ratio in cases:
-        for what, moments in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
+        for what, squares in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
             statement = f"{name} = {depth}: {what} of a layer over the one before"
-            result.append(Row("6a", statement, about(ratio, 0.02), *mean(ratios(moments))))
+            result.append(Row("6a", statement, about(ratio, 0.02), *mean(ratios(squares))))
     grown = float(variance_map("gelu", PAPER, 11)[10])
     result.append(Row("6a", "GELU, paper's init: variance after ten layers", about(16.1, 0.1), grown))
     for name, gain, factor in (("paper's init", PAPER, 1.29), ("He's gain 2", 2.0, 0.912)):

@@ -63,14 +63,14 @@ def powers_of_depth(
     for family, alpha in itertools.product(("sgd", "adam"), (0.5, 0.75, 1.0)):
         power = 2 * alpha - 1 if family == "sgd" else alpha - 1
         name = f"{family}, alpha {alpha:g}: change of h^L, slope in"
-        found = alpha_slopes(family, alpha, 0.0, seeds, depths=depths, width=width)
-        rows += [Row("1.1", f"{name} L, {step} steps", about(0, 0.1), *found[step]) for step in (1, 10)]
+        slopes = alpha_slopes(family, alpha, 0.0, seeds, depths=depths, width=width)
+        rows += [Row("1.1", f"{name} L, {step} steps", about(0, 0.1), *slopes[step]) for step in (1, 10)]
         if power:
-            found = alpha_slopes(family, alpha, -power, seeds, depths=depths, width=width)
-            rows.append(Row("1.1", f"{name} L, 1 step, without L^{power:g}", about(-power, 0.1), *found[1]))
+            slopes = alpha_slopes(family, alpha, -power, seeds, depths=depths, width=width)
+            rows.append(Row("1.1", f"{name} L, 1 step, without L^{power:g}", about(-power, 0.1), *slopes[1]))
         if alpha != 0.75:
-            found = alpha_slopes(family, alpha, 0.0, seeds, widths=widths, depth=depth)
-            rows.append(Row("1.1", f"{name} N, 10 steps", about(0, 0.1), *found[10]))
+            slopes = alpha_slopes(family, alpha, 0.0, seeds, widths=widths, depth=depth)
+            rows.append(Row("1.1", f"{name} N, 10 steps", about(0, 0.1), *slopes[10]))
     return rows
 
 
@@ -100,8 +100,11 @@ def alpha_slopes(family: str, alpha: float, power: float, seeds: int, **sizes: A
         )._replace(groups=("branch/hidden",))
 
     report = dm.coordinate_check(probe_at, seeds=seeds, **sizes)
-    found = [of for of in report.slopes if (of.group, of.quantity) == ("branch/hidden", "hidden")]
-    return {of.step: (of.plain.slope, of.plain.high - of.plain.slope) for of in found}
+    return {
+        of.step: (of.plain.slope, of.plain.high - of.plain.slope)
+        for of in report.slopes
+        if (of.group, of.quantity) == ("branch/hidden", "hidden")
+    }
 
 
 # Sections 1, 4 and 5: paper A
@@ -428,11 +431,11 @@ def own_change(depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int
     kind = "branches of one layer"
     changes = (by_layer(net(kind, width, depth), seeds)[:, :, 1:] for depth in depths)
     per_layer = [np.mean(np.einsum("skkn->skn", of) ** 2, axis=2) for of in changes]
-    found = slope(depths, np.stack([of.mean(1) for of in per_layer], axis=1) ** -0.5)
+    measured = slope(depths, np.stack([of.mean(1) for of in per_layer], axis=1) ** -0.5)
     last, quarter = per_layer[-1], depths[-1] // 4
     ratio = last[:, -quarter:].mean(1) / last[:, :quarter].mean(1)
     return [
-        Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *found),
+        Row("6", f"{kind}: eta* in L, change by the layer itself", about(0, 0.1), *measured),
         Row("6", f"{kind}, L = {depths[-1]}: that of the last quarter over the first", about(2.1, 0.7), *mean(ratio)),
     ]
 
@@ -479,8 +482,8 @@ def mean_change_of_cnns(
     for (name, make, rule, padding, band), side in itertools.product(cases, sides):
         models = [make(width, depth, padding=padding) for depth in depths]
         nets = [Net(model, dm.parameterization(**rule), (side, FEATURES)) for model in models]
-        found = slope(depths, best_rates(nets, [Variant()], seeds)[0])
-        rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *found))
+        measured = slope(depths, best_rates(nets, [Variant()], seeds)[0])
+        rows.append(Row("6a", f"{name}, {padding} padding, {side} positions: eta* in L", band, *measured))
     return rows
 
 

@@ -27,8 +27,9 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.models import SimpleResNet
-from depthmup.parameterization import Name, parameterization
+from depthmup.models import SimpleResNet, model_specs
+from depthmup.parameterization import Name
+from depthmup.specs import is_spec
 from experiments.figures.figure import Experiment, Outcome, Sweeps, panels
 from experiments.paper_a import fig1
 from experiments.results import decided, markdown, percent, ticks
@@ -59,10 +60,8 @@ class Best(NamedTuple):
 
 def parameters(width: int, depth: int) -> int:
     """The number of parameters of the experiment's network."""
-    model, images = SimpleResNet(width=width, depth=depth, outputs=10), jax.numpy.zeros((1, 16, 16, 3))
-    factors = parameterization(NAME).forward_factors(width=width, depth=depth)
-    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), images, factors))["params"]
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    specs = model_specs(SimpleResNet(width=width, depth=depth, outputs=10), (16, 16, 3))
+    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
 
 
 def bests(sweeps: Sweeps) -> dict[tuple[int, int], Best]:

@@ -39,6 +39,7 @@ from experiments.paper_b import fig2a, ingredients, networks
 from experiments.paper_b.at_start import FILE, of_sharpness, of_update, read
 from experiments.paper_b.averages import MEANS
 from experiments.paper_b.exponents import text
+from experiments.published import rounded
 from experiments.results import markdown
 
 SEEDS = 4
@@ -56,14 +57,10 @@ def measured(settings: Settings) -> dict[str, Any]:
     trials = [dataclasses.replace(settings, seed=settings.seed + seed) for seed in range(SEEDS)]
     edges = [float(np.log2(2 / sharpness(hyper_of(trial).arrays(), batch))) for trial in trials]
     return {
-        "changes": _rounded(calibration.per_seed),
-        "squares": _rounded(calibration.mean_squares),
+        "changes": rounded(calibration.per_seed.tolist(), 4),
+        "squares": rounded(calibration.mean_squares.tolist(), 4),
         "log2_edges": [round(edge, 3) for edge in edges],
     }
-
-
-def _rounded(values: np.ndarray) -> list[list[float]]:
-    return [[float(f"{value:.4g}") for value in of_seed] for of_seed in values]
 
 
 def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
