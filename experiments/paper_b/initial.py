@@ -43,7 +43,6 @@ from experiments.published import rounded
 from experiments.results import markdown
 
 SEEDS = 4
-SWEEPS = {**ingredients.SCREEN, **fig2a.SWEEPS}
 
 
 def measured(settings: Settings) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def measured(settings: Settings) -> dict[str, Any]:
 def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
     """{network: {depth: settings}} of all that is measured."""
     result = {}
-    for sweep, config in SWEEPS.items():
+    for sweep, config in {**ingredients.SCREEN, **fig2a.SWEEPS}.items():
         settings = settings_of(config("demo"), data)
         depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
         models = {depth: dataclasses.replace(settings.model, depth=depth) for depth in sorted(depths)}
@@ -76,8 +75,7 @@ def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
 
 
 def main() -> None:
-    names = [ingredients.name_of(sweep) for sweep in SWEEPS]
-    parser = command_line.parser("experiments.paper_b.initial", __doc__, "network", names)
+    parser = command_line.parser("experiments.paper_b.initial", __doc__, "network", wanted(None))
     parser.add_argument("--data", required=True, help="folder of CIFAR-10: train/CLASS/*.jpg, test/CLASS/*.jpg")
     options = parser.parse_args()
     known = wanted(options.data)
