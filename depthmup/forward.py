@@ -71,9 +71,13 @@ def place(
         if site.kind == "output":
             check_readout(specs, site.parts)
         head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
+        if site.kind == "output":  # blocks whose outputs are summed have readouts
+            summed = {path for path in site.parts if leaves[path].role == "output"} - set(placed)
+            leaves |= {path: dataclasses.replace(leaves[path], role="readout") for path in summed}
+        heads = [path for path in site.parts if leaves[path].role == "readout"]
         for path, mask in site.parts.items():
-            if leaves[path].role == "scalar" and not leaves[path].in_branch:
-                continue  # the biases of several heads that are added up: they stand behind the output factor
+            if leaves[path].role in ("scalar", "fixed") and site.kind == "output" and heads:
+                continue  # biases of heads that are summed, and the linear part of wide and deep networks
             other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
             masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
     absorbs = {
@@ -211,8 +215,8 @@ def _no_place(site: Site) -> str:
         )
     if site.kind == "output":
         return (
-            "the logits are homogeneous in no parameters alone: multiply them in the model, factors.output * logits, "
-            "before any soft cap or softmax (where a tanh caps them, its argument)"
+            "the logits are homogeneous in no parameters alone: multiply what the network makes of them in the model, "
+            "factors.output * logits, before any soft cap or softmax (where a tanh caps them, its argument)"
         )
     return (
         "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "

@@ -642,7 +642,7 @@ class Setup:
     def _output_before_readout(self) -> float:
         """The output factor where it is stored before the readout, as in the last norm of tied embeddings; else 1."""
         for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
-            if spec.role != "readout" and any(kind == "output" for kind, *_ in spec.absorbs or ()):
+            if spec.role not in ("readout", "scalar") and any(kind == "output" for kind, *_ in spec.absorbs or ()):
                 p = self.parameterization.in_form("mup")
                 return p.forward_factors(width=spec.width, depth=spec.depth).output
         return 1.0

@@ -283,7 +283,7 @@ class Parameterization:
         self.check_family(family)
         m, m_L = self.ratios(width, depth)
         kind, by_width = FAMILIES[family], self.table.decay_follows == "width"
-        if role == "scalar" and not (in_branch or in_stream):  # a readout bias: nothing to scale
+        if role == "scalar" and not (in_branch or in_stream or absorbs):  # a readout bias: nothing to scale
             lr = m_L ** self.depth_power(family) if self.arithmetic_mean else 1.0
             return LeafFactors(1.0, 1.0, lr, 1.0, 1 / lr)
         m_in = m if role in ("hidden", "output", "readout") else 1.0

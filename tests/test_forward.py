@@ -420,6 +420,7 @@ def test_caps_are_behind_the_output_factor():
     """The logits are the argument of a soft cap."""
     plain = with_branch(BRANCHES["two layers"][0])
     assert places(lambda p, x: 30 * jnp.tanh(plain(p, x) / 30), PARAMS, X)["output"] == [["out_w"]]
+    assert places(lambda p, x: jax.nn.log_softmax(plain(p, x)), PARAMS, X)["output"] == [["out_w"]]
 
 
 def test_each_head_has_the_output_factor():
@@ -459,6 +460,13 @@ def test_a_branch_that_does_not_repeat_is_left_alone():
     assert {name for name, spec in found.items() if spec.absorbs} == {"out_w"}
 
 
+def test_a_branch_that_is_zero_needs_no_factor():
+    """As in the first block of queries that start at 0, whose values are 0."""
+    apply = with_branch(lambda p, h: layer(p, "a", 0 * h) - p["a_b"])
+    assert not places(apply, PARAMS, X)["branch"][0]
+    absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
+
+
 def test_no_place():
     with pytest.raises(
         ForwardError, match=r"branch with a_b, a_w ends with 'tanh' .*h \+ factors.branch \* branch\(h\)"
@@ -469,7 +477,7 @@ def test_no_place():
     ):
         absorb(
             specs_of(["a_w", "a_b", "b_w", "b_b"]),
-            lambda p, x: jax.nn.log_softmax(with_branch(BRANCHES["two layers"][0])(p, x)),
+            lambda p, x: jnp.square(with_branch(BRANCHES["two layers"][0])(p, x)),
             PARAMS,
             X,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,7 @@ class Node:
     consumers: list[Node] = dataclasses.field(default_factory=list)
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
+    heads: int = 0  # of a dot_general, the number of axes that it does not sum over and both operands have
     operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
     copies: tuple[Node, ...] = ()
     place: tuple[int, int] | None = None  # of an operation: its number in the program, and the index of this result
@@ -69,6 +70,8 @@ class Graph:
       over blocks, for the first steps of a recurrence.
     fed: the values that depend on the inputs.
     state: the arguments of `apply` before the inputs, such as batch statistics: neither parameters nor activations.
+    positive: whether the random inputs are positive and below 1, such as the scale of noise, of which a logarithm is
+      taken.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Graph:
         number: Callable[[Any], Any] | None = None,
         open_scans: bool = True,
         state: Sequence[Any] = (),
+        positive: bool = False,
     ) -> None:
         shapes, trainable = flatten_shapes(params)[0], parameters_only(params)
         leaves = jax.tree.leaves(trainable)
@@ -107,7 +111,10 @@ class Graph:
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("constant", value) for value in state_leaves]
-        arguments += [self._leaf("input", number(leaf)) for leaf in input_leaves]
+        values = [
+            jnp.tanh(jnp.abs(number(leaf))) if positive and _floating(leaf) else number(leaf) for leaf in input_leaves
+        ]
+        arguments += [self._leaf("input", value) for value in values]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
@@ -119,6 +126,7 @@ class Graph:
         for node in self.nodes:
             for operand in dict.fromkeys(node.operands):
                 operand.consumers.append(node)
+        self.fed |= self.descendants(self._learned_states())
 
     # Building the graph
 
@@ -163,6 +171,8 @@ class Graph:
             if name in CONTRACTIONS:
                 node.summed, node.number = summed(equation), self._contractions
                 self._contractions += 1
+            if name == "dot_general":
+                node.heads = len(parameters["dimension_numbers"][1][0])
             return [node]
         nodes = []
         for i in range(len(equation.outvars)):
@@ -236,6 +246,17 @@ class Graph:
 
         return self._add(Node("stacked", tuple(results), stack))
 
+    def _learned_states(self) -> Iterator[Node]:
+        """The values beside the inputs to which what a layer makes of them is added, such as learned queries that
+        attend to themselves: a stream begins there."""
+        for node in self.nodes:
+            if node.op not in ADDITIONS or node in self.fed:
+                continue
+            for skip, end in (node.operands, node.operands[::-1]):
+                between = self.ancestors(end, skip) & self.descendants([skip])
+                if skip.shape == node.shape and any(value.op in PRODUCTS for value in between):
+                    yield skip
+
     # Walking in the graph
 
     def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
@@ -274,6 +295,10 @@ class Graph:
     def activations(self, node: Node) -> list[Node]:
         """The operands of an operation that depend on the inputs."""
         return [operand for operand in node.operands if operand in self.fed]
+
+    def sees_inputs(self, node: Node) -> bool:
+        """Whether a value depends on the inputs, and not on learned states alone."""
+        return any(ancestor.op in ("input", "carry") for ancestor in self.ancestors(node))
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""

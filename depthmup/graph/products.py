@@ -79,9 +79,16 @@ def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
 
 
 def _multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:
-    """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations."""
+    """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations. One of
+    them may be what a layer makes of parameters, such as learned queries, if each head has its own."""
     factors = _factors(node)
-    return factors if all(factor in graph.fed for factor in factors) else ()
+    activations = [factor in graph.fed or (node.heads and _is_made(graph, factor)) for factor in factors]
+    return factors if all(activations) and any(factor in graph.fed for factor in factors) else ()
+
+
+def _is_made(graph: Graph, node: Node) -> bool:
+    """Whether a layer makes a value of parameters."""
+    return any(ancestor.op in PRODUCTS for ancestor in graph.ancestors(node)) and bool(graph.parameters_of_value(node))
 
 
 def _factors(node: Node) -> tuple[Node, ...]:
@@ -144,23 +151,43 @@ def _unscaled(graph: Graph, node: Node) -> Node:
 
 def _heads(graph: Graph, node: Node) -> list[Node]:
     operands = graph.activations(node)
+    if node.op in ("add", "sub"):  # a network that predicts noise returns x - network(x)
+        operands = [operand for operand in operands if graph.parameters_of_value(operand)]
     if node.op == "concatenate" and len(operands) > 1:
         return [head for operand in operands for head in _heads(graph, operand)]
-    if len(operands) == 1 and node.op in ("add", "convert_element_type", "reshape", "copy", "broadcast_in_dim",
+    if len(operands) == 1 and node.op in ("add", "sub", "convert_element_type", "reshape", "copy", "broadcast_in_dim",
                                           "squeeze", "concatenate", "transpose"):  # fmt: skip
         return _heads(graph, operands[0])
     return [node]
 
 
 def _before_caps(graph: Graph, node: Node) -> tuple[Node, Parts | None]:
-    parts = homogeneous_in(graph, node)
-    while parts is None and not graph.weighs(node):
-        operands = set(graph.activations(node))
-        if len(operands) != 1:
+    """(the value before what a model makes of its logits, such as a soft cap or log probabilities, the parameters in
+    which it is homogeneous). A square or a sum of logits is made of no logits."""
+    parts, before = homogeneous_in(graph, node), source(graph, node)
+    while parts is None and before is not None and np.size(before.value) == np.size(node.value):
+        if _is_power(graph, node, before):
             break
-        (node,) = operands
-        parts = homogeneous_in(graph, node)
+        node, parts, before = before, homogeneous_in(graph, before), source(graph, before)
     return node, parts
+
+
+def _is_power(graph: Graph, node: Node, value: Node) -> bool:
+    """Whether a value goes as a power of another one, which is not the first."""
+    values = graph.changed({value: 2 * value.value}, graph.ancestors(node))
+    return any(np.array_equal(values.get(node, node.value), 2.0**k * node.value) for k in (-1, 0, 2, 3, 4))
+
+
+def source(graph: Graph, node: Node) -> Node | None:
+    """The last value that a value is computed from without weights and products; None if there is none."""
+    values = {node}
+    while True:
+        last = max(values, key=graph.order.__getitem__)
+        if last.op in PRODUCTS:
+            return None
+        values = (values - {last}).union(graph.activations(last))
+        if len(values) < 2:
+            return next(iter(values), None)
 
 
 def last_layer(graph: Graph, node: Node) -> Node | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
-from depthmup.graph.products import attention_logits
+from depthmup.graph.products import attention_logits, source
 
 
 class Branch(NamedTuple):
@@ -24,30 +24,38 @@ class Branch(NamedTuple):
 
 
 def branches(graph: Graph) -> list[Branch]:
-    """Every residual addition. The skip is the value that the branch is computed from;
-    the sum of it and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer,
-    where the branch has more of them and is not linear. Last come values that are added to the stream and computed
-    from something else, such as a condition."""
+    """Every residual addition, or subtraction. The skip is the value that the branch is computed from; the sum of it
+    and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where the branch has
+    more of them and is not linear. Last come values that are added to the stream and computed from something else, such
+    as a condition."""
     result, others = list[Branch](), {*repeated_states(graph)} | attention_logits(graph)
-    for node in (addition for addition in _additions(graph) if addition not in others):
+    for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
-        ways = [(a, b) for a, b in ((left, right), (right, left)) if a in graph.fed]
+        ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
         pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a)]
         if not pairs:
-            if left in graph.fed and right in graph.fed:
+            if left in graph.fed and right in graph.fed and node.op != "sub":
                 result += _projected(graph, node, result)
             continue
         # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
         branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
         if graph.parameters_between(branch, start):
             result.append(Branch(node, branch, start, start))
+    stream = set[Node]()
+    for value in (branch.start for branch in result):
+        before: Node | None = value
+        while before is not None and before not in stream:
+            stream.add(before)
+            before = source(graph, before)
+    # A parameter is the first state of the stream, unless the sum goes elsewhere: queries of which a part is learned.
+    result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
     return result + _injections(graph, result)
 
 
-def _additions(graph: Graph) -> Iterator[Node]:
+def _additions(graph: Graph, operations: Sequence[str] = ADDITIONS) -> Iterator[Node]:
     """Sums of two different values of one shape."""
     for node in graph.nodes:
-        alike = node.op in ADDITIONS and all(operand.shape == node.shape for operand in node.operands)
+        alike = node.op in operations and all(operand.shape == node.shape for operand in node.operands)
         if alike and node.is_last_copy and node.operands[0] is not node.operands[1]:
             yield node
 
@@ -60,7 +68,8 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     injections = []
     for node in (addition for addition in _additions(graph) if addition not in known):
         for skip, end in (node.operands, node.operands[::-1]):
-            if skip in stream and end in graph.fed and end not in stream and graph.parameters_of_value(end):
+            beside = end in graph.fed and end not in stream and skip not in graph.ancestors(end)
+            if skip in stream and beside and graph.parameters_of_value(end):
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
                     injections.append(Branch(node, end, start, start))
@@ -76,7 +85,8 @@ def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
         frozenset(
             number
             for number, (outer, parts) in enumerate(zip(branches, values, strict=True))
-            if branch.sum in parts and (branch.start in parts or branch.start is outer.start)
+            if branch.sum in parts
+            and (branch.start in parts or branch.start is outer.start or not graph.sees_inputs(branch.start))
         )
         for branch in branches
     ]
@@ -97,7 +107,7 @@ def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
             before = stream & graph.ancestors(end)
             if end in graph.fed and end not in before and before:
                 start = max(before, key=graph.order.__getitem__)
-                if graph.parameters_between(end, start):
+                if graph.parameters_between(end, start) and stream.isdisjoint(graph.ancestors(end, start)):
                     of_blocks.append(Branch(node, end, start, start))
         starts = {branch.start for branch in of_blocks}
         if len(starts) == len(of_blocks) == len(terms) and len(starts) + scanned > 1:
@@ -197,7 +207,8 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     """A residual addition whose skip is a projection; none if the sum is no such addition. sums: those before it.
 
     Where one of the two is the stream, or is computed from a stream that passes the other's projected value, that
-    value is a condition beside the stream."""
+    value is a condition beside the stream. Where residual additions lie between the other and the skip, both are states
+    of the stream, as in a feature pyramid. The sum in a gate is no state."""
     left, right = node.operands
     common = graph.ancestors(left) & graph.ancestors(right) & graph.fed
     if not common:
@@ -209,8 +220,20 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
         return []
     behind, chain = graph.descendants([fork]), _chain(graph, branch)
     between = graph.ancestors(branch, fork) & behind
-    beside = any(one.sum in chain or (one.sum in between and one.start not in behind) for one in sums)
-    return [] if beside else [Branch(node, branch, fork, skip)]
+    beside = any(one.sum in chain or one.sum in between for one in sums)
+    return [] if beside or _is_gate(graph, node) else [Branch(node, branch, fork, skip)]
+
+
+def _is_gate(graph: Graph, node: Node) -> bool:
+    """Whether a value, maybe with a bias, goes into sigmoids or tanhs alone."""
+    todo, ends = [node], set[str]()
+    while todo:
+        for consumer in todo.pop().consumers:
+            if consumer.op in (*ADDITIONS, "sub", *RESHAPES) and len(graph.activations(consumer)) == 1:
+                todo.append(consumer)
+            else:
+                ends.add(consumer.op)
+    return ends <= {"logistic", "tanh"}
 
 
 def _chain(graph: Graph, node: Node, multiples: bool = False) -> set[Node]:

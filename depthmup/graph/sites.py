@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import numpy as np
+
 from depthmup.graph import products, residual
 from depthmup.graph.graph import Graph
 from depthmup.graph.homogeneity import Parts, doubles, homogeneous_in
@@ -69,9 +71,11 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
 
     Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
-    are random. Of the inputs, floating ones are replaced by random numbers too.
+    are random. Of the inputs, floating ones are replaced by random numbers too, positive ones if others give NaN.
     """
     graph = Graph(apply, params, inputs, seed)
+    if np.isnan(graph.output.value).any():
+        graph = Graph(apply, params, inputs, seed, positive=True)
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     contracted = products.contracted(graph)
     return [
@@ -95,7 +99,8 @@ def _branches(graph: Graph) -> list[Site]:
         projected = branch.skip is not branch.start
         site = Site(
             "branch",
-            homogeneous_in(graph, branch.end, stop=branch.start),
+            # What queries that start at 0 attend to in their first block is 0, and needs no factor.
+            homogeneous_in(graph, branch.end, stop=branch.start) if np.any(branch.end.value) else {},
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
             before=graph.parameters_of_value(branch.start),

@@ -231,13 +231,16 @@ def readouts(
             role = "input" if role is None and "readout" in forward_ends.values() else None
         if role is not None:
             roled[name] = (role, axes_for(role, roles.leaves[name], roles))
-    heads = [name for name in lookalikes if forward_ends.get(name) == "readout"]
+    heads = [name for name, (role, _) in roled.items() if role == "readout" and forward_ends.get(name) == "readout"]
     lookalikes = [name for name in lookalikes if name not in forward_ends]
-    if not lookalikes or len(lookalikes) + len(heads) == 1:
+    if heads:  # what products apply without being a part of the logits projects to a fixed size
+        roled |= {name: ("output", axes_for("output", roles.leaves[name], roles)) for name in lookalikes}
+        return [], ""
+    if len(lookalikes) < 2:
         return [], ""
     last = max(lookalikes, key=lambda name: (names.is_last(name), not names.is_first(name)))
     for name in lookalikes:
-        roled[name] = ("readout" if name == last and not heads else "output", "")
+        roled[name] = ("readout" if name == last else "output", "")
     return lookalikes, (
         f"{' and '.join(lookalikes)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
         "not, 'input' is an embedding"

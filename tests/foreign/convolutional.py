@@ -217,6 +217,44 @@ class WaveNet(nn.Module):
         return nn.Dense(10, name="head")(y)
 
 
+class FeaturePyramid(nn.Module):
+    """Three stages of residual blocks, each of half the length; what they give is summed from the top down."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, stages = nn.Dense(self.width, name="stem")(x), []
+        for s in range(3):
+            if s:
+                h = nn.Conv(self.width * 2**s, (2,), (2,), name=f"down_{s}")(h)
+            for i in range(self.depth):
+                y = nn.Dense(self.width * 2**s, name=f"stage_{s}_block_{i}_one")(nn.relu(h))
+                h = h + nn.Dense(self.width * 2**s, name=f"stage_{s}_block_{i}_two")(nn.relu(y))
+            stages.append(nn.Dense(self.width, name=f"lateral_{s}")(h))
+        p = levels = stages[-1]
+        for stage in stages[-2::-1]:
+            p = stage + jnp.repeat(p, 2, axis=1)
+            levels = jnp.concatenate([levels, p], axis=1)
+        return nn.Dense(6, name="head")(nn.relu(nn.Dense(self.width, name="tower")(levels)))
+
+
+class GeluBeforeTheHead(nn.Module):
+    """Pre-activation blocks without norms; gelu is approximated by x + .04 x^3 inside a tanh."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="stem")(x)
+        for i in range(self.depth):
+            y = nn.Dense(self.width, name=f"block_{i}_one")(nn.gelu(h))
+            h = h + nn.Dense(self.width, name=f"block_{i}_two")(nn.gelu(y))
+        return nn.Dense(6, name="head")(nn.gelu(h))
+
+
 CHANNEL = {"layers/*": "branch/vector", "layers/*/conv?/weight": "branch/hidden"} | trunk(
     lift="input", project="readout"
 )
@@ -232,6 +270,14 @@ MIXER = {"blocks/*": "branch/vector", "*/hidden_mixer/*/weight": "branch/hidden"
 WAVENET = blocks("layer*") | trunk(embed="input", after="hidden", head="readout")
 
 MODELS = {
+    "feature_pyramid": Foreign(
+        FeaturePyramid, (ones(2, 8, 5),),
+        blocks("stage_*") | trunk(stem="input", tower="hidden", head="readout")
+        | {"down_*/*": "vector", "down_*/kernel": "hidden", "lateral_*/*": "vector", "lateral_*/kernel": "hidden"},
+    ),
+    "gelu_before_the_head": Foreign(
+        GeluBeforeTheHead, (ones(2, 6, 5),), blocks("block_*") | trunk(stem="input", head="readout")
+    ),
     "wavenet": Foreign(WaveNet, (ones(2, 12, 5),), WAVENET),
     "wavenet_together": Foreign(functools.partial(WaveNet, together=True), (ones(2, 12, 5),), WAVENET),
     "wavenet_stacked": Foreign(functools.partial(WaveNet, stack=True), (ones(2, 12, 5),), WAVENET),

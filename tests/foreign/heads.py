@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from tests.foreign.table import Foreign, blocks, ones, trunk
@@ -53,6 +54,98 @@ class ActorCritic(nnx.Module):
             h = h + down(nnx.tanh(up(h)))
         h = self.norm(h)
         return self.pi(h), self.v(h if self.critic is None else nnx.relu(self.critic(h)))[..., 0]
+
+
+class Squeezed(nn.Module):
+    """A value, or a click's rate: features weigh each other by way of a few numbers before a head of one output."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        few = nn.relu(nn.Dense(8, name="squeeze")(h))
+        return nn.Dense(1, name="head")(h * nn.sigmoid(nn.Dense(self.width, name="excite")(few)))
+
+
+class WideAndDeep(nn.Module):
+    """The logits of a linear model, plus those of a network."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        return nn.Dense(10, use_bias=False, name="wide")(x) + nn.Dense(10, name="head")(h)
+
+
+class ScaledLogits(nn.Module):
+    """A learned number multiplies the logits."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        logits = nn.Dense(10, name="head")(Torso(self.width, self.depth, name="torso")(x))
+        return self.param("scale", nn.initializers.ones, ()) * logits
+
+
+class MixtureDensity(nn.Module):
+    """Log probabilities, means and scales of a mixture."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        logits, means, scales = (nn.Dense(4, name=name)(h) for name in ("pi", "mu", "sigma"))
+        return jnp.concatenate([nn.log_softmax(logits), means, nn.softplus(scales)], -1)
+
+
+class Denoiser(nn.Module):
+    """A preconditioned denoiser (EDM): the network's part of the output beside the input's."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, sigma):
+        skip, out = 1 / (1 + sigma**2), sigma / jnp.sqrt(1 + sigma**2)
+        h = Torso(self.width, self.depth, name="torso")(jnp.concatenate([x * out, jnp.log(sigma) / 4], -1))
+        return skip * x + out * nn.Dense(x.shape[-1], name="head")(h)
+
+
+class NBEATS(nn.Module):
+    """Each block takes its backcast away from the stream and adds a forecast to the output."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        forecast = 0.0
+        for i in range(self.depth):
+            h = nn.relu(nn.Dense(self.width, name=f"block_{i}_one")(x))
+            h = nn.relu(nn.Dense(self.width, name=f"block_{i}_two")(h))
+            x = x - nn.Dense(x.shape[-1], name=f"block_{i}_backcast")(h)
+            forecast = forecast + nn.Dense(4, name=f"block_{i}_forecast")(h)
+        return forecast
+
+
+class LinkPrediction(nn.Module):
+    """Products of the features with each other."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        return h @ h.T
 
 
 class OneOutput(nn.Module):
@@ -148,5 +241,22 @@ MODELS = {
     "critic_with_hidden_layer": Foreign(
         actor_critic(hidden=True), (STATES,), ACTOR_CRITIC | trunk(critic="hidden"), {"output": both}
     ),
+    "squeezed": Foreign(
+        Squeezed,
+        (STATES,),
+        TORSO | trunk(squeeze="output", excite="input", head="readout") | {"squeeze/bias": "scalar"},
+    ),
+    "wide_and_deep": Foreign(WideAndDeep, (STATES,), TORSO | trunk(head="readout") | {"wide/kernel": "fixed"}),
+    "scaled_logits": Foreign(
+        ScaledLogits, (STATES,), TORSO | trunk(head="readout") | {"scale": "scalar"}, queries=("scale",)
+    ),
+    "mixture_density": Foreign(MixtureDensity, (STATES,), TORSO | trunk(pi="readout", mu="readout", sigma="readout")),
+    "denoiser": Foreign(Denoiser, (STATES, np.full((4, 1), 0.5, np.float32)), TORSO | trunk(head="readout")),
+    "n_beats": Foreign(
+        NBEATS, (STATES,),
+        blocks("block_*") | {"*_one/kernel": "branch/input", "*_backcast/kernel": "branch/output"}
+        | {"*_forecast/kernel": "branch/readout", "*cast/bias": "branch/scalar"},
+    ),
+    "link_prediction": Foreign(LinkPrediction, (STATES,), error=r"logits are homogeneous in no parameters alone"),
     "one_output": Foreign(OneOutput, (STATES,), TORSO | trunk(head="readout")),
 }  # fmt: skip

@@ -52,6 +52,21 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
             "branch factor 0.3536 inside block_*_edge_down/bias, block_*_edge_down/kernel, block_*_node_down/bias, "
             "block_*_node_down/kernel",
         ),
+        ("wide_and_deep", "output factor 0.5 inside head/kernel"),
+        ("n_beats", "output factor 0.5 inside block_*_forecast/kernel"),
+        ("scaled_logits", "output factor 0.5 inside scale"),
+        (
+            "set_transformer",
+            "branch factor 0.3536 inside block_*_write/out/bias, block_*_write/out/kernel",
+        ),
+        (
+            "attention_pooling",
+            "attention factor 0.7071 / sqrt(head_dim) inside pool/query/bias, pool/query/kernel",
+        ),
+        (
+            "transformer_xl",
+            "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
+        ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
