@@ -24,10 +24,12 @@ class Branch(NamedTuple):
 
 
 def branches(graph: Graph) -> list[Branch]:
-    """Every residual addition, or subtraction. The skip is the value that the branch is computed from; the sum of it
-    and of parallel branches, h + attention(h) + mlp(h); or a projection of it: one weight layer, where the branch has
-    more of them and is not linear. Last come values that are added to the stream and computed from something else, such
-    as a condition."""
+    """Every residual addition, or subtraction.
+
+    The skip is the value that the branch is computed from; the sum of it and of parallel branches, h + attention(h) +
+    mlp(h); or a projection of it: one weight layer, where the branch has more of them and is not linear. Last come
+    values that are added to the stream and computed from something else, such as a condition.
+    """
     result, others = list[Branch](), {*repeated_states(graph)} | attention_logits(graph)
     for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
@@ -41,15 +43,22 @@ def branches(graph: Graph) -> list[Branch]:
         branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
         if graph.parameters_between(branch, start):
             result.append(Branch(node, branch, start, start))
-    stream = set[Node]()
-    for value in (branch.start for branch in result):
-        before: Node | None = value
-        while before is not None and before not in stream:
-            stream.add(before)
-            before = source(graph, before)
     # A parameter is the first state of the stream, unless the sum goes elsewhere: queries of which a part is learned.
+    stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
     return result + _injections(graph, result)
+
+
+def _stream(graph: Graph, branches: Sequence[Branch]) -> set[Node]:
+    """The values at which branches start, and those that they are made of without weights, as by a norm after the
+    sum."""
+    stream = set[Node]()
+    for branch in branches:
+        value: Node | None = branch.start
+        while value is not None and value not in stream:
+            stream.add(value)
+            value = source(graph, value)
+    return stream
 
 
 def _additions(graph: Graph, operations: Sequence[str] = ADDITIONS) -> Iterator[Node]:
