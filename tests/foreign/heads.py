@@ -245,6 +245,7 @@ MODELS = {
         Squeezed,
         (STATES,),
         TORSO | trunk(squeeze="output", excite="input", head="readout") | {"squeeze/bias": "scalar"},
+        queries=("squeeze/*",),
     ),
     "wide_and_deep": Foreign(WideAndDeep, (STATES,), TORSO | trunk(head="readout") | {"wide/kernel": "fixed"}),
     "scaled_logits": Foreign(

@@ -170,7 +170,7 @@ MODELS = {
     ),
     "resampler": Foreign(
         Resampler, (SEQUENCE,), HEAD | blocks("block_*") | {"latents": "input", "tokens_norm/*": "vector"},
-        queries=QUERIES,
+        queries=(*QUERIES, "*_norm2/*"),
     ),
     "set_transformer": Foreign(
         SetTransformer, (SEQUENCE,), HEAD | blocks("block_*") | {"block_*_points": "branch/input"},

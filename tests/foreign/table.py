@@ -29,7 +29,8 @@ class Foreign:
     asks: whether setup may raise an error that prints overrides, which must be right as they are printed.
     error: pattern of the error that setup must raise instead, with the edit that it must name.
     queries: globs of the parameters whose first step falls with width, because the attention factor goes as
-      1/head_dim: those of queries and keys, and of norms in front of them; or because the logits are cosines.
+      1/head_dim: those of queries and keys, and of norms in front of them; or because the logits are cosines, or few
+      numbers lie between them and the features.
     loss: the logits that the slopes are measured with, such as those of one head.
     """
 

@@ -30,9 +30,11 @@ NAMES = (
     "film", "dit_modulated", "gnn_with_edges", "encoder_decoder", "t5", "two_heads", "two_heads_value", "actor_critic",
     "one_channel", "rwkv4", "rwkv_read_before", "min_gru", "llama", "gpt_scanned", "gpt_heads_grow",
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
-    "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat",
+    "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat", "attention_pooling",
+    "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
 )  # fmt: skip
-SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before")  # 16 blocks take too long to compile
+# 16 blocks take too long to compile.
+SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before", "transformer_xl", "resampler")
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
 LATE = {"wavenet": (4, 8, 16, 32), "nanochat": (4, 8, 16)}
