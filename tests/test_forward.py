@@ -392,6 +392,18 @@ def test_parallel_branches():
         assert sorted(places(apply, PARAMS, X)["branch"]) == [["a_w"], ["b_w"], ["v_w"]]
 
 
+def test_parallel_branches_share_a_norm():
+    """Both begin at the stream, before the norm."""
+
+    def apply(p, x):
+        h = x @ p["in_w"]
+        normed = jnp.tanh(h * p["a_b"])
+        return (h + normed @ p["a_w"] + jnp.sin(normed) @ p["b_w"]) @ p["out_w"]
+
+    inside = [site.inside for site in sites(apply, PARAMS, X) if site.kind == "branch"]
+    assert inside == [{"a_b", "a_w"}, {"a_b", "b_w"}]
+
+
 def test_bias_of_the_readout_is_not_scaled():
     def apply(p, x):
         return with_branch(lambda p, h: layer(p, "a", h))(p, x) + p["out_b"]

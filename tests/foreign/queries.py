@@ -94,7 +94,8 @@ class SetTransformer(nn.Module):
             points = self.param(f"block_{i}_points", nn.initializers.normal(1.0), (1, 3, self.width))
             points = jnp.tile(points, (len(h), 1, 1))
             induced = points + attention(self.width, f"block_{i}_read")(points, y)
-            h = h + attention(self.width, f"block_{i}_write")(y, nn.LayerNorm(name=f"block_{i}_inner")(induced))
+            induced = induced + mlp(nn.LayerNorm(name=f"block_{i}_inner1")(induced), self.width, f"block_{i}_inner")
+            h = h + attention(self.width, f"block_{i}_write")(y, nn.LayerNorm(name=f"block_{i}_inner2")(induced))
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean(1))
 
 
