@@ -493,6 +493,8 @@ def test_no_place():
             PARAMS,
             X,
         )
+    with pytest.raises(ForwardError, match=r"logits are homogeneous in no parameters"):
+        absorb(specs_of([]), lambda p, x: jnp.tanh(x @ p["in_w"]) @ p["a_w"] @ p["a_w"], PARAMS, X)
     with pytest.raises(
         ForwardError, match=r"one array of logits, it returns 2: outputs\[0\] \(.* Pass setup an output="
     ):
