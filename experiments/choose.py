@@ -9,8 +9,8 @@ from depthmup.fit.verdict import Verdict
 from depthmup.report.curves import TransferCurve
 from experiments.figures import page
 from experiments.language.sweeps import published
+from experiments.output import markdown
 from experiments.published import Sweep
-from experiments.results import markdown
 
 VERDICTS: tuple[Verdict, ...] = ("transfers", "undecided", "does not transfer")  # "nothing learned" is no evidence
 COLUMNS = ("your model", "optimizer", "take", *(f"{verdict} on" for verdict in VERDICTS))

@@ -31,7 +31,7 @@ from depthmup.fit import FiniteSize, PowerLaw, ensemble_errors, finite_size, pow
 from depthmup.fit.curve import half_width
 from depthmup.theory import Problem, dmft, linear_dmft
 from experiments.networks import KX, Y, noisy_law, train
-from experiments.results import interval, ticks, write
+from experiments.output import interval, ticks, write
 
 DEPTH, STEPS, ETA0 = 3, 10, 0.5
 DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # for panel 4. A linear network's NTK is larger: at eta_0 = .5 it would overshoot.

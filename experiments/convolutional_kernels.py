@@ -24,7 +24,7 @@ from depthmup.models import ResidualCNN, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import lazy_conv_kernels
 from experiments.networks import noisy_law
-from experiments.results import Row, about, of_law
+from experiments.output import Row, about, of_law
 
 GAIN, TAPS = 2.0, 9
 

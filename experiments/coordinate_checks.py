@@ -26,8 +26,8 @@ from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Estimate, overall
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
 from experiments import command_line
+from experiments.output import markdown
 from experiments.published import RESULTS
-from experiments.results import markdown
 
 FOLDER = RESULTS / "checks"
 SEEDS = {"seeds": 8, "max_seeds": 128}

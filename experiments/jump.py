@@ -50,8 +50,8 @@ from experiments import command_line
 from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
+from experiments.output import Interval, markdown
 from experiments.published import RESULTS, ROOT
-from experiments.results import Interval, markdown
 from experiments.scaling import regret
 
 RUNS, ROWS = ROOT / "runs" / "jump", RESULTS / "jump.parquet"

@@ -53,8 +53,8 @@ from experiments.figures.figure import cells
 from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.sweeps import CHANCE, loss
+from experiments.output import markdown
 from experiments.published import RESULTS, ROOT
-from experiments.results import markdown
 
 HEADS, GROUPS, EXPERTS, ACTIVE = 4, 2, 4, 2
 CONTROL = "plain under sp"  # which has to fail

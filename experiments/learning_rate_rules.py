@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.results import markdown
+from experiments.output import markdown
 
 
 def table(summary: Mapping[str, Any], ratio: float) -> str:

@@ -32,7 +32,7 @@ from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import GROUPS, inputs, mean_error, network, noisy_law, train
-from experiments.results import interval, ticks, write
+from experiments.output import interval, ticks, write
 
 PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
 DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # depths of panel 2

@@ -28,7 +28,7 @@ from depthmup.measure import feature_kernels
 from depthmup.theory import Problem, one_step_linear
 from experiments.networks import GROUPS, mean_error, network, train
 from experiments.ntk_depth import DEPTHS, draw_depths
-from experiments.results import ticks, write
+from experiments.output import ticks, write
 
 CS = (0.5, 1.0)
 READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # {read-in: the groups that are trained}

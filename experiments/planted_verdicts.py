@@ -34,8 +34,8 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
+from experiments.output import markdown
 from experiments.planted_curves import LEVEL, OF_SEED, PLACES, SHARP, Shape, bowl, command, corner
-from experiments.results import markdown
 
 REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)

@@ -31,7 +31,7 @@ from depthmup.fit.curve import half_width
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Problem, dmft, linear_dmft
 from experiments.networks import KX, Observe, Y, inputs, mean_error, network, noisy_law, train
-from experiments.results import interval, write
+from experiments.output import interval, write
 
 X = inputs(KX)
 SMALL = 1e-3  # stands for gamma0 = 0 where runs must have the same draws

@@ -63,8 +63,8 @@ from experiments import command_line
 from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, batches, loss, setup
+from experiments.output import Interval, markdown, percent
 from experiments.published import RESULTS, ROOT
-from experiments.results import Interval, markdown, percent
 
 RUNS = ROOT / "runs" / "scaling"
 ROWS = RESULTS / "scaling.parquet"

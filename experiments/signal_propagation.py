@@ -23,7 +23,7 @@ import numpy as np
 import depthmup as dm
 from depthmup.models import CNN, Model, ResidualCNN, states
 from depthmup.theory.moments import moments
-from experiments.results import Row, about, mean
+from experiments.output import Row, about, mean
 
 SEEDS = 64
 PAPER = 2 * 2**0.5  # GELU's gain in the AM-muP paper

@@ -36,7 +36,7 @@ from experiments import command_line, convolutional_kernels, signal_propagation,
 from experiments.networks import KX, Y, mean_error, network, noisy_law, train
 from experiments.ntk_depth import network_ntk
 from experiments.one_step_kernels import X as ONE_SAMPLE
-from experiments.results import Row, about, mean, of_law
+from experiments.output import Row, about, mean, of_law
 from experiments.richness import exponent as clear_exponent
 from experiments.richness import last_kernels
 

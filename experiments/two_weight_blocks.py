@@ -26,7 +26,7 @@ import numpy as np
 from depthmup.theory import Problem
 from experiments.convergence import bias, blocks, of_doubling, slope
 from experiments.networks import KX, Y, inputs
-from experiments.results import Row, about, mean, of_law
+from experiments.output import Row, about, mean, of_law
 
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
 DEPTH_STEPS = 6  # number of steps of part 3

@@ -5,7 +5,7 @@ import pandas
 import pytest
 
 from experiments import jump, scaling
-from experiments.results import Interval
+from experiments.output import Interval
 
 OPTIMA = {
     "sp": -3.0,

@@ -16,12 +16,12 @@ from depthmup.report.curves import DepthLaws, TransferCurve, judge
 from depthmup.settings import LEARNING_RATE, column, from_config
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import trials
-from experiments import published, results
+from experiments import output, published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import Outcome
+from experiments.output import AGREES, DISAGREES, UNDECIDED, combined
 from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb3, figm1
 from experiments.paper_a import small as small_experiments
-from experiments.results import AGREES, DISAGREES, UNDECIDED, combined
 from tests import figures, tiny
 from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
 
@@ -138,7 +138,7 @@ def test_the_number_of_a_row_is_that_of_a_part_that_decides():
 def test_paired_seeds():
     """By hand: t with 2 degrees of freedom is 4.3027."""
     half = 4.3027 * 1.0 / 3**0.5
-    assert results.paired(np.array([1.0, 2.0, 3.0])) == pytest.approx((2.0, 2 - half, 2 + half), abs=1e-3)
+    assert output.paired(np.array([1.0, 2.0, 3.0])) == pytest.approx((2.0, 2 - half, 2 + half), abs=1e-3)
 
 
 def test_other_measures():

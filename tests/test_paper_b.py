@@ -17,8 +17,9 @@ from depthmup.settings import from_config
 from depthmup.train.build import steps_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import grid_points, shapes, trials
-from experiments import published, results, tiny_imagenet_folder
+from experiments import output, published, tiny_imagenet_folder
 from experiments.figures import command, page
+from experiments.output import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
     FIGURES,
     PAPER,
@@ -37,7 +38,6 @@ from experiments.paper_b import (
     variants,
     zero_shot,
 )
-from experiments.results import AGREES, DISAGREES, UNDECIDED
 from tests import figures
 from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
 
@@ -488,7 +488,7 @@ def test_a_size_that_differs_from_8_channels():
 )
 def test_the_rule_of_decision_on_channels(low, high, says):
     """By hand: agreement needs an interval that holds 5.4 and lies within 1.8 of it."""
-    assert channels.answer(results.Interval((low + high) / 2, low, high)) == says
+    assert channels.answer(output.Interval((low + high) / 2, low, high)) == says
     assert channels.answer(None) == UNDECIDED
 
 

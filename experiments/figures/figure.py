@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
+from experiments.output import UNDECIDED, Interval, combined, decided, markdown
 from experiments.published import RESULTS, ROOT, Sweep
-from experiments.results import UNDECIDED, Interval, combined, decided, markdown
 
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
 IMAGES = ROOT / "docs" / "images"

@@ -15,8 +15,8 @@ from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
 from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps
+from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
-from experiments.results import markdown
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"

@@ -12,7 +12,7 @@ from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import IMAGES, along, best_losses, cells, loss_pictures
 from experiments.language.sweeps import SCALES, published
-from experiments.results import markdown, percent
+from experiments.output import markdown, percent
 
 COLUMNS = ("model", "along", "best learning rate: drift, verdict, cost", "best loss at each size")
 # Parameterizations whose best losses over depth are compared, and the optimizer.

@@ -25,8 +25,8 @@ from typing import Any
 from configs import cifar10_resnet
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import TRANSFERS, Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures
+from experiments.output import decided
 from experiments.paper_a.small import small
-from experiments.results import decided
 
 # {label: (sweep, variant)}
 VARIANTS = {

@@ -34,8 +34,8 @@ from configs import tiny_imagenet_vit
 from depthmup.fit import transfer
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
+from experiments.output import decided, markdown
 from experiments.paper_a.small import TIMES, in_tenth, small
-from experiments.results import decided, markdown
 
 
 def vit(scale: str) -> Any:

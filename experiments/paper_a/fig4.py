@@ -32,9 +32,9 @@ from matplotlib.figure import Figure
 
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
+from experiments.output import decided
 from experiments.paper_a import fig1
 from experiments.published import SCALE, STRETCHES
-from experiments.results import decided
 
 # key: (its values, optimizer, learning rate)
 SWEPT = {

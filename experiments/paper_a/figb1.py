@@ -31,8 +31,8 @@ from depthmup.models import SimpleResNet, model_specs
 from depthmup.parameterization import Name
 from depthmup.specs import is_spec
 from experiments.figures.figure import Experiment, Outcome, Sweeps, panels
+from experiments.output import decided, markdown, percent, ticks
 from experiments.paper_a import fig1
-from experiments.results import decided, markdown, percent, ticks
 
 WIDTHS = (32, 64, 128)
 DEPTHS = (3, 6, 12, 24)

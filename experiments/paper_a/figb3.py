@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from depthmup.fit import Transfer, optimum, settled, transfer
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, curve, panels
+from experiments.output import combined, markdown
 from experiments.paper_a import fig1, fig3
 from experiments.paper_a.fig3 import claimed, label
 from experiments.paper_a.small import TIMES, in_tenth, over_time
-from experiments.results import combined, markdown
 
 EARLY = 3  # the tenth by whose loss the learning rate is chosen
 

@@ -32,10 +32,10 @@ from matplotlib.figure import Figure
 
 from depthmup.fit.transfer import nearest
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
+from experiments.output import Interval, decided, markdown, paired
 from experiments.paper_a import fig2
 from experiments.paper_a.fig4 import draw_losses
 from experiments.published import STRETCHES
-from experiments.results import Interval, decided, markdown, paired
 
 NAMES = ("depth_mup", "depth_ode")
 EARLY = slice(STRETCHES // 4, None)  # of the first fifth of the training: all losses are equal at its start

@@ -9,10 +9,10 @@ import numpy as np
 
 from depthmup.fit import PowerLaw, Transfer
 from experiments.figures.figure import Sweeps
+from experiments.output import markdown
 from experiments.paper_b import at_start, exponents
 from experiments.paper_b.exponents import BOTH, MEASURES, along_depth, apart, equal, of_edges, of_optima, text, words
 from experiments.paper_b.ingredients import by_theory, label, name_of, settings_of
-from experiments.results import markdown
 
 # {prediction: the law of a sweep over these depths, or its exponent}
 PREDICTIONS: dict[str, Callable[[str, Sequence[float]], PowerLaw | float | None]] = {

@@ -24,9 +24,9 @@ import numpy as np
 from depthmup.fit import Transfer
 from depthmup.measure import MaximalUpdate
 from experiments.figures.figure import Experiment, Outcome, Sweeps
+from experiments.output import AGREES, DISAGREES, UNDECIDED, markdown
 from experiments.paper_b import at_start, fig2a, ingredients
 from experiments.paper_b.exponents import along_depth, best_rates, of_optima, same, text
-from experiments.results import AGREES, DISAGREES, UNDECIDED, markdown
 
 MEANS = ("arithmetic", "geometric", "harmonic")
 SWEEPS = {**fig2a.SWEEPS, "full_baseline": ingredients.FULL["full_baseline"]}

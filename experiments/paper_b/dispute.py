@@ -26,10 +26,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures.figure import Experiment, Outcome, Sweeps
+from experiments.output import AGREES, DISAGREES, UNDECIDED, combined
 from experiments.paper_b import answer, exponents, fig2a
 from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, of_optima, words
 from experiments.paper_b.ingredients import FULL, INGREDIENTS, SCREEN, by_theory, label, name_of, settings_of
-from experiments.results import AGREES, DISAGREES, UNDECIDED, combined
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:

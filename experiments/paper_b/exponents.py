@@ -16,8 +16,8 @@ from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
 from depthmup.settings import Settings
 from experiments.figures.figure import NOTHING, Experiment, Outcome, Part, Sweeps, chance
+from experiments.output import UNDECIDED, Interval, decided, markdown, ticks
 from experiments.published import SCALE, Sweep
-from experiments.results import UNDECIDED, Interval, decided, markdown, ticks
 
 CLAIMED = -1.5  # theorems 1 and 3
 FEWEST = 5  # depths that an exponent needs

@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from depthmup.fit import segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps
+from experiments.output import UNDECIDED, Interval, decided, markdown
 from experiments.paper_b import exponents, networks
 from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text
-from experiments.results import UNDECIDED, Interval, decided, markdown
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}

@@ -35,12 +35,12 @@ from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.quantities import QUANTITIES
 from experiments import command_line
 from experiments.figures.command import settings_of
+from experiments.output import markdown
 from experiments.paper_b import fig2a, ingredients, networks
 from experiments.paper_b.at_start import FILE, of_sharpness, of_update, read
 from experiments.paper_b.averages import MEANS
 from experiments.paper_b.exponents import text
 from experiments.published import rounded
-from experiments.results import markdown
 
 SEEDS = 4
 

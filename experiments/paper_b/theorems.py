@@ -36,9 +36,9 @@ import numpy as np
 
 from depthmup.fit import Transfer
 from experiments.figures.figure import CurveName, Experiment, Part, loss_pictures
+from experiments.output import paired
 from experiments.paper_b import networks
 from experiments.paper_b.exponents import Law, best_rates, equal, experiment
-from experiments.results import paired
 
 HEADS = ("am_mup", "mup")
 WIDTHS = {"demo": (8, 16, 32, 64), "paper": (64, 128, 256, 512)}

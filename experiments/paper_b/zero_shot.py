@@ -31,10 +31,10 @@ from matplotlib.figure import Figure
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.verdict import UNLEARNED
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, best_losses, panels
+from experiments.output import UNDECIDED, markdown, paired
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
 from experiments.paper_b.exponents import along_depth
 from experiments.published import Sweep
-from experiments.results import UNDECIDED, markdown, paired
 
 OURS = "L^-3/2"  # the paper's rule
 PARAMETERIZATIONS = {"full_baseline": "am_mup", "full_depth_mup": "depth_mup"}  # of residual networks
