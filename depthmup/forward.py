@@ -68,16 +68,17 @@ def place(
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
+        head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
+        heads = set[str]()
         if site.kind == "output":
             check_readout(specs, site.parts)
-        head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
-        if site.kind == "output":  # blocks whose outputs are summed have readouts
+            # The outputs of blocks that are summed are logits, so that these blocks have readouts.
             summed = {path for path in site.parts if leaves[path].role == "output"} - set(placed)
             leaves |= {path: dataclasses.replace(leaves[path], role="readout") for path in summed}
-        heads = [path for path in site.parts if leaves[path].role == "readout"]
+            heads = {path for path in site.parts if leaves[path].role == "readout"}
         for path, mask in site.parts.items():
-            if leaves[path].role in ("scalar", "fixed") and site.kind == "output" and heads:
-                continue  # biases of heads that are summed, and the linear part of wide and deep networks
+            if heads and leaves[path].role in ("scalar", "fixed"):
+                continue  # biases beside the heads, and the linear part of wide and deep networks
             other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
             masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
     absorbs = {

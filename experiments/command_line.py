@@ -7,7 +7,10 @@ from collections.abc import Collection
 
 
 def parser(module: str, doc: str | None, what: str = "", known: Collection[str] = ()) -> argparse.ArgumentParser:
-    """With `what`, such as "case", the positional arguments `cases` are names of `known`; none: all."""
+    """The parser of the command `python -m module`, whose help is `doc`.
+
+    what: such as "case": then the command takes names of `known` as the argument `cases`, by default all.
+    """
 
     def name(argument: str) -> str:
         if argument not in known:

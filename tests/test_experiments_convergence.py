@@ -50,16 +50,16 @@ def test_convergence_finds_what_is_planted(power, picture, monkeypatch):
     monkeypatch.setattr(convergence, "networks", networks)
     monkeypatch.setattr(convergence, "blocks", planted_blocks(k, rng))
     monkeypatch.setattr(convergence, "linear_dmft", linear)
-    found = convergence.main(widths, {"relu": (1, 1)}, depths=(1, 2, 4, 8), linear_depths=(2, 4, 8, 16))
+    numbers = convergence.main(widths, {"relu": (1, 1)}, depths=(1, 2, 4, 8), linear_depths=(2, 4, 8, 16))
     assert picture.stat().st_size > 10_000
-    assert holds(found["relu"]["slope of the bias"], -power)
-    assert holds(found["relu"]["slope of the variance"], -1)
-    assert holds(found["relu"]["v"], NOISE)
-    assert holds(found["depth"]["relu"]["slope"], -1)
-    np.testing.assert_allclose(found["relu"]["F(T-1)"], LIMIT + k / convergence.DEPTH, atol=5e-4)
+    assert holds(numbers["relu"]["slope of the bias"], -power)
+    assert holds(numbers["relu"]["slope of the variance"], -1)
+    assert holds(numbers["relu"]["v"], NOISE)
+    assert holds(numbers["depth"]["relu"]["slope"], -1)
+    np.testing.assert_allclose(numbers["relu"]["F(T-1)"], LIMIT + k / convergence.DEPTH, atol=5e-4)
     if power == 1:
-        assert holds(found["relu"]["m2"], m**2)
-        np.testing.assert_allclose(found["depth"]["linear"]["between neighbours"], -1, atol=1e-4)
+        assert holds(numbers["relu"]["m2"], m**2)
+        np.testing.assert_allclose(numbers["depth"]["linear"]["between neighbours"], -1, atol=1e-4)
 
 
 def test_an_error_of_the_limit_widens_the_interval():

@@ -111,9 +111,9 @@ class Graph:
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
         arguments += [self._leaf("constant", value) for value in state_leaves]
-        values = [
-            jnp.tanh(jnp.abs(number(leaf))) if positive and _floating(leaf) else number(leaf) for leaf in input_leaves
-        ]
+        values = [number(leaf) for leaf in input_leaves]
+        if positive:
+            values = [jnp.tanh(jnp.abs(value)) if _floating(value) else value for value in values]
         arguments += [self._leaf("input", value) for value in values]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
@@ -247,8 +247,8 @@ class Graph:
         return self._add(Node("stacked", tuple(results), stack))
 
     def _learned_states(self) -> Iterator[Node]:
-        """The values beside the inputs to which what a layer makes of them is added, such as learned queries that
-        attend to themselves: a stream begins there."""
+        """The first states of streams that do not depend on the inputs, such as learned queries that attend to
+        themselves: values to which is added what a layer makes of them."""
         for node in self.nodes:
             if node.op not in ADDITIONS or node in self.fed:
                 continue

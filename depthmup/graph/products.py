@@ -79,15 +79,17 @@ def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
 
 
 def _multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:
-    """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations. One of
-    them may be what a layer makes of parameters, such as learned queries, if each head has its own."""
+    """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations.
+
+    In attention of several heads one of the two may be what a layer makes of parameters, such as learned queries. With
+    one head such a product looks like that of a weight, and does not count."""
     factors = _factors(node)
     activations = [factor in graph.fed or (node.heads and _is_made(graph, factor)) for factor in factors]
     return factors if all(activations) and any(factor in graph.fed for factor in factors) else ()
 
 
 def _is_made(graph: Graph, node: Node) -> bool:
-    """Whether a layer makes a value of parameters."""
+    """Whether a value is what a layer makes of parameters, and no parameter itself."""
     return any(ancestor.op in PRODUCTS for ancestor in graph.ancestors(node)) and bool(graph.parameters_of_value(node))
 
 
@@ -123,11 +125,9 @@ def cosine(graph: Graph, node: Node) -> tuple[Node, ...]:
             return ()
         (node,) = fed
     factors = node.operands if node.op == "dot_general" else _multiplied(graph, node)
-    return (
-        tuple(_unscaled(graph, factor) for factor in factors)
-        if len(factors) == 2 and is_cosine(graph, *factors)
-        else ()
-    )
+    if len(factors) != 2 or not is_cosine(graph, *factors):
+        return ()
+    return tuple(_unscaled(graph, factor) for factor in factors)
 
 
 def is_cosine(graph: Graph, left: Node, right: Node) -> bool:
@@ -162,8 +162,10 @@ def _heads(graph: Graph, node: Node) -> list[Node]:
 
 
 def _before_caps(graph: Graph, node: Node) -> tuple[Node, Parts | None]:
-    """(the value before what a model makes of its logits, such as a soft cap or log probabilities, the parameters in
-    which it is homogeneous). A square or a sum of logits is made of no logits."""
+    """(logits, the parameters in which they are homogeneous), None if there are none.
+
+    The model may return a function of its logits, such as a soft cap or log probabilities: then the logits are the
+    value that this function is applied to. A square or a sum of features is no such function."""
     parts, before = homogeneous_in(graph, node), source(graph, node)
     while parts is None and before is not None and np.size(before.value) == np.size(node.value):
         if _is_power(graph, node, before):
@@ -173,7 +175,7 @@ def _before_caps(graph: Graph, node: Node) -> tuple[Node, Parts | None]:
 
 
 def _is_power(graph: Graph, node: Node, value: Node) -> bool:
-    """Whether a value goes as a power of another one, which is not the first."""
+    """Whether a value is proportional to a power of another one, but not to the other one itself."""
     values = graph.changed({value: 2 * value.value}, graph.ancestors(node))
     return any(np.array_equal(values.get(node, node.value), 2.0**k * node.value) for k in (-1, 0, 2, 3, 4))
 

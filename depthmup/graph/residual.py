@@ -43,7 +43,8 @@ def branches(graph: Graph) -> list[Branch]:
         branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
         if graph.parameters_between(branch, start):
             result.append(Branch(node, branch, start, start))
-    # A parameter is the first state of the stream, unless the sum goes elsewhere: queries of which a part is learned.
+    # A parameter may be the first state of the stream. It is not where the sum leaves the stream: a learned part of
+    # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
     return result + _injections(graph, result)
@@ -215,9 +216,8 @@ def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
 def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]:
     """A residual addition whose skip is a projection; none if the sum is no such addition. sums: those before it.
 
-    Where one of the two is the stream, or is computed from a stream that passes the other's projected value, that
-    value is a condition beside the stream. Where residual additions lie between the other and the skip, both are states
-    of the stream, as in a feature pyramid. The sum in a gate is no state."""
+    There is none where one of the two is a sum of the stream, or is computed from one behind the fork: then the other
+    is a condition, or both are states of the stream, as in a feature pyramid. The sum in a gate is none either."""
     left, right = node.operands
     common = graph.ancestors(left) & graph.ancestors(right) & graph.fed
     if not common:
@@ -227,9 +227,8 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     skip, branch = sorted((left, right), key=layers.__getitem__)
     if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
         return []
-    behind, chain = graph.descendants([fork]), _chain(graph, branch)
-    between = graph.ancestors(branch, fork) & behind
-    beside = any(one.sum in chain or one.sum in between for one in sums)
+    states = _chain(graph, branch) | (graph.ancestors(branch, fork) & graph.descendants([fork]))
+    beside = any(one.sum in states for one in sums)
     return [] if beside or _is_gate(graph, node) else [Branch(node, branch, fork, skip)]
 
 
