@@ -45,12 +45,12 @@ def place(
     specs: PyTree,
     sites: Sequence[Site],
     kinds: Collection[Kind] = KINDS,
-    products: Sequence[int] | None = None,
+    head_dims: Mapping[int, float] | None = None,
     placed: Collection[str] = (),
 ) -> PyTree:
     """`absorb` by the sites of the same model, which may be those of another width.
 
-    products: `contractions` at the width of the specs, for the head sizes there; None: the sites have this width.
+    head_dims: {number of the product: head size} at the width of the specs; None: the sites have this width.
     placed: the parameters whose place, in a branch or outside, an override gives.
     """
     leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
@@ -62,13 +62,13 @@ def place(
     leaves, others = on_the_stream(leaves, branches, {*placed, *paths_of(sites, "unused")})
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    masks: dict[str, dict[tuple[Kind, int], np.ndarray | None]] = {path: {} for path in leaves}
+    masks: dict[str, dict[tuple[Kind, float], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
         if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
             continue
         if site.parts is None:
             raise ForwardError(_no_place(site))
-        head_dim = products[site.product] if products and site.kind == "attention" else site.head_dim
+        head_dim = head_dims[site.product] if head_dims and site.kind == "attention" else site.head_dim
         heads = set[str]()
         if site.kind == "output":
             check_readout(specs, site.parts)

@@ -23,7 +23,6 @@ from depthmup.forward import features
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model
 from depthmup.gain import GainAudit
-from depthmup.graph import ForwardError
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -127,7 +126,7 @@ def setup(
       batch, steps: of this training. base_batch, base_steps: of the training in which hyperparameters were tuned.
       batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/batch.md).
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
-        base_head_dim is the head size at the base width unless given.
+        base_head_dim is the head size at the base width unless given, of each attention its own.
 
     A SetupWarning tells of a depth rule where no parameter is in a residual branch, of a depth that is no number of
     blocks, of numbers in the forward pass that change with width or depth, and of a model that takes factors and does
@@ -143,8 +142,8 @@ def setup(
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
-    if base and isinstance(name, str) and "base_head_dim" not in settings and "attention" in p.kinds:
-        source.p = p = dataclasses.replace(p, base_head_dim=_head_size(source, *base))
+    if isinstance(name, str) and p.base_width > 1 and "base_head_dim" not in settings and "attention" in p.kinds:
+        source = source.with_base_heads()
     m = _at(source, width, depth, run)
     for message in setup_warnings(source, width, depth):
         warnings.warn(message, SetupWarning, stacklevel=2)
@@ -162,18 +161,6 @@ def _parameterization(
         raise TypeError(f"base must be (width, depth), such as base=(64, 4), got {base!r}")
     base_width, base_depth = base or (1, 1)
     return parameterization(name, base_width=base_width, base_depth=base_depth, **settings)
-
-
-def _head_size(source: Source, width: int, depth: int) -> int:
-    """The size of the heads at the base."""
-    small = source.model(width, depth)
-    if small.factors is None:
-        sizes = {site.head_dim for site in source.sites(width, depth) if site.kind == "attention" and site.head_dim}
-    else:
-        sizes = {getattr(small.made, "head_dim", 1)}
-    if len(sizes) > 1:
-        raise ForwardError(f"attentions have heads of the sizes {sorted(sizes)}: pass base_head_dim=")
-    return max(sizes, default=1)
 
 
 def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup:
@@ -235,9 +222,11 @@ class Setup:
 
     def under(self, name: Name | Parameterization) -> Setup:
         """The same model and base under another parameterization, with the defaults of that one."""
-        p = self.source.p
-        if not isinstance(name, Parameterization):
-            name = parameterization(
+        p, source = self.source.p, self.source
+        if isinstance(name, Parameterization):
+            source = source.under(name)
+        else:
+            named = parameterization(
                 name,
                 base_width=p.base_width,
                 base_depth=p.base_depth,
@@ -246,11 +235,11 @@ class Setup:
                 beta0=p.beta0,
                 blocks=p.blocks,
             )
-            if "attention" in name.kinds and "attention" not in p.kinds and p.base_head_dim == 1 and p.base_width > 1:
-                size = _head_size(self.source, p.base_width, p.base_depth)  # which `setup` leaves out for `p`
-                name = dataclasses.replace(name, base_head_dim=size)
+            source = source.under(named)
+            if "attention" in named.kinds and "attention" not in p.kinds and p.base_head_dim == 1 and p.base_width > 1:
+                source = source.with_base_heads()  # which `setup` leaves out for `p`
         spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return _at(self.source.under(name), spec.width, spec.depth, self.run)
+        return _at(source, spec.width, spec.depth, self.run)
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or

@@ -261,7 +261,7 @@ class Parameterization:
         fan_in: float,
         family: FamilyName = "sgd",
         path: str = "",
-        absorbs: Mapping[Kind, int] | None = None,
+        absorbs: Mapping[Kind, float] | None = None,
         in_stream: bool = False,
     ) -> LeafFactors:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
@@ -367,7 +367,7 @@ class Parameterization:
         return (m**OUTPUT.m_in if self.table.width else 1.0) / self._gamma(m)
 
     def _storage(
-        self, role: Role, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[Kind, int]
+        self, role: Role, m: float, m_L: float, fan_in: float, init: float, absorbs: Mapping[Kind, float]
     ) -> float:
         """The divisor s: this form stores weight / s, where `weight` is the number that the form "mup" stores."""
         if self.form == "mup":

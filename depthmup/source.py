@@ -29,7 +29,10 @@ SHALLOW = 4  # depth of the forward pass where no base depth is given
 
 @dataclasses.dataclass(eq=False)
 class Source:
-    """The arguments of `setup`; p: the parameterization with its base."""
+    """The arguments of `setup`; p: the parameterization with its base.
+
+    base_heads: whether the base head size of each attention is that at the base width; else all have p.base_head_dim.
+    """
 
     p: Parameterization
     factory: Callable[..., Any]
@@ -41,6 +44,7 @@ class Source:
     residual: bool
     layout: Layout | None
     fan_in_init: bool | None
+    base_heads: bool = False
     warned: set[str] = dataclasses.field(default_factory=set)
     """The warnings that were given already, at any shape."""
 
@@ -65,8 +69,20 @@ class Source:
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
-        other = dataclasses.replace(self, p=p)
+        other = dataclasses.replace(self, p=p, base_heads=self.base_heads and p.base_head_dim == self.p.base_head_dim)
         other._models = self._models
+        return other
+
+    def with_base_heads(self) -> Source:
+        """The same models with the head sizes that they have at the base."""
+        base = self.p.base_width, self.p.base_depth
+        small = self.model(*base)
+        if small.factors is not None:
+            sizes = [getattr(small.made, "head_dim", 1)]
+        else:
+            sizes = [site.head_dim for site in self.sites(*base) if site.kind == "attention" and site.head_dim]
+        other = self.under(dataclasses.replace(self.p, base_head_dim=max(sizes, default=1)))
+        other.base_heads = True
         return other
 
     def shallow(self, depth: int) -> int:
@@ -161,9 +177,14 @@ class Source:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
             return self._on_the_stream(specs, width, depth) if "branch" in self.p.kinds else specs
-        products = contractions(*_abstract(model), *self.inputs) if "attention" in self.p.kinds else []
         values = self._needed(width, depth) if self.p.kinds else []
-        return place(specs, values, self.p.kinds, products, self._settled(specs))
+        head_dims: dict[int, float] = {}
+        if "attention" in self.p.kinds:
+            products = contractions(*_abstract(model), *self.inputs)
+            for site in [site for site in values if site.kind == "attention" and site.head_dim]:
+                base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
+                head_dims[site.product] = products[site.product] * self.p.base_head_dim / base
+        return place(specs, values, self.p.kinds, head_dims, self._settled(specs))
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
         """The specs of a model that takes factors, with the parameters on its stream."""
@@ -181,7 +202,8 @@ class Source:
         narrow, shallow = self.small(width, depth)
         wide = self.model(2 * narrow, shallow)
         products = contractions(*_abstract(wide), *wide.inputs)
-        fixed = [site for site in lacking if self.p.base_head_dim == site.head_dim == products[site.product]]
+        based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
+        fixed = [site for site in based if site.head_dim == products[site.product]]
         return [site for site in sites if site not in fixed]
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:

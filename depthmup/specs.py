@@ -48,12 +48,13 @@ class SpecError(ValueError):
 class Absorbed(NamedTuple):
     """A factor of the forward pass that the form "absorbed" stores inside a parameter.
 
-    head_dim: of an attention, else 0. axis, ranges: the entries that are
-    stored times the factor, as half-open ranges along an axis; without ranges all of them.
+    head_dim: of an attention, else 0. Where attentions have heads of several sizes at the base, it is base_head_dim
+      times the ratio of this attention's head size to its size at the base.
+    axis, ranges: the entries that are stored times the factor, as half-open ranges along an axis; without ranges all.
     """
 
     kind: Kind
-    head_dim: int = 0
+    head_dim: float = 0
     axis: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
 

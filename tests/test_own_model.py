@@ -679,9 +679,19 @@ def test_heads_of_two_sizes():
                 h = h + nn.MultiHeadDotProductAttention(4, name=f"block_{i}_b")(h)
             return nn.Dense(7, name="head")(h)
 
-    with pytest.raises(dm.ForwardError, match=r"heads of the sizes \[2, 4\]: pass base_head_dim="):
-        setup(lambda w, d: Two(w, d), TOKENS)
-    assert setup(lambda w, d: Two(w, d), TOKENS, base_head_dim=2).parameterization.base_head_dim == 2
+    def queries(m):
+        init = jax.tree.leaves_with_path(dm.factors(m.parameterization, m.specs).init)
+        init = {jax.tree_util.keystr(path, simple=True, separator="/"): factor for path, factor in init}
+        return [init[f"block_0_{name}/query/kernel"] for name in "ab"]
+
+    at_base, wide = (setup(lambda w, d: Two(w, d), TOKENS, width=w) for w in (8, 32))
+    assert at_base.parameterization.base_head_dim == 4
+    assert queries(at_base) == [1, 1]
+    assert queries(wide) == pytest.approx([0.5, 0.5])  # both head sizes grew by 4
+    for m in (wide.under("sp").under("depth_mup"), setup(Two, TOKENS, width=32, name="sp").under("depth_mup")):
+        assert queries(m) == pytest.approx([0.5, 0.5])
+    given = setup(lambda w, d: Two(w, d), TOKENS, width=32, base_head_dim=4)  # for all attentions
+    assert queries(given) == pytest.approx([0.5, 0.5**0.5])
 
 
 # Layouts

@@ -1,4 +1,4 @@
-"""Attentions beside those of tokens: learned queries, positions of their own, and streams that begin with them."""
+"""Attentions beside those of tokens: learned queries, positions of their own, heads of several sizes."""
 
 import flax.linen as nn
 import jax
@@ -99,6 +99,29 @@ class SetTransformer(nn.Module):
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean(1))
 
 
+class MaskedAutoencoder(nn.Module):
+    """The decoder has half of the encoder's width and as many heads, so that its heads are smaller."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        def stack(h, width, name):
+            for i in range(self.depth):
+                h = h + attention(width, f"{name}_{i}_self")(nn.LayerNorm(name=f"{name}_{i}_norm1")(h))
+                h = h + mlp(nn.LayerNorm(name=f"{name}_{i}_norm2")(h), width, f"{name}_{i}")
+            return nn.LayerNorm(name=f"{name}_norm")(h)
+
+        (batch, length, channels), narrow, normal = x.shape, self.width // 2, nn.initializers.normal(1.0)
+        h = nn.Dense(self.width, name="embed")(x) + self.param("places", normal, (length, self.width))
+        seen = nn.Dense(narrow, name="narrowed")(stack(h[:, ::2], self.width, "enc"))
+        masked = jnp.tile(self.param("mask", normal, (narrow,)), (batch, length // 2, 1))
+        h = jnp.stack([seen, masked], 2).reshape(batch, length, narrow)
+        h = h + self.param("decoder_places", normal, (length, narrow))
+        return nn.Dense(channels, name="pixels")(stack(h, narrow, "dec"))
+
+
 class TransformerXL(nn.Module):
     """Two products in each attention: of queries and keys, and of queries and relative positions."""
 
@@ -168,6 +191,12 @@ MODELS = {
         DETR, (SEQUENCE,),
         blocks("enc_*", "dec_*") | trunk(embed="input", classes="readout")
         | {"places": "input", "queries": "input", "*_norm?/*": "stream/vector"},
+    ),
+    "masked_autoencoder": Foreign(
+        MaskedAutoencoder, (SEQUENCE,),
+        blocks("enc_*", "dec_*") | trunk(embed="input", narrowed="hidden", pixels="readout")
+        | {"enc_norm/*": "vector", "dec_norm/*": "vector", "*places": "input", "mask": "vector"},
+        queries=(*QUERIES, "*_norm1/*"),
     ),
     "resampler": Foreign(
         Resampler, (SEQUENCE,), HEAD | blocks("block_*") | {"latents": "input", "tokens_norm/*": "vector"},

@@ -32,9 +32,13 @@ NAMES = (
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
     "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat", "attention_pooling",
     "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
+    "masked_autoencoder",
 )  # fmt: skip
 # 16 blocks take too long to compile.
-SHALLOW = ("dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before", "transformer_xl", "resampler")
+SHALLOW = (
+    "dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before", "transformer_xl", "resampler",
+    "masked_autoencoder",
+)  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
 LATE = {"wavenet": (4, 8, 16, 32), "nanochat": (4, 8, 16)}
