@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES, Parameterization
-from depthmup.specs import PyTree, check_shapes, factors, is_parameter, is_spec
+from depthmup.specs import PyTree, check_shapes, factors, is_spec, multiplied
 
 
 def convert(
@@ -52,13 +51,8 @@ def convert(
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
     def scaled(tree: PyTree, by: list[Any]) -> PyTree:
-        """A tree of the parameters, or of their gradients, times a number for each; other leaves stay."""
-        check_shapes(specs, tree)
         check_shapes(to_specs, tree)
-        left = iter(by)
-        return jax.tree.map(
-            lambda leaf: leaf * jnp.asarray(next(left), leaf.dtype) if is_parameter(leaf) else leaf, tree
-        )
+        return multiplied(specs, tree, by)
 
     def gradients(tree: PyTree) -> PyTree:
         return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios]), specs, tree)

@@ -259,18 +259,15 @@ def divisor(p: Parameterization, specs: PyTree) -> PyTree:
 
 def stored_divided(divisor: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """`tx` on weights and their gradients, where weight / divisor is stored. The divisor may be traced."""
-    up, down = scale_by_tree(divisor), scale_by_tree(jax.tree.map(lambda s: 1 / s, divisor))
-
-    def times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
-        return by.update(tree, optax.EmptyState())[0]
+    inverse = jax.tree.map(lambda s: 1 / s, divisor)
 
     def init(params: PyTree) -> PyTree:
-        return tx.init(times(up, params))
+        return tx.init(scaled(params, divisor))
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        weights = None if params is None else times(up, params)
-        updates, state = optax.with_extra_args_support(tx).update(times(down, updates), state, weights, **extra)
-        return times(down, updates), state
+        weights = None if params is None else scaled(params, divisor)
+        updates, state = optax.with_extra_args_support(tx).update(scaled(updates, inverse), state, weights, **extra)
+        return scaled(updates, inverse), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -288,13 +285,14 @@ def _of_specs(specs: PyTree, tx: optax.GradientTransformation) -> optax.Gradient
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
     """Multiply each leaf of the updates by a scalar and keep its dtype; leaves hidden by `optax.masked` stay hidden."""
 
-    def update(updates: PyTree, params: PyTree | None = None) -> PyTree:
-        del params
-        return jax.tree.map(
-            lambda u, s: u if is_hidden(u) else u * jnp.asarray(s, u.dtype), updates, scale, is_leaf=is_hidden
-        )
+    return optax.stateless(lambda updates, params: scaled(updates, scale))
 
-    return optax.stateless(update)
+
+def scaled(tree: PyTree, scale: PyTree) -> PyTree:
+    """Each leaf times a scalar, in the leaf's dtype; leaves hidden by `optax.masked` stay hidden."""
+    return jax.tree.map(
+        lambda leaf, s: leaf if is_hidden(leaf) else leaf * jnp.asarray(s, leaf.dtype), tree, scale, is_leaf=is_hidden
+    )
 
 
 def add_decayed_weights(

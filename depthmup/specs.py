@@ -168,7 +168,7 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
 
     Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
-    return _times(specs, params, rescaling(p, specs))
+    return multiplied(specs, params, rescaling(p, specs))
 
 
 def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
@@ -178,7 +178,7 @@ def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
-    return _times(specs, params, factors(p, specs, _first_family(p)).multiplier)
+    return multiplied(specs, params, factors(p, specs, _first_family(p)).multiplier)
 
 
 def _first_family(p: Parameterization) -> FamilyName:
@@ -385,13 +385,13 @@ def _check_absorbable(leaves: list[ParamSpec]) -> None:
         )
 
 
-def _times(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
+def multiplied(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
     """The parameters times a tree of factors; leaves that are no parameters stay as they are."""
     check_shapes(specs, params)
     factors = iter(jax.tree.leaves(scale))
-    scaled = [_scaled(leaf, next(factors)) if is_parameter(leaf) else leaf for leaf in jax.tree.leaves(params)]
-    return jax.tree.unflatten(jax.tree.structure(params), scaled)
 
+    def product(leaf: Any) -> Any:
+        factor = next(factors) if is_parameter(leaf) else 1
+        return leaf if np.all(factor == 1) else leaf * jnp.asarray(factor, leaf.dtype)
 
-def _scaled(w: Any, s: Any) -> Any:
-    return w if np.all(s == 1) else w * jnp.asarray(s, w.dtype)
+    return jax.tree.map(product, params)

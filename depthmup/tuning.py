@@ -58,12 +58,6 @@ def sweep(
     loss: Loss,
     batches: Batches,
     *,
-    steps: int | Sequence[int],
-    optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
-    learning_rates: LearningRates = None,
-    widths: Sequence[int] | None = None,
-    depths: Sequence[int] | None = None,
-    against: Sequence[str] = (),
     workdir: str | Path | None = None,
     launcher: Literal["local", "ray"] = "local",
     shard: tuple[int, int] = (0, 1),
@@ -71,18 +65,7 @@ def sweep(
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
-    study = study_of(
-        setup,
-        loss,
-        batches,
-        steps=steps,
-        optimizer=optimizer,
-        learning_rates=learning_rates,
-        widths=widths,
-        depths=depths,
-        against=against,
-        **options,
-    )
+    study = study_of(setup, loss, batches, **options)
     return _run(study, workdir, launcher=launcher, shard=shard, progress=progress)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from depthmup.names import unknown
-from depthmup.optim import in_form_mup, scale_by_tree
+from depthmup.optim import in_form_mup, scaled
 from depthmup.parameterization import FAMILIES, FamilyName, Parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec
 from depthmup.specs import factors as leaf_factors
@@ -139,15 +139,13 @@ def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientT
     lr = [f * e ** FAMILIES[name].gradient for f, e, name in zip(lr, eps, families, strict=True)]
     decays = [u.decays and not FAMILIES[name].weight for u, name in zip(updates, families, strict=True)]
     decay = [f if is_decayed else 1.0 for f, is_decayed in zip(decay, decays, strict=True)]
-    scale, shrink, weigh = (
-        scale_by_tree(jax.tree.unflatten(treedef, column)) for column in (lr, [1 / e for e in eps], decay)
-    )
+    scale, shrink, weigh = (jax.tree.unflatten(treedef, column) for column in (lr, [1 / e for e in eps], decay))
     inner = optax.with_extra_args_support(tx)
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        weights = None if params is None else _times(weigh, params)
-        updates, state = inner.update(_times(shrink, updates), state, weights, **extra)
-        return _times(scale, updates), state
+        weights = None if params is None else scaled(params, weigh)
+        updates, state = inner.update(scaled(updates, shrink), state, weights, **extra)
+        return scaled(updates, scale), state
 
     stored = in_form_mup(p, specs, optax.GradientTransformationExtraArgs(inner.init, update))
 
@@ -165,10 +163,6 @@ def _size_at_base(p: Parameterization, spec: ParamSpec, update: Update) -> float
     fans = (spec.fan_in, spec.fan_out)
     base = [fan / m if yes else fan for fan, yes in zip(fans, grows, strict=True)]
     return update.size(*base) / update.size(*fans)
-
-
-def _times(by: optax.GradientTransformation, tree: PyTree) -> PyTree:
-    return by.update(tree, optax.EmptyState())[0]
 
 
 def _family_names(specs: PyTree, family: PyTree | None) -> list[FamilyName | None]:

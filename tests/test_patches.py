@@ -131,21 +131,6 @@ def prepare(builder, manual_dir=None):
     builder.download_and_prepare(download_config=config)
 
 
-def test_patches_through_tfds(tmp_path, monkeypatch):
-    few = {split: (images[:n], labels[:n]) for n, (split, (images, labels)) in enumerate(patches.generate().items(), 7)}
-    monkeypatch.setattr(patches, "generate", lambda: few)
-    options = dict(data_dir=tmp_path, file_format="array_record")
-    prepare(builders.Patches(**options))
-    builder = builders.Patches(**options)
-    assert builder.info.features["label"].names == list(patches.NAMES)
-    for split, (images, labels) in few.items():
-        rows = sorted(builder.as_data_source(split=split, decoders=ENCODED), key=lambda row: row["id"])
-        assert [row["id"] for row in rows] == [f"{split}_{i:05d}".encode() for i in range(len(labels))]
-        np.testing.assert_array_equal([np.asarray(Image.open(io.BytesIO(row["image"]))) for row in rows], images)
-        np.testing.assert_array_equal([row["label"] for row in rows], labels)
-    assert "tensorflow" not in sys.modules
-
-
 def tiny_imagenet(folder, wnids=("n03", "n01", "n02"), per_class=2):
     """A small Tiny ImageNet as published; the first training image is grey. Bytes of each file by name."""
     root = folder / "tiny-imagenet-200"

@@ -1,4 +1,4 @@
-"""Our data sets as TFDS builders. Preparing them needs no TensorFlow, since TFDS gets the images as encoded files."""
+"""Tiny ImageNet as a TFDS builder. Preparing it needs no TensorFlow, since TFDS gets the images as encoded files."""
 
 from __future__ import annotations
 
@@ -9,43 +9,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from depthmup.data import patches
-
 Files = list[tuple[Path, int]]  # image files and their labels
 UNPACK = "unpack tiny-imagenet-200.zip anew"
-
-
-class Patches(tfds.core.GeneratorBasedBuilder):
-    """The data set of depthmup.data.patches, with the features that TFDS gives to CIFAR-10."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Patches of ten photographs of scikit-image and scikit-learn; the class is the photograph.",
-            features=tfds.features.FeaturesDict(
-                {
-                    "id": tfds.features.Text(),
-                    "image": tfds.features.Image(shape=(patches.SIDE, patches.SIDE, 3), encoding_format="png"),
-                    "label": tfds.features.ClassLabel(names=patches.NAMES),
-                }
-            ),
-            supervised_keys=("image", "label"),
-        )
-
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
-        return {split: self._generate_examples(split) for split in patches.generate()}
-
-    def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        from PIL import Image
-
-        for i, (pixels, label) in enumerate(zip(*patches.generate()[split], strict=True)):
-            png = io.BytesIO()
-            Image.fromarray(pixels).save(png, format="PNG")
-            png.seek(0)
-            key = f"{split}_{i:05d}"
-            yield key, {"id": key, "image": png, "label": int(label)}
 
 
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):

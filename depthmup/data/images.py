@@ -65,11 +65,10 @@ def builder_of(name: str, data_dir: str | None, **options: Any) -> Any:
     $TFDS_DATA_DIR."""
     import tensorflow_datasets as tfds
 
-    if name in ("patches", "tiny_imagenet"):
-        from depthmup.data import builders
+    if name == "tiny_imagenet":
+        from depthmup.data.builders import TinyImagenet
 
-        builder = builders.Patches if name == "patches" else builders.TinyImagenet
-        return builder(data_dir=data_dir, **options)
+        return TinyImagenet(data_dir=data_dir, **options)
     return tfds.builder(name, data_dir=data_dir, **options)
 
 

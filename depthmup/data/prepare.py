@@ -28,7 +28,7 @@ def prepare(name: str, data_dir: str | None = None) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted((*TFDS, "patches")))
+    parser.add_argument("name", choices=sorted(TFDS))
     parser.add_argument("--data_dir", help="where data sets are; default ~/tensorflow_datasets")
     arguments = parser.parse_args()
     try:

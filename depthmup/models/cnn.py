@@ -108,8 +108,6 @@ class CNN(Model):
                 lambda layer, z: layer(z),
                 z,
                 self.depth - 1,
-                scan=self.scan,
-                remat=self.remat,
             )
         else:  # Blocks that differ cannot be scanned.
             for i in range(1, self.depth):
@@ -204,8 +202,6 @@ class ResidualCNN(Model):
             lambda branch, z: z + jnp.asarray(factors.branch, z.dtype) * branch(z, train),
             z,
             self.depth,
-            scan=self.scan,
-            remat=self.remat,
         )
         sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))

@@ -130,8 +130,6 @@ class GPT(Model):
             lambda block, h: block(h, factors),
             h,
             self.depth,
-            scan=self.scan,
-            remat=self.remat,
         )
         sow_hidden(self, h)
         h = norm(h, self.norm, "final_norm", train=train, dtype=dtype)

@@ -68,8 +68,6 @@ class MLP(Model):
             lambda layer, z: layer(z),
             z,
             self.depth - 1,
-            scan=self.scan,
-            remat=self.remat,
         )
         sow_hidden(self, z)
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(self.phi(z), factors)
@@ -128,8 +126,6 @@ class ResidualMLP(Model):
             lambda branch, h: h + jnp.asarray(factors.branch, h.dtype) * branch(h),
             h,
             self.depth,
-            scan=self.scan,
-            remat=self.remat,
         )
         sow_hidden(self, h)
         psi = self.phi(h) if self.readout == "phi" else h

@@ -113,8 +113,6 @@ class SimpleResNet(Model):
                 h,
                 bounds[stage + 1] - bounds[stage],
                 first=bounds[stage],
-                scan=self.scan,
-                remat=self.remat,
                 scanned=f"blocks_{stage}",
             )
         sow_hidden(self, h)
@@ -182,8 +180,6 @@ class Stage(nn.Module):
             lambda block, h: block(h, branch_factor, train),
             h,
             self.blocks - 1,
-            scan=self.scan,
-            remat=self.remat,
             first=1,
         )
 

@@ -45,20 +45,18 @@ def stack(
     h: jax.Array,
     count: int,
     *,
-    scan: bool,
-    remat: bool = False,
     first: int = 0,
     scanned: str = "blocks",
 ) -> jax.Array:
     """Apply `count` equal blocks to h; `parent` records each result as `state` does. Returns the last result.
 
-    Unrolled: h <- call(make("block_i"), h) for i = first .. first + count - 1. With scan: the same with one block
-    make(scanned), whose parameters have a leading axis over the blocks. remat: gradients compute each block again from
-    its input, and so keep nothing but the blocks' inputs.
+    Unrolled: h <- call(make("block_i"), h) for i = first .. first + count - 1. With `parent.scan`: the same with one
+    block make(scanned), whose parameters have a leading axis over the blocks. With `parent.remat`: gradients compute
+    each block again from its input, and so keep nothing but the blocks' inputs.
     """
-    if remat:  # a scanned body is a computation of its own, which XLA does not merge with its repetition
-        call = nn.remat(call, prevent_cse=not scan)
-    if scan and count:
+    if parent.remat:  # a scanned body is a computation of its own, which XLA does not merge with its repetition
+        call = nn.remat(call, prevent_cse=not parent.scan)
+    if parent.scan and count:
         keep = parent.is_mutable_collection("stream") and not parent.is_initializing()
         shifts = next_shifts(parent, count)
 
