@@ -127,12 +127,11 @@ class Initializers:
         self.measured = functools.cache(self._measured)
 
     def audit(self, p: Parameterization, specs: PyTree, anchor: tuple[int, int] | None = None) -> InitAudit:
-        """`audit_init`"""
+        """`audit_init` of the models that these initializers make; `anchor` is its argument."""
         check_parameterization(p)
         leaves = leaves_of(specs)
         width, depth = leaves[0].width, leaves[0].depth
-        usual = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
-        w, d = usual if anchor is None else _shape(anchor)
+        w, d = p.base_or(width, depth) if anchor is None else _shape(anchor)
         start, wide, deep = (self.measured(*shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
         target = start if (w, d) == (width, depth) else self.stds(width, depth)
         rows = []

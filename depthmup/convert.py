@@ -12,7 +12,7 @@ import optax
 
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES, Parameterization
-from depthmup.specs import PyTree, check_shapes, factors, is_spec, multiplied
+from depthmup.specs import PyTree, check_shapes, factors, leaves_of, multiplied
 
 
 def convert(
@@ -46,7 +46,7 @@ def convert(
     """
     if to.in_form(p.form) != p:
         raise ValueError(f"only the storage form may differ, but these differ otherwise: {p} and {to}")
-    family = p.table.families[0] if optimizer is None else family_of(optimizer)  # the init is that of any family
+    family = p.init_family if optimizer is None else family_of(optimizer)
     before, after = (factors(q, q_specs, family).init for q, q_specs in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
@@ -95,7 +95,7 @@ def _check_trace(state: PyTree) -> None:
 
 def _of_parameters(function: Callable[[PyTree], PyTree], specs: PyTree, model: Any) -> Any:
     """The model in the user's form, as its init returns it, with `function` applied to its parameters."""
-    top_keys = {spec.path.split("/")[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    top_keys = {spec.path.split("/")[0] for spec in leaves_of(specs)}
     nnx = sys.modules.get("flax.nnx")  # which is slow to load
     if nnx is not None and isinstance(model, nnx.Module):
         definition, params, state = nnx.split(model, nnx.Param, ...)

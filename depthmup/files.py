@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,11 @@ def flattened(tree: Any, prefix: str = "") -> dict[str, Any]:
 def digest(tree: Any) -> str:
     """Hash of a tree of JSON. The order of keys does not change it."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with None for NaN and infinity, which JSON does not have."""
+    return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
 
 
 def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from depthmup.graph import CLOSED, RESHAPES, ForwardError, Graph, Node, Site, last_layer, residual, sites, values_at
 from depthmup.parameterization import KINDS, Kind, Role
-from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, starred
+from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
 
 
 def absorb(
@@ -53,7 +53,7 @@ def place(
     head_dims: {number of the product: head size} at the width of the specs; None: the sites have this width.
     placed: the parameters whose place, in a branch or outside, an override gives.
     """
-    leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    leaves = {spec.path: spec for spec in leaves_of(specs)}
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
@@ -171,7 +171,7 @@ def residual_alone(specs: PyTree, sites: Sequence[Site], placed: Collection[str]
     activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
     (recurrent ones).
     """
-    leaves: dict[str, ParamSpec] = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    leaves: dict[str, ParamSpec] = {spec.path: spec for spec in leaves_of(specs)}
     inside = {path for site in sites if site.kind == "branch" and site.where not in CLOSED for path in site.inside}
     sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
     plain = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
@@ -191,7 +191,7 @@ def check_readout(specs: PyTree, parts: Collection[str]) -> None:
     """Raises ForwardError if the logits are proportional to a matrix that shapes take for a read-in: the matrices are
     stored the other way round than the specs say. parts: paths of the parameters that the logits are proportional to.
     """
-    for spec in jax.tree.leaves(specs, is_leaf=is_spec):
+    for spec in leaves_of(specs):
         if spec.path in parts and spec.role == "input":
             raise ForwardError(
                 f"the logits are proportional to {spec.path} {spec.shape}, which shapes take for a read-in (role "

@@ -6,6 +6,7 @@ one of the other arrays (batch statistics, random keys, buffers).
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import functools
@@ -35,7 +36,7 @@ EVALUATION = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model:
+class Model(abc.ABC):
     """A model at one width and depth; a subclass for each framework.
 
     make: key -> the object that the user's factory returns.
@@ -62,10 +63,10 @@ class Model:
         """(params, state) by the model's own initializers."""
         return self.split(self.make(key))
 
+    @abc.abstractmethod
     def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         """(logits, state after the call). key: of dropout and other random numbers of this call, in a framework whose
         models have no random state of their own; None: one whose values do not matter."""
-        raise NotImplementedError
 
     def with_factors(self, factors: ForwardFactors) -> Model:
         """The model with these factors, if it takes any. They may be traced."""
@@ -93,13 +94,13 @@ class Model:
         """The function that calls the model: (*inputs, **options) -> outputs."""
         return model if self.call is None else functools.partial(self.call, model)
 
+    @abc.abstractmethod
     def join(self, params: PyTree, state: PyTree) -> Any:
         """The model in the user's form."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def split(self, model: Any) -> tuple[PyTree, PyTree]:
         """The inverse of `join`."""
-        raise NotImplementedError
 
     def statistics(self, state: PyTree) -> list[Any]:
         """The batch statistics in a state."""

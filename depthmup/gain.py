@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.graph import ADDITIONS, CLOSED, PRODUCTS, Graph, Node
-from depthmup.specs import PyTree, check_shapes, flatten_shapes, is_spec, parameters_only, starred
+from depthmup.specs import PyTree, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
 
 SAMPLES = 2**17  # of z, at least
 TOLERANCE = 0.05  # of variance x fan_in x q, beside the error of sampling
@@ -73,7 +73,7 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
     """
     check_shapes(specs, params)
     leaves = dict(zip(flatten_shapes(params)[0], jax.tree.leaves(parameters_only(params)), strict=True))
-    hidden = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec) if spec.role == "hidden"}
+    hidden = {spec.path: spec for spec in leaves_of(specs) if spec.role == "hidden"}
     graph, rows = Graph(apply, params, inputs), dict[str, Gain]()
     for node in graph.nodes:
         for path in (graph.parameters_of(node) & hidden.keys()) - rows.keys() if graph.weighs(node) else ():

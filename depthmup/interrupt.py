@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
-from typing import NoReturn, Protocol
+from types import FrameType
+from typing import NoReturn
 
 PATIENCE = 10.0  # seconds that a compilation may go on after a signal; schedulers kill after 30
 COMPILER = os.path.join("jax", "_src", "compiler.py")
@@ -76,15 +76,7 @@ def compiling() -> bool:
     return False
 
 
-class _Unraisable(Protocol):
-    exc_type: type[BaseException]
-    exc_value: BaseException | None
-    exc_traceback: TracebackType | None
-    err_msg: str | None
-    object: object
-
-
-def _unraisable(unraisable: _Unraisable) -> None:
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """One line of what other libraries drop; nothing of Orbax' event loop, which a failed write leaves behind."""
     if "Event loop is closed" not in str(unraisable.exc_value):
         print(f"note: {unraisable.exc_type.__name__} in {unraisable.object}: {unraisable.exc_value}", file=sys.stderr)

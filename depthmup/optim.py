@@ -54,7 +54,7 @@ def _adafactor(specs: PyTree) -> optax.GradientTransformation:
 
 def _muon(specs: PyTree, momentum: Any, nesterov: bool, b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     """optax.contrib.muon before its learning rate, for the hidden weights; Adam for all others."""
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
     hidden = [spec.role == "hidden" for spec in leaves]
     axes = [
         optax.contrib.MuonDimensionNumbers(*s.matrix_axes) if yes else None
@@ -253,7 +253,7 @@ def in_form_mup(p: Parameterization, specs: PyTree, tx: optax.GradientTransforma
 
 def divisor(p: Parameterization, specs: PyTree) -> PyTree:
     """What the form of `p` divides each weight of the form "mup" by to store it."""
-    weights, stored = (leaf_factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
+    weights, stored = (leaf_factors(q, specs, p.init_family).init for q in (p.in_form("mup"), p))
     return jax.tree.map(lambda a, b: a / b, weights, stored)
 
 

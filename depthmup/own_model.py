@@ -50,6 +50,7 @@ from depthmup.specs import (
     PyTree,
     group,
     is_spec,
+    leaves_of,
     parameters_only,
     rescale,
     starred,
@@ -142,7 +143,7 @@ def setup(
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
-    if isinstance(name, str) and p.base_width > 1 and "base_head_dim" not in settings and "attention" in p.kinds:
+    if isinstance(name, str) and p.has_base and "base_head_dim" not in settings and "attention" in p.kinds:
         source = source.with_base_heads()
     m = _at(source, width, depth, run)
     for message in setup_warnings(source, width, depth):
@@ -192,7 +193,7 @@ def _main(families: PyTree) -> FamilyName:
 
 
 def _paths(specs: PyTree) -> tuple[str, ...]:
-    return tuple(spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    return tuple(spec.path for spec in leaves_of(specs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,8 +212,17 @@ class Setup:
     run: Run | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return _at, (self.source, spec.width, spec.depth, self.run)
+        return _at, (self.source, self.width, self.depth, self.run)
+
+    @property
+    def width(self) -> int:
+        """The model's width."""
+        return leaves_of(self.specs)[0].width
+
+    @property
+    def depth(self) -> int:
+        """The model's depth."""
+        return leaves_of(self.specs)[0].depth
 
     def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> Setup:
         """The same model at another shape, with the same base; batch, steps: None for the same."""
@@ -236,10 +246,9 @@ class Setup:
                 blocks=p.blocks,
             )
             source = source.under(named)
-            if "attention" in named.kinds and "attention" not in p.kinds and p.base_head_dim == 1 and p.base_width > 1:
+            if "attention" in named.kinds and "attention" not in p.kinds and p.base_head_dim == 1 and p.has_base:
                 source = source.with_base_heads()  # which `setup` leaves out for `p`
-        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return _at(source, spec.width, spec.depth, self.run)
+        return _at(source, self.width, self.depth, self.run)
 
     def init(self, key: Any) -> Any:
         """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
@@ -298,11 +307,10 @@ class Setup:
     def audit_gain(self) -> GainAudit:
         """`dm.audit_gain` of the model's own init, at the base width and a small depth: does it start with He's
         variance for each activation?"""
-        spec: ParamSpec = jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        return self.source.gains(*self.source.small(spec.width, spec.depth))
+        return self.source.gains(*self.source.traced_shape(self.width, self.depth))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
-        p, leaves = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        p, leaves = self.parameterization, leaves_of(self.specs)
         family = _main(families)
         branch = next((spec.path for spec in leaves if spec.in_branch), "")
         hidden = next((spec.path for spec in leaves if spec.role == "hidden"), "")
@@ -348,13 +356,12 @@ class Setup:
 
     def _init_stds(self) -> dict[str, float | None]:
         """{path: standard deviation of what `init` gives}; None of a parameter of which a part is stored otherwise."""
-        leaves: list[ParamSpec] = jax.tree.leaves(self.specs, is_leaf=is_spec)
-        stds = self.source.initializers.stds(leaves[0].width, leaves[0].depth)
+        stds = self.source.initializers.stds(self.width, self.depth)
         correction = self.correction.factors if self.correction else {}
-        family = self.parameterization.table.families[0]  # the init is that of any family
         result: dict[str, float | None] = {}
-        for spec in leaves:
-            std, factor = stds[spec.path].value, spec.factors(self.parameterization, family).init
+        for spec in leaves_of(self.specs):
+            p = self.parameterization
+            std, factor = stds[spec.path].value, spec.factors(p, p.init_family).init
             scale = math.sqrt(float(np.mean(np.square(factor))))
             result[spec.path] = None if std is None else std * correction.get(spec.path, 1.0) * scale
         return result
@@ -365,8 +372,8 @@ class Setup:
             return [f"the model takes its factors: {self.model.factors}"]
         p = self.parameterization.in_form("mup")
         places: dict[str, dict[tuple[str, str], list[str]]] = {}
-        for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
-            for kind, head_dim, axis, ranges in spec.absorbs:
+        for spec in leaves_of(self.specs):
+            for kind, head_dim, axis, ranges in spec.absorbs or ():
                 factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
                 value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
                 over = " / sqrt(head_dim)" if kind == "attention" else ""
@@ -410,8 +417,8 @@ class Setup:
 
         The features are what the readout is applied to.
         """
-        p, spec = self.parameterization, jax.tree.leaves(self.specs, is_leaf=is_spec)[0]
-        width, depth = (p.base_width, p.base_depth) if p.base_width > 1 else (spec.width, spec.depth)
+        p = self.parameterization
+        width, depth = p.base_or(self.width, self.depth)
         return coordinate_check(
             lambda width, depth: self.at(width, depth).probe(loss, batch, optimizer, learning_rate, groups),
             widths=[k * width for k in (1, 2, 4)] if widths is None else widths,
@@ -537,7 +544,7 @@ class Setup:
         are not found, and what `dm.maximal_update` raises.
         """
         tx = self.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(self)
-        model, leaves = self.model, jax.tree.leaves(self.specs, is_leaf=is_spec)
+        model, leaves = self.model, leaves_of(self.specs)
         blocks = self.parameterization.count_blocks(leaves[0].depth)
         params, state = model.shapes
 
@@ -630,7 +637,7 @@ class Setup:
 
     def _output_before_readout(self) -> float:
         """The output factor where it is stored before the readout, as in the last norm of tied embeddings; else 1."""
-        for spec in jax.tree.leaves(self.specs, is_leaf=is_spec):
+        for spec in leaves_of(self.specs):
             if spec.role not in ("readout", "scalar") and any(kind == "output" for kind, *_ in spec.absorbs or ()):
                 p = self.parameterization.in_form("mup")
                 return p.forward_factors(width=spec.width, depth=spec.depth).output

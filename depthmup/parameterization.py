@@ -206,6 +206,20 @@ class Parameterization:
         return TABLES[self.name]
 
     @property
+    def init_family(self) -> FamilyName:
+        """A family that the parameterization is defined for: initial weights and multipliers are those of all."""
+        return self.table.families[0]
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there is a base shape; base_width 1 is the absolute form of the papers, without one."""
+        return self.base_width > 1
+
+    def base_or(self, width: int, depth: int) -> tuple[int, int]:
+        """The base shape; in the absolute form this one."""
+        return (self.base_width, self.base_depth) if self.has_base else (width, depth)
+
+    @property
     def arithmetic_mean(self) -> bool:
         """Whether depth acts as in AM-muP: on every LR and on the init of branch weights, not on the forward pass."""
         return self.table.lr_depth is not None

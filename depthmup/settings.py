@@ -33,6 +33,7 @@ LEARNING_RATE = "optimizer.learning_rate"
 Judged = Literal["loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy"]
 Until = Literal["planned", "decided"]
 Wrapper = Literal["pmap", "jit"]
+Launcher = Literal["local", "ray"]
 Quantity = Literal["updates", "sharpness", "kernels", "noise_scale"]  # `train.quantities` measures them
 LOG2: dict[str, Any] = {"low": -100, "most": 100}  # the range of log2 of a learning rate
 # The signature of `coordinate_check` declares its defaults, since its reference shows them.

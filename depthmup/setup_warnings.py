@@ -17,7 +17,7 @@ from depthmup.graph import ForwardError, Graph, Site, products
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.source import Source, traceable
-from depthmup.specs import PyTree, flatten_shapes, is_spec, one_glob, parameters_only, starred
+from depthmup.specs import PyTree, flatten_shapes, leaves_of, one_glob, parameters_only, starred
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
@@ -33,27 +33,27 @@ USES: dict[Kind, str] = {
 
 def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     """A text for each thing that `setup` warns of. Raises ForwardError for a model that cannot take its factors."""
-    p, small = source.p, source.small(width, depth)
-    base = (p.base_width, p.base_depth) if p.base_width > 1 else (width, depth)
+    p, small = source.p, source.traced_shape(width, depth)
+    base = p.base_or(width, depth)
     takes_factors = source.model(width, depth).factors is not None
     texts = [_branches(p, source.specs(width, depth)), *_constants(source, *small)]
-    if p.alpha is not None and (source.initial or not takes_factors):
+    if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
-    if source.initial:
+    if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if takes_factors:
         texts.append(_factors(p, source.roles(*base), source.model(*base)))
     if source.fan_in_init is None:
         texts.append(_init(source.audit(*base)))
-        if source.initial:
+        if source.depth_in_init:
             texts.append(_gain(source, *small))
     return [text for text in texts if text]
 
 
 def _branches(p: Parameterization, specs: PyTree) -> str:
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
     if any(spec.in_branch for spec in leaves):
         return ""
     if p.arithmetic_mean and p.beta0 != 1:
@@ -69,7 +69,7 @@ def _branches(p: Parameterization, specs: PyTree) -> str:
 
 def _depth(source: Source, width: int, depth: int) -> str:
     """Where the residual additions at two depths have another ratio than the blocks that depth is said to count."""
-    if not any(spec.in_branch for spec in jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)):
+    if not any(spec.in_branch for spec in leaves_of(source.roles(width, depth))):
         return ""
     small, large = depth, 2 * depth
     few, many = source.additions(width, small), source.additions(width, large)
@@ -167,7 +167,7 @@ def _layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> str:
     """AM-muP's power of depth is not that of branches in which two layers or more start with 1/K^alpha."""
     if p.lr_depth != p.table.lr_depth:
         return ""
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
     scaled = {spec.path for spec in leaves if p.scales_init(spec.role, spec.in_branch, spec.path)}
     layers = [[layer & scaled for layer in site.layers if layer & scaled] for site in sites]
     most = max(layers, key=len, default=[])
@@ -201,7 +201,7 @@ def _factors(p: Parameterization, specs: PyTree, model: Model) -> str:
     if "output" in p.kinds:
         for _, parts in products.readouts(plain):
             check_readout(specs, parts or ())
-    branches = any(spec.in_branch for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    branches = any(spec.in_branch for spec in leaves_of(specs))
     present = {"branch": branches, "output": True, "attention": attends}
     ignored = [kind for kind in p.kinds if present[kind] and not acts(kind)]
     if ignored:
@@ -231,7 +231,7 @@ def _init(audit: InitAudit) -> str:
 
 def _gain(source: Source, width: int, depth: int) -> str:
     """AM-muP's L^-3/2 is for layers without a skip that keep the size of their inputs."""
-    leaves = jax.tree.leaves(source.roles(width, depth), is_leaf=is_spec)
+    leaves = leaves_of(source.roles(width, depth))
     plain = {spec.path for spec in leaves if spec.role == "hidden" and not spec.in_branch}
     if not plain:
         return ""

@@ -22,7 +22,7 @@ from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization
-from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, starred
+from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
 SHALLOW = 4  # depth of the forward pass where no base depth is given
 
@@ -87,23 +87,23 @@ class Source:
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""
-        return min(depth, max(2, self.p.base_depth) if self.p.base_width > 1 else SHALLOW)
+        return min(depth, max(2, self.p.base_depth) if self.p.has_base else SHALLOW)
 
-    def small(self, width: int, depth: int) -> tuple[int, int]:
+    def traced_shape(self, width: int, depth: int) -> tuple[int, int]:
         """The shape at which the forward pass is traced and computed."""
-        return self.p.base_width if self.p.base_width > 1 else width, self.shallow(depth)
+        return self.p.base_or(width, depth)[0], self.shallow(depth)
 
     @property
-    def initial(self) -> bool:
+    def depth_in_init(self) -> bool:
         """Whether the power of depth is in the init of branches (AM-muP), so that specs must tell who is in one."""
         return self.residual and self.p.arithmetic_mean
 
     def sites(self, width: int, depth: int) -> list[Site]:
         """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
-        narrow, _ = self.small(width, depth)
+        narrow, _ = self.traced_shape(width, depth)
         return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
 
-    def plain(self, width: int, depth: int) -> bool:
+    def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches."""
         shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
         return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
@@ -117,7 +117,7 @@ class Source:
 
     def branches(self, width: int, depth: int) -> list[Site]:
         """The branches that repeat with depth."""
-        leaves = jax.tree.leaves(self.roles(width, depth), is_leaf=is_spec)
+        leaves = leaves_of(self.roles(width, depth))
         return repeated(self.sites(width, depth), {spec.path for spec in leaves if spec.in_branch})
 
     def roles(self, width: int, depth: int) -> PyTree:
@@ -161,17 +161,17 @@ class Source:
             zeros,
             width=width,
             depth=depth,
-            residual=self.residual and not (self.initial and self.plain(width, depth)),
+            residual=self.residual and not (self.depth_in_init and self.adds_nothing(width, depth)),
             layout=self.layout or self.model(width, depth).layout,
             overrides={**(contracted() if self.p.kinds else {}), **self.overrides},
             inside=lambda: places(self.sites(width, depth)),
             ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )
-        return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.initial else specs
+        return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 
     def _settled(self, specs: PyTree) -> set[str]:
         """The parameters whose place the user's overrides give."""
-        return placed_by(self.overrides, [spec.path for spec in jax.tree.leaves(specs, is_leaf=is_spec)])
+        return placed_by(self.overrides, [spec.path for spec in leaves_of(specs)])
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
@@ -188,7 +188,7 @@ class Source:
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
         """The specs of a model that takes factors, with the parameters on its stream."""
-        leaves = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+        leaves = {spec.path: spec for spec in leaves_of(specs)}
         leaves, _ = on_the_stream(leaves, self.branches(width, depth), self._settled(specs))
         return jax.tree.map(lambda spec: leaves[spec.path], specs, is_leaf=is_spec)
 
@@ -199,7 +199,7 @@ class Source:
         lacking = [site for site in sites if site.kind == "attention" and site.parts is None and site.head_dim]
         if not lacking:
             return sites
-        narrow, shallow = self.small(width, depth)
+        narrow, shallow = self.traced_shape(width, depth)
         wide = self.model(2 * narrow, shallow)
         products = contractions(*_abstract(wide), *wide.inputs)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
@@ -213,7 +213,7 @@ class Source:
         params = self.model(width, depth).shapes[0]
         shapes, treedef = flatten_shapes(params)
         kinds: dict[str, list[ParamSpec]] = {}
-        for spec in jax.tree.leaves(specs_at(width, self.shallow(depth)), is_leaf=is_spec):
+        for spec in leaves_of(specs_at(width, self.shallow(depth))):
             kinds.setdefault(starred(spec.path), []).append(spec)
         leaves: list[ParamSpec] = []
         for path, shape in shapes.items():

@@ -173,18 +173,14 @@ def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
 
 def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
     """The factors of `rescale`, in the structure of `specs`."""
-    return factors(p, specs, _first_family(p)).init
+    check_parameterization(p)
+    return factors(p, specs, p.init_family).init
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
-    return multiplied(specs, params, factors(p, specs, _first_family(p)).multiplier)
-
-
-def _first_family(p: Parameterization) -> FamilyName:
-    """A family for which the parameterization is defined: initial weights and multipliers are those of all."""
     check_parameterization(p)
-    return p.table.families[0]
+    return multiplied(specs, params, factors(p, specs, p.init_family).multiplier)
 
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
@@ -308,7 +304,7 @@ def subset(specs: PyTree, tree: PyTree) -> PyTree:
     """The specs of the parameters that a tree has, which may be some of them; all specs where it is no part of them."""
     if any(is_hidden(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_hidden)) or not jax.tree.leaves(tree):
         return specs
-    by_path = {spec.path: spec for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
+    by_path = {spec.path: spec for spec in leaves_of(specs)}
     paths, treedef = flatten_shapes(tree)
     if len(paths) == len(by_path) or not paths.keys() <= by_path.keys():
         return specs

@@ -9,7 +9,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from depthmup.settings import (
     CheckpointSettings,
     Interval,
     Judged,
+    Launcher,
     ParallelSettings,
     Quantity,
     SettingsError,
@@ -59,7 +60,7 @@ def sweep(
     batches: Batches,
     *,
     workdir: str | Path | None = None,
-    launcher: Literal["local", "ray"] = "local",
+    launcher: Launcher = "local",
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
     **options: Any,
@@ -123,7 +124,7 @@ def study_of(
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
-    width, depth = base_of(setup)
+    width, depth = setup.parameterization.base_or(setup.width, setup.depth)
     axes, constants = _axes(hyperparameters, optimizers)
     rates, is_search = _rates(learning_rates, optimizers, per_octave)
     sweep = SweepSettings(
@@ -269,15 +270,6 @@ def _settings_of(p: Parameterization) -> dict[str, Any]:
     return fields | {"blocks": [p.count_blocks(depth) for depth in (p.base_depth, 2 * p.base_depth)]}
 
 
-def base_of(setup: SetupLike) -> tuple[int, int]:
-    """The base shape; of the absolute form, the setup's own."""
-    p = setup.parameterization
-    if p.base_width > 1:
-        return p.base_width, p.base_depth
-    spec = jax.tree.leaves(setup.specs, is_leaf=lambda leaf: hasattr(leaf, "width"))[0]
-    return spec.width, spec.depth
-
-
 def _sizes(name: str, values: Sequence[int] | None, base: int) -> tuple[int, ...]:
     chosen = tuple(int(value) for value in ([base, 2 * base, 4 * base] if values is None else values))
     for value in chosen:
@@ -383,8 +375,7 @@ def tune(
     setup: SetupLike, loss: Loss, batches: Batches, *, steps: int, learning_rate: float | None = None, **options: Any
 ) -> SweepResult:
     """`Setup.tune`, which explains the arguments."""
-    target = jax.tree.leaves(setup.specs, is_leaf=lambda leaf: hasattr(leaf, "width"))[0]
-    width, depth = base_of(setup)
+    width, depth = setup.parameterization.base_or(setup.width, setup.depth)
     workdir, progress = options.pop("workdir", None), options.pop("progress", True)
     shared = {"steps": steps, **options}
     at_base = study_of(
@@ -403,7 +394,7 @@ def tune(
     name = setup.parameterization.name
     answer = "no learning rate trains" if rate is None else f"{rate:.3g}, tuned at width {width}, depth {depth}"
     note = (
-        f"learning rate for width {target.width}, depth {target.depth} under {name}: {answer}\n"
+        f"learning rate for width {setup.width}, depth {setup.depth} under {name}: {answer}\n"
         f"to see whether it transfers, m.sweep over widths {sizes['widths']} and depths {sizes['depths']}: {needed}"
     )
     return dataclasses.replace(result, note="\n".join(filter(None, (note, result.note))))

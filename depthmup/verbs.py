@@ -13,21 +13,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
+from rich.console import Console
 
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
 from depthmup.files import write_atomically
 from depthmup.init_std import traced
-from depthmup.measure.maximal_update import AVERAGES
+from depthmup.measure.maximal_update import AVERAGES, rates_by_rule
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.report.grow import swept_settings
 from depthmup.schedules import multiplier
-from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
+from depthmup.settings import Launcher, Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
@@ -54,7 +54,7 @@ def sweep(
     command: str,
     dry_run: bool = False,
     yes: bool = False,
-    launcher: str = "local",
+    launcher: Launcher = "local",
     shard: str = "0/1",
     tables: bool = False,
 ) -> int:
@@ -83,8 +83,8 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
     for name in settings.check.optimizers:
         settings.parameterization.build().check_family(family_of(name))
     for name in settings.check.optimizers:
-        with tqdm(bar_format="{desc}", leave=False) as bar:
-            result = check_optimizer(settings, name, progress=bar.set_description_str)
+        with Console(stderr=True).status("") as status:
+            result = check_optimizer(settings, name, progress=status.update)
         print(result)
         if workdir:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -220,10 +220,7 @@ def calibrate(
         start,
         target,
         path_sums={depth: sweeps.path_sum(resized) for depth, resized in at_depth.items()},
-        calibrated={
-            "calibrated": {depth: update.learning_rate for depth, update in updates.items()},
-            "relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
-        },
+        calibrated=rates_by_rule(updates),
     )
     print(f"if {start:g} (optimizer.learning_rate) was best at depth {tuned}, then at depth {target}, by each rule:")
     for name, rate in rules.items():
@@ -236,8 +233,7 @@ def plan_machine(
     settings: Settings, workdir: Path | None, command: str, topology: str | None = None, sweep: bool = False
 ) -> int:
     """Say what train or sweep would take on a TPU slice or on this machine. Status 1 if it does not fit."""
-    with tqdm(bar_format="{desc} {elapsed}", leave=False, disable=None) as bar:  # silent where nobody sees it
-        bar.set_description_str(f"compiling two programs for {topology or 'this machine'}")
+    with Console(stderr=True).status(f"compiling two programs for {topology or 'this machine'}"):
         machine_plan = plan(settings, topology, sweep)
     print(machine_plan)
     if workdir:

@@ -20,7 +20,7 @@ import optax
 from depthmup.names import unknown
 from depthmup.optim import in_form_mup, scaled
 from depthmup.parameterization import FAMILIES, FamilyName, Parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec
+from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec, leaves_of
 from depthmup.specs import factors as leaf_factors
 
 Leaves = list[np.ndarray]
@@ -115,7 +115,7 @@ def rules_of(specs: PyTree, tx: optax.GradientTransformation, family: PyTree | N
     """The families and updates that `wrap` uses; arguments and errors are those of `wrap`."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
     names = _family_names(specs, family)
     updates = _probed(specs, tx, names)
     families = [_resolved(*row) for row in zip(leaves, names, updates, strict=True)]
@@ -167,7 +167,7 @@ def _size_at_base(p: Parameterization, spec: ParamSpec, update: Update) -> float
 
 def _family_names(specs: PyTree, family: PyTree | None) -> list[FamilyName | None]:
     """The family that the user gives to each leaf, or None."""
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    leaves = leaves_of(specs)
     if family is None:
         return [None] * len(leaves)
     try:

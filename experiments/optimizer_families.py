@@ -137,7 +137,7 @@ def probe_at(case: Case, width: int, depth: int) -> Probe:
     update, rule = UPDATES[case.update], case.rule
     if rule == "wrap":
         update = wrapped(p, specs, found_rules(case))
-    factors = dm.factors(p, specs, p.table.families[0] if rule == "wrap" else rule)
+    factors = dm.factors(p, specs, p.init_family if rule == "wrap" else rule)
     rates: Any = jax.tree.map(lambda _: 1.0, specs, is_leaf=is_spec) if rule == "wrap" else factors.lr
     forward = p.forward_factors(width=width, depth=depth)
     rng = np.random.default_rng(0)

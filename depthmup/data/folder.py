@@ -7,12 +7,9 @@ the hashes of the files' bytes, which say which images a result belongs to.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +19,7 @@ from depthmup.data.dataset import Dataset, Records, Split, moments
 from depthmup.data.image_cache import Decoded
 from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
 from depthmup.data.images import in_memory
-from depthmup.files import CONTENTS
+from depthmup.files import CONTENTS, digest
 
 IN_MEMORY = 2**31  # largest number of bytes of all decoded images for which they are held in memory
 MOMENTS = 10_000  # number of images on disk for the mean and the standard deviation
@@ -77,7 +74,7 @@ def load(
         std=arrays["std"],
         shape=(size, size, channels),
         names=classes,
-        digest=f"{len(states)} files, {_hash(sizes)}{CONTENTS}{_hash(_contents(hashes))}",
+        digest=f"{len(states)} files, {digest(sizes)}{CONTENTS}{digest(_contents(hashes))}",
     )
 
 
@@ -153,7 +150,3 @@ def _head(path: Path) -> tuple[str, tuple[int, int]] | str:
             return image.mode, image.size
     except Exception as error:  # Pillow raises many types for bad bytes
         return str(error)
-
-
-def _hash(tree: Any) -> str:
-    return hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -174,6 +174,15 @@ def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction
     the mean square of each activation itself."""
     values, changes = jax.jvp(activations, (params,), (direction,))
     return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(tree)]) for tree in (changes, values)])
+
+
+def rates_by_rule(updates: Mapping[Any, MaximalUpdate]) -> dict[str, Mapping[float, float | None]]:
+    """{rule: {depth: learning rate}} of measurements at several depths: of the sums of update sizes, and of the sizes
+    relative to those of the activations."""
+    return {
+        "calibrated": {depth: update.learning_rate for depth, update in updates.items()},
+        "relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
+    }
 
 
 def checked(update: MaximalUpdate) -> MaximalUpdate:

@@ -15,7 +15,7 @@ import optax
 
 from depthmup.optim import families_of, from_factors
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
-from depthmup.specs import PyTree, is_spec
+from depthmup.specs import PyTree, leaves_of
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group as group_of
 
@@ -67,7 +67,7 @@ def probe(
       head_dim: size of an attention head at this width, for the attention factor; None without attention.
       **options: options of `dm.optimizer`, such as eps.
     """
-    spec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    spec = leaves_of(specs)[0]
     forward = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
     factors = leaf_factors(p, specs, families_of(optimizer, specs))
 
@@ -99,7 +99,7 @@ def probe(
 
 def groups_of(specs: PyTree) -> tuple[str, ...]:
     """Names of the groups of parameters that scale alike, in tree order."""
-    return tuple(dict.fromkeys(group_of(s) for s in jax.tree.leaves(specs, is_leaf=is_spec)))
+    return tuple(dict.fromkeys(group_of(s) for s in leaves_of(specs)))
 
 
 def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -69,12 +69,6 @@ def stationary_gain(activation: str) -> float:
     return round(float(weights.sum() / (weights @ phi**2)), 6)
 
 
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raises ValueError if `name` is not known."""
-    if name not in known:
-        raise unknown(what, name, known)
-
-
 def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple[int, ...]:
     """The spatial sizes of a shape (batch, *space, channels). Raises ValueError if their number is not one of
     `dimensions`, the numbers of spatial axes that the family takes."""
@@ -86,7 +80,8 @@ def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple
 
 def check_kernel(space: Sequence[int], kernel: int, padding: str) -> None:
     """Raises ValueError for an unknown padding or a kernel that does not fit the image."""
-    check_name("padding", padding, PADDINGS)
+    if padding not in PADDINGS:
+        raise unknown("padding", padding, PADDINGS)
     if kernel < 1:
         raise ValueError(f"kernel size must be at least 1, got {kernel}")
     if padding == "circular" and kernel // 2 > min(space):

@@ -11,6 +11,7 @@ import pandas
 from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented
 from depthmup.fit.transfer import nearest
 from depthmup.measure import MaximalUpdate
+from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import Search
@@ -72,6 +73,11 @@ class TransferCurve:
     chance_loss: float
     laws: DepthLaws
     sweep: str = ""
+
+    @property
+    def of_rate(self) -> bool:
+        """Whether it is about the learning rate."""
+        return self.hyperparameter == LEARNING_RATE
 
     @property
     def name(self) -> str:
@@ -184,7 +190,7 @@ def _laws(
     study: Study, result: Transfer, points: Mapping[float, Point], calibrated: Mapping[str, MaximalUpdate]
 ) -> DepthLaws:
     """The laws of a curve. points: the point of each depth; without them there is the power law alone."""
-    law, rates = None, dict[str, dict[float, float | None]]()
+    law, rates = None, dict[str, Mapping[float, float | None]]()
     if sum(rate is not None for rate in result.optimal_lr) > 2:
         law = power_law(result.values, result.optimal_lr, [optimum.stderr for optimum in result.optima])
     if not points:
@@ -194,10 +200,7 @@ def _laws(
     pairs = zip(result.values, result.optimal_lr, strict=True)
     tuned = next((depth for depth, rate in pairs if rate is not None), None)
     if tuned in updates:
-        rates = {
-            "calibrated": {depth: update.learning_rate for depth, update in updates.items()},
-            "relative": {depth: update.relative.learning_rate for depth, update in updates.items()},
-        }
+        rates = rates_by_rule(updates)
     sums = {depth: point.path_sum for depth, point in points.items() if point.path_sum}
     return DepthLaws(
         power_law=law,

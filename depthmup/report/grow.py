@@ -130,7 +130,7 @@ def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
     The first curve has a best learning rate. `grow` says what is raised.
     """
     label = f"{settings.parameterization.name} with {settings.optimizer.name}"
-    rates = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.hyperparameter == "learning_rate"]
+    rates = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.of_rate]
     names = grouped_by(rates, lambda c: f"{c.parameterization} with {c.optimizer}")
     curves = [c for c in names.get(label, []) if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
     if variants := {c.variant for c in curves} - {""}:

@@ -279,7 +279,7 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
 
 def _name(c: TransferCurve) -> Cells:
     """The first cells of a row in a table of several axes."""
-    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter_name} over "
+    other = "" if c.of_rate else f"{c.hyperparameter_name} over "
     return {"": c.title, "over": f"{other}{c.axis}"}
 
 

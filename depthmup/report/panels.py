@@ -91,7 +91,7 @@ def pictures(
     for block in words.blocks(curves):
         yield losses(block, number)
         yield optima(block)
-        if learning and block[0].hyperparameter == "learning_rate":
+        if learning and block[0].of_rate:
             yield from _over_steps(block, learning)
     if calibrated := [c for c in curves if c.laws.updates]:
         title = "Change of each layer in the first step (S_l, by a linear model) at each depth's best learning rate"
@@ -154,7 +154,7 @@ def optima(block: words.Block) -> Picture:
 
 def file_name(kind: Literal["loss", "optimum"], c: TransferCurve) -> str:
     """The name of the picture that shows this curve, without an ending."""
-    other = "" if c.hyperparameter == "learning_rate" else f"_{c.hyperparameter.replace(' ', '')}"
+    other = "" if c.of_rate else f"_{c.hyperparameter.replace(' ', '')}"
     return f"{kind}_over_{c.axis}{other}"
 
 

@@ -37,7 +37,7 @@ class SweepResult:
         """The best learning rate of the first parameterization at the smallest size, a value for `m.optimizer`; None if
         it has none. The verdicts say whether it is right at larger sizes."""
         name = self.study.sweep.parameterizations[0]
-        results = [c.result for c in self.curves if c.parameterization == name and c.hyperparameter == "learning_rate"]
+        results = [c.result for c in self.curves if c.parameterization == name and c.of_rate]
         if results:
             tuned = [result.tuned or result.optimal_lr[0] for result in results]
             return next((rate for rate in tuned if rate is not None), None)
@@ -55,7 +55,7 @@ class SweepResult:
         axis: which sizes: "depth", "width", "batch_size", "steps", "compute"; None: the first that the sweep has. The
         result is None where no two sizes are compared.
         """
-        axes = grouped_by([c for c in self.curves if c.hyperparameter == "learning_rate"], lambda c: c.axis)
+        axes = grouped_by([c for c in self.curves if c.of_rate], lambda c: c.axis)
         if not axes:
             return None
         chosen = axis or next(iter(axes))

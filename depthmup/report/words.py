@@ -110,7 +110,7 @@ def table(block: Block) -> list[Cells]:
 def span(block: Block) -> str:
     """The axis with its ends, after the name of a hyperparameter other than the learning rate."""
     c = block[0]
-    other = "" if c.hyperparameter == "learning_rate" else f"{c.hyperparameter_name}, "
+    other = "" if c.of_rate else f"{c.hyperparameter_name}, "
     return f"{other}{c.axis_name} {c.result.values[0]:g} to {c.result.values[-1]:g}"
 
 
@@ -121,7 +121,7 @@ def answers(curves: Sequence[TransferCurve]) -> str:
         undecided = [c for c in block if c.result.verdict in (UNDECIDED, NOTHING)]
         reasons = [f"{c.title}: {c.result.verdict}: {c.result.reason}" for c in undecided]
         lines += [text(table(block)), *reasons, ""]
-    if any(c.hyperparameter == "learning_rate" for c in curves):
+    if any(c.of_rate for c in curves):
         rates = "; ".join(
             f"{rate(c.result.tuned)} for {c.optimizer} under {c.name} (the best of {c.axis} {c.result.values[0]:g})"
             for c in transferring(curves)
@@ -133,7 +133,7 @@ def answers(curves: Sequence[TransferCurve]) -> str:
 
 def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
     """The first curve of each optimizer, parameterization and variant whose learning rate transfers on all axes."""
-    groups = grouped_by([c for c in curves if c.hyperparameter == "learning_rate"], lambda c: c.title).values()
+    groups = grouped_by([c for c in curves if c.of_rate], lambda c: c.title).values()
     return [group[0] for group in groups if all(c.result.verdict == TRANSFERS for c in group)]
 
 
@@ -198,7 +198,7 @@ def _changes(undecided: Sequence[TransferCurve], study: Study) -> dict[str, Any]
     sweep, wider = study.sweep, dict[str, set[str]]()
     needs = [(c, need) for c in undecided for need in c.result.needs]
     for c, need in needs:
-        if need.kind in ("lower", "higher") and c.hyperparameter == "learning_rate" and has_grid(study):
+        if need.kind in ("lower", "higher") and c.of_rate and has_grid(study):
             wider.setdefault(c.optimizer, set()).add(need.kind)
     seeds = [need.seeds for _, need in needs if need.kind in ("seeds", "finer")]
     if not seeds and not wider:

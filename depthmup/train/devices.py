@@ -8,9 +8,10 @@ devices in the placement's own layout: `put` makes these arrays from NumPy array
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -18,15 +19,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup.models.layers import BATCH_AXIS
 from depthmup.names import unknown
-from depthmup.settings import SettingsError
+from depthmup.settings import SettingsError, Wrapper
 from depthmup.specs import PyTree
 
 Function = Callable[..., PyTree]
-WRAPPERS = ("pmap", "jit")
+Layout = Literal["map", "vmap"]  # of several trials on one device
 REPLICATED = PartitionSpec()
 
 
-def trial_layout(platform: str | None = None) -> str:
+def trial_layout(platform: str | None = None) -> Layout:
     """How several trials share one device: "map" on a CPU, "vmap" elsewhere.
 
     platform: that of the devices, "cpu", "gpu" or "tpu"; None: of JAX's default backend.
@@ -37,7 +38,7 @@ def trial_layout(platform: str | None = None) -> str:
     return "map" if (platform or jax.default_backend()) == "cpu" else "vmap"
 
 
-class Placement:
+class Placement(abc.ABC):
     """What the two placements have in common.
 
     trials: number of trials that are trained together.
@@ -53,9 +54,9 @@ class Placement:
     parts = 1
     shard = (0, 1)
 
-    def __init__(self, trials: int, devices: Sequence[jax.Device], wrapper: str, described: bool = False) -> None:
-        if wrapper not in WRAPPERS:
-            raise unknown("wrapper", wrapper, WRAPPERS)
+    def __init__(self, trials: int, devices: Sequence[jax.Device], wrapper: Wrapper, described: bool = False) -> None:
+        if wrapper not in get_args(Wrapper):
+            raise unknown("wrapper", wrapper, get_args(Wrapper))
         self.trials, self.devices, self.wrapper = trials, list(devices), wrapper
         self.local = [device for device in devices if described or device.process_index == jax.process_index()]
         # Arrays of pmap lie on the devices of this process only, arrays of jit on the devices of all processes.
@@ -88,31 +89,32 @@ class Placement:
         greatest = jax.pmap(lambda number: jax.lax.pmax(number, self.axis), axis_name=self.axis, out_axes=None)
         return lambda number: greatest(np.full(len(self.local), number, np.int32))
 
+    @abc.abstractmethod
     def put(self, trees: Sequence[PyTree]) -> PyTree:
         """One tree of NumPy arrays per trial -> one tree of arrays on the devices."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def get(self, tree: PyTree) -> PyTree:
         """Arrays on the devices -> NumPy arrays (trials, ...)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def spread(self, batch: PyTree) -> PyTree:
         """This process's part of a batch -> a batch argument for the functions that `over` returns."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def shapes(self, one: PyTree) -> PyTree:
         """The shapes and shardings of what `put` makes of trees like `one`, of arrays or shapes, without the arrays."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def spread_shapes(self, batch: PyTree) -> PyTree:
-        """The same of `spread`."""
-        raise NotImplementedError
+        """The shapes and shardings of what `spread` makes of a batch of arrays or shapes, without the arrays."""
 
     def shape(self, leaf: Any, spec: PartitionSpec = REPLICATED, axes: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
         """An array of this leaf's shape behind further `axes`, on the mesh."""
         sharding = None if self.wrapper == "pmap" else NamedSharding(self.mesh, spec)
         return jax.ShapeDtypeStruct((*axes, *np.shape(leaf)), leaf.dtype, sharding=sharding)
 
+    @abc.abstractmethod
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         """Turn a function of one trial into a function of all trials.
 
@@ -120,7 +122,6 @@ class Placement:
         (made by `spread`), and the last `shared` arguments are the same for all trials and devices.
         donate: the first result may reuse the buffers of the first argument.
         """
-        raise NotImplementedError
 
 
 def check_sets(devices: int, share: int) -> None:
@@ -150,8 +151,8 @@ class TrialsOverDevices(Placement):
         self,
         trials: int,
         devices: Sequence[jax.Device] | None = None,
-        wrapper: str = "pmap",
-        layout: str | None = None,
+        wrapper: Wrapper = "pmap",
+        layout: Layout | None = None,
         share: int = 1,
         described: bool = False,
     ) -> None:
@@ -241,7 +242,7 @@ class BatchOverDevices(Placement):
     skips_frozen = True
 
     def __init__(
-        self, devices: Sequence[jax.Device] | None = None, wrapper: str = "pmap", described: bool = False
+        self, devices: Sequence[jax.Device] | None = None, wrapper: Wrapper = "pmap", described: bool = False
     ) -> None:
         super().__init__(1, devices or jax.devices(), wrapper, described)
         self.parts = len(self.devices)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthmup.recipe import LOSSES
-
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool
 
@@ -34,8 +32,3 @@ def diverged(frozen: Any, loss: np.ndarray, first_loss: np.ndarray) -> np.ndarra
     """Whether a trial is frozen by a step that was not finite, or whether its loss at the end of training is not finite
     or above DIVERGED_ABOVE times that of the first batch."""
     return frozen | ~np.isfinite(loss) | (loss > DIVERGED_ABOVE * first_loss)
-
-
-def chance(loss: str, classes: int) -> float:
-    """The loss of a network that has learned nothing."""
-    return LOSSES[loss].chance(classes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from depthmup.files import write_atomically
+from depthmup.files import without_nan, write_atomically
 from depthmup.train.workdir import Row, WorkdirError
 
 METRICS = "metrics.jsonl"
@@ -154,8 +153,7 @@ class MetricsFile:
 
     def append(self, row: Row) -> None:
         """Add a row, with null for NaN. If this raises OSError (a full disk), no part of the row stays in the file."""
-        finite = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
-        content = json.dumps(finite).encode() + b"\n"
+        content = json.dumps(without_nan(row)).encode() + b"\n"
         try:
             left = content
             while left:

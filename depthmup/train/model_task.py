@@ -16,7 +16,7 @@ from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_fa
 from depthmup.parameterization import LeafFactors, Parameterization
 from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError
-from depthmup.specs import ParamSpec, PyTree, is_spec, rescaling
+from depthmup.specs import PyTree, leaves_of, rescaling
 from depthmup.specs import factors as leaf_factors
 from depthmup.train.trainable import Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
@@ -104,7 +104,7 @@ def hyper_of(
         # As in `dm.optimizer`: these look at whole weights, of which a form may store some entries times a factor.
         form = p.in_form("mup") if optimizer in OTHERS else p
         factors = leaf_factors(form, specs, families_of(optimizer, specs))._replace(init=init)
-    spec: ParamSpec = jax.tree.leaves(specs, is_leaf=is_spec)[0]
+    spec = leaves_of(specs)[0]
     return Hyper(
         seed=seed,
         learning_rate=learning_rate,

@@ -13,7 +13,7 @@ from depthmup.data.feed import Feed
 from depthmup.fit import chain_path_sum
 from depthmup.optim import OPTIONS, family_of
 from depthmup.parameterization import TABLES
-from depthmup.recipe import Recipe
+from depthmup.recipe import LOSSES, Recipe
 from depthmup.settings import (
     LEARNING_RATE,
     OWN,
@@ -35,7 +35,6 @@ from depthmup.settings import (
     value_of,
 )
 from depthmup.train.build import batches_of, check_split, examples, hyper_of, identity_of_data, steps_of, task_of
-from depthmup.train.divergence import chance
 from depthmup.train.loop import Measurement
 from depthmup.train.quantities import measurement, update_profile
 from depthmup.train.task import Task
@@ -182,7 +181,7 @@ class ConfigStudy(Study):
         swept = [key for key in ("loss", "data.name") if any(axis.key == key for axis in self.axes)]
         settings = put(self.settings, {key: rows[0][column(key)] for key in swept})
         classes = self.classes or batches_of(settings).dataset.classes
-        return 1 - 1 / classes if measure.endswith("accuracy") else chance(settings.loss, classes)
+        return 1 - 1 / classes if measure.endswith("accuracy") else LOSSES[settings.loss].chance(classes)
 
     def checked(self, points: Collection[Point]) -> None:
         for point in points:

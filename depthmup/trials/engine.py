@@ -10,13 +10,13 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 
 from depthmup.interrupt import GOES_ON
 from depthmup.names import unknown
-from depthmup.settings import LEARNING_RATE, Settings, SettingsError
+from depthmup.settings import LEARNING_RATE, Launcher, Settings, SettingsError
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.adaptive import Search
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from depthmup.trials.ray_cluster import Cluster
 
 WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
-LAUNCHERS = ("local", "ray")
 MOST_PARTS = 1_000_000
 
 
@@ -42,7 +41,7 @@ def train(
     sweep: Settings | Mapping[str, Any] | Study,
     workdir: str | Path,
     *,
-    launcher: str = "local",
+    launcher: Launcher = "local",
     shard: tuple[int, int] = (0, 1),
     yes: bool = False,
     progress: bool = True,
@@ -101,7 +100,7 @@ def train(
 
 def cost(
     sweep: Settings | Mapping[str, Any] | Study,
-    launcher: str = "local",
+    launcher: Launcher = "local",
     shard: tuple[int, int] = (0, 1),
     yes: bool = False,
 ) -> str:
@@ -119,15 +118,17 @@ def cost(
     return f"{estimator.total(groups)}{adaptive}{more}"
 
 
-def checked(study: Study, launcher: str = "local", shard: tuple[int, int] = (0, 1), yes: bool = False) -> list[Trial]:
+def checked(
+    study: Study, launcher: Launcher = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
+) -> list[Trial]:
     """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run.
 
     yes: make a plan of any size. Otherwise a plan of more than sweep.max_trials is refused before its trials are made,
     since a million of them take minutes and gigabytes.
     """
     sweep = study.sweep
-    if launcher not in LAUNCHERS:
-        raise SettingsError(str(unknown("launcher", launcher, LAUNCHERS)))
+    if launcher not in get_args(Launcher):
+        raise SettingsError(str(unknown("launcher", launcher, get_args(Launcher))))
     if launcher == "ray" and importlib.util.find_spec("ray") is None:
         raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'")
     if not 0 <= shard[0] < shard[1] <= MOST_PARTS:
@@ -151,7 +152,7 @@ def checked(study: Study, launcher: str = "local", shard: tuple[int, int] = (0, 
     return plan
 
 
-def _devices(study: Study, launcher: str) -> int:
+def _devices(study: Study, launcher: Launcher) -> int:
     """Number of devices of each process that trains. Raises SettingsError if they do not split into equal sets."""
     workers = int(study.sweep.gpus) or max(1, int(study.sweep.cpus))
     devices = workers if launcher == "ray" else len(jax.local_devices())

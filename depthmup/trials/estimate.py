@@ -14,7 +14,7 @@ import numpy as np
 
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
-from depthmup.train.devices import trial_layout
+from depthmup.train.devices import Layout, trial_layout
 from depthmup.train.quantities import cost_of_measuring
 from depthmup.train.trainable import FOREVER, Hyper, Trainable
 from depthmup.trials.group import LOG_EVERY, Runner, hypers_of
@@ -90,7 +90,7 @@ def at_once(study: Study, trial: Trial, devices: int) -> int:
     return max(1, min(most, fit))
 
 
-def memory(task: Trainable, hyper: Hyper, batch_size: int, layout: str, sharpness: bool = False) -> float:
+def memory(task: Trainable, hyper: Hyper, batch_size: int, layout: Layout, sharpness: bool = False) -> float:
     """Bytes that each trial of a group takes on a device.
 
     A trial takes the memory of its state three times, since a checkpoint holds two more copies. If the trials of a

@@ -64,6 +64,10 @@ class SetupLike(Protocol):
     @property
     def specs(self) -> PyTree: ...
     @property
+    def width(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
     def model(self) -> Model: ...
     @property
     def correction(self) -> InitAudit | None: ...
@@ -93,34 +97,30 @@ class Training:
     warmup: int
     recipe: Recipe
     fixed: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_tasks", {})
-        object.__setattr__(self, "_setups", {})
+    _setups: dict[Any, SetupLike] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _tasks: dict[Any, ModelTask] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:  # what is compiled is not sent to other machines
         return {**self.__dict__, "_tasks": {}, "_setups": {}}
 
     @property
     def feed(self) -> UserFeed:
-        """That of the base."""
+        """The batches of the base's size."""
         return next(iter(self.feeds.values()))
 
     def setup(self, parameterization: str, width: int, depth: int, batch: int, steps: int) -> SetupLike:
-        kept: dict[Any, SetupLike] = self.__dict__["_setups"]
         setup = self.setups[parameterization]
         run = (batch, steps) if setup.run else (None, None)
         key = parameterization, width, depth, *run
-        if key not in kept:
-            kept[key] = setup.at(width, depth, *run)
-        return kept[key]
+        if key not in self._setups:
+            self._setups[key] = setup.at(width, depth, *run)
+        return self._setups[key]
 
     def task(self, key: Any, make: Callable[[], ModelTask]) -> ModelTask:
         """One object for all points of a program, whose compiled functions they share."""
-        tasks: dict[Any, ModelTask] = self.__dict__["_tasks"]
-        if key not in tasks:
-            tasks[key] = make()
-        return tasks[key]
+        if key not in self._tasks:
+            self._tasks[key] = make()
+        return self._tasks[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

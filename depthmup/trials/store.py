@@ -9,14 +9,13 @@ import contextlib
 import hashlib
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from depthmup.files import digest, first_difference, write_atomically
+from depthmup.files import digest, first_difference, without_nan, write_atomically
 from depthmup.train.workdir import Workdir, WorkdirError
 from depthmup.trials.study import Row
 
@@ -69,7 +68,7 @@ class Store:
 
     def add(self, group: Sequence[Finished]) -> None:
         """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is."""
-        group = [finished._replace(row=_finite(finished.row)) for finished in group]
+        group = [finished._replace(row=without_nan(finished.row)) for finished in group]
         name, content = digest([finished.row["key"] for finished in group]), _bytes(group, self._identity)
         path = self._path / GROUPS / f"{name}.{_checksum(content)}.parquet"
         write_atomically(path, content, sync=True)
@@ -221,11 +220,6 @@ def _bytes(group: Sequence[Finished], identity: str) -> bytes:
     table = table.replace_schema_metadata({IDENTITY: identity})
     parquet.write_table(table, content, compression="zstd", write_page_checksum=True)
     return content.getvalue()
-
-
-def _finite(row: Row) -> Row:
-    """The row with None for NaN and infinity, which JSON does not have."""
-    return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
 
 
 def extension(saved: Any, here: Any) -> str:

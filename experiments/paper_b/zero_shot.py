@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import Rule, Transfer, learning_rate_rules
 from depthmup.fit.verdict import UNLEARNED
+from depthmup.measure.maximal_update import rates_by_rule
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, best_losses, panels
 from experiments.output import UNDECIDED, markdown, paired
 from experiments.paper_b import at_start, exponents, fig2a, ingredients, networks
@@ -74,8 +75,8 @@ def rules(sweeps: Sweeps, name: str) -> tuple[Transfer, list[Rule]]:
     updates = {depth: at_start.update(start, depth) for depth in result.values if depth in start}
     calibrated = {}
     if len(updates) == len(result.values):
-        calibrated["Sbar"] = {depth: update.learning_rate for depth, update in updates.items()}
-        calibrated["Sbar, relative"] = {depth: update.relative.learning_rate for depth, update in updates.items()}
+        rates = rates_by_rule(updates)
+        calibrated = {"Sbar": rates["calibrated"], "Sbar, relative": rates["relative"]}
     sums = exponents.path_sums(ingredients.settings_of(name), result.values)
     return result, learning_rate_rules(result, path_sums=sums, calibrated=calibrated)
 
