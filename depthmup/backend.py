@@ -54,11 +54,15 @@ def cores() -> int:
 
 def processor() -> str:
     """The maker of the processor, as Linux names it: "GenuineIntel", "AuthenticAMD"; "" if it is not known."""
+    return next((line.split(":")[1].strip() for line in proc_lines("cpuinfo") if line.startswith("vendor_id")), "")
+
+
+def proc_lines(name: str) -> list[str]:
+    """The lines of a file of /proc; none where the system has no such file."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return Path("/proc", name).read_text().splitlines()
     except OSError:
-        return ""
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+        return []
 
 
 def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:

@@ -102,7 +102,7 @@ class Run:
         )
 
     def of_family(self, family: FamilyName) -> BatchRule:
-        """The rule's row of a family. Raises ValueError for a family or for sizes for which it is not defined."""
+        """`row`, where the rule is defined at these sizes too. Raises ValueError where it is not."""
         row, (batch, examples) = self.row(family), self.ratios
         if row.fixed == "examples" and abs(examples - 1) > ROUNDING:
             raise ValueError(

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
 
 RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
-# What a check trains alone.
+# Which parameters a check trains together, apart from all others.
 Groups = Literal["role", "path"]
 GROUPS: dict[Groups, Callable[[ParamSpec], str]] = {
     "role": group,

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class UserFeed(abc.ABC):
         return self.first_steps(1)[0]
 
     def first_examples(self, count: int) -> Batch:
-        """Those of the first steps, as one batch."""
+        """`count` examples, those of the first steps, as one batch."""
         batches = self.first_steps(-(-count // self.batch_size))
         return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *batches)
 
@@ -210,7 +210,7 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
     kept = _held_out(held_out, batch_size)
     if callable(batches):
         return _of_function(batches, steps, kept)
-    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+    if _are_arrays(batches):
         arrays = tuple(batches)
         if batch_size is None:
             raise ValueError("batches are arrays of examples: give batch_size=, how many of them a step takes")
@@ -231,7 +231,7 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
 def of_size(batches: Batches, size: int) -> Batches:
     """The same batches with another number of examples: arrays as they are, a function (step, batch_size) of the step
     alone. Raises ValueError for others, whose size cannot be changed."""
-    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+    if _are_arrays(batches):
         return batches
     if callable(batches) and len(inspect.signature(batches).parameters) == 2:
         return lambda step: batches(step, size)
@@ -239,6 +239,11 @@ def of_size(batches: Batches, size: int) -> Batches:
         "a sweep of batch sizes needs batches of each: give arrays of examples, or a function (step, batch_size) -> "
         "batch, whose second argument is a plain integer"
     )
+
+
+def _are_arrays(batches: Batches) -> TypeGuard[Sequence[Any]]:
+    """Whether they are arrays of all examples, not batches."""
+    return isinstance(batches, tuple | list) and bool(batches) and all(hasattr(leaf, "shape") for leaf in batches)
 
 
 def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Batch]) -> UserFeed:
@@ -268,7 +273,7 @@ def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Ba
 def _held_out(batches: Batches, batch_size: int | None) -> list[Batch]:
     if batches is None:
         return []
-    if isinstance(batches, tuple | list) and batches and all(hasattr(leaf, "shape") for leaf in batches):
+    if _are_arrays(batches):
         examples = size_of(batches)
         size = min(batch_size or examples, examples)
         starts = range(0, examples, size)

@@ -21,7 +21,7 @@ from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
 from depthmup.trials.verdicts import Names, added, in_words, verdicts
 
-Item = TypeVar("Item")
+Item = TypeVar("Item")  # of `grouped_by`
 Key = TypeVar("Key")
 
 

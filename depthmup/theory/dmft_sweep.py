@@ -176,7 +176,7 @@ def _forward(
 def _backward(
     weights: Weights, draws: Draws, now: Now, layer: jax.Array, gradients: jax.Array
 ) -> tuple[Weights, jax.Array, jax.Array]:
-    """The same for gradients (P C, S), which the transposed matrix multiplies: a_t (r + B inputs) and G Dw inputs.
+    """`_forward` for gradients (P C, S), which the transposed matrix multiplies: a_t (r + B inputs) and G Dw inputs.
 
     The response B involves times s <= t.
     """

@@ -57,7 +57,9 @@ class Workdir:
         self.path, self.messages = path, list[str]()
         settings = json.loads(json.dumps(settings))
         path.mkdir(parents=True, exist_ok=True)
-        with _opening(path):  # of two that open a new workdir at once, the second sees the settings of the first
+        with one_at_a_time(
+            path / OPENING
+        ):  # of two that open a new workdir at once, the second sees the settings of the first
             saved = self._saved(path / results, remembered)
             difference = "" if saved is None else differs(saved, settings)
             if difference:
@@ -132,9 +134,9 @@ def read_settings(workdir: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opening(path: Path) -> Iterator[None]:
-    """One process at a time."""
-    with open(path / OPENING, "ab") as file:
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """One process at a time, by a lock of the system on this file."""
+    with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
+from depthmup.train.workdir import one_at_a_time
 from depthmup.trials.plan import Group
 from depthmup.trials.store import Store
 
@@ -62,11 +63,8 @@ class Claims:
             for name in list(self._held):
                 self._let_go(name)
 
-    @contextlib.contextmanager
-    def _mutex(self) -> Iterator[None]:
-        with open(self._dir / ".lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _mutex(self) -> AbstractContextManager[None]:
+        return one_at_a_time(self._dir / ".lock")
 
     def _hold(self, name: str, keys: Sequence[str]) -> None:
         file = open(self._file(name), "w")  # noqa: SIM115 - held open: the claim lives as long as the file

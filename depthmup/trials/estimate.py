@@ -6,12 +6,12 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from depthmup.backend import proc_lines
 from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
 from depthmup.train.devices import Layout, trial_layout
@@ -207,11 +207,10 @@ def free_memory(device: jax.Device) -> float:
     statistics = device.memory_stats() or {}
     if "bytes_limit" in statistics:
         return statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except OSError:
-        return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = [line for line in proc_lines("meminfo") if line.startswith("MemAvailable")]
+    if available:
+        return 1024.0 * int(available[0].split()[1])
+    return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _used(device: jax.Device) -> float:

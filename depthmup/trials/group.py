@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from depthmup.backend import environment, out_of_memory
+from depthmup.backend import environment, out_of_memory, proc_lines
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
@@ -242,11 +242,8 @@ def _machine() -> str:
     """A name that machines share if they can run each other's programs. Programs use the instruction set of the CPU."""
     if jax.default_backend() != "cpu":
         return jax.default_backend()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return "cpu-" + digest([line for line in lines if line.startswith(("flags", "Features", "model name"))][:2])
+    kinds = ("flags", "Features", "model name")
+    return "cpu-" + digest([line for line in proc_lines("cpuinfo") if line.startswith(kinds)][:2])
 
 
 def _columns(trial: Trial) -> Row:
