@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.fit import VERDICTS, Transfer, transfer
+from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
 from depthmup.report.curves import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
@@ -158,12 +157,6 @@ def chance(c: TransferCurve, measure: str) -> float:
     if measure.endswith("accuracy"):
         return c.chance if c.measure.endswith("accuracy") else 1 - math.exp(-c.chance_loss)
     return c.chance if measure == c.measure else c.chance_loss
-
-
-def by(c: TransferCurve, measure: str) -> TransferCurve:
-    """The same trials judged by another measure in their rows."""
-    result = transfer(c.trials, c.axis, chance(c, measure), hyperparameter=c.hyperparameter, measure=measure)
-    return dataclasses.replace(c, measure=measure, chance=chance(c, measure), result=result)
 
 
 def best_losses(result: Transfer, i: int) -> np.ndarray:

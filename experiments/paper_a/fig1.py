@@ -35,10 +35,9 @@ from typing import Any
 
 from configs import cifar10_simple_resnet
 from depthmup.report.curves import TransferCurve
-from experiments.figures.figure import CurveName, Experiment, Sweeps, along, by, curve, curve_table, loss_pictures
+from experiments.figures.figure import CurveName, Experiment, Sweeps, along, loss_pictures
 from experiments.paper_a.small import small
 
-MEASURES = ("loss", "validation_loss", "validation_accuracy")  # besides the sweep's own
 EXPECTED = {
     CurveName("simple_resnet", "depth_mup"): True,
     CurveName("simple_resnet", "depth_mup", "width"): True,
@@ -68,13 +67,6 @@ def _of_sp(sweeps: Sweeps) -> list[TransferCurve]:
     return [c for sweep in sweeps.values() for c in sweep.curves if c.parameterization in ("sp", "depth_sp")]
 
 
-def by_other_measures(sweeps: Sweeps) -> str:
-    curves = {f"{name.name} over {name.axis}": curve(sweeps, *name) for name in EXPECTED}
-    return curve_table(
-        {f"{label}, by {measure}": by(c, measure) for label, c in curves.items() for measure in MEASURES}
-    )
-
-
 EXPERIMENT = Experiment.transfers(
     figure="1",
     claim="muP transfers over width and not over depth, 1/sqrt(depth) over both",
@@ -82,7 +74,6 @@ EXPERIMENT = Experiment.transfers(
     sweeps={"simple_resnet": simple_resnet},
     expected=EXPECTED,
     pictures=lambda sweeps: loss_pictures(along(sweeps["simple_resnet"].curves, "fig1")),  # the paper's axes
-    printed=by_other_measures,
 )
 SP = Experiment.transfers(
     figure="B.2",

@@ -31,11 +31,10 @@ import math
 from typing import Any
 
 from configs import tiny_imagenet_vit
-from depthmup.fit import transfer
 from depthmup.report.curves import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
-from experiments.output import decided, markdown
-from experiments.paper_a.small import TIMES, in_tenth, small
+from experiments.output import decided
+from experiments.paper_a.small import small
 
 
 def vit(scale: str) -> Any:
@@ -96,16 +95,6 @@ def best_loss(c: TransferCurve) -> str:
     return " to ".join("no training" if math.isnan(end.loss) else f"{end.loss:.2f}" for end in ends)
 
 
-def drifts(sweeps: Sweeps) -> str:
-    """By the losses of the second and of the last tenth of the training."""
-    rows = []
-    for c in (c for sweep in sweeps.values() for c in sweep.curves):
-        losses = ([row for size in c.result.values for row in in_tenth(c, size, tenth)] for tenth in (2, TIMES))
-        both = (transfer(of_tenth, c.axis, c.chance_loss).drift for of_tenth in losses)
-        rows.append([label(c), *(f"{drift.octaves_per_doubling:+.2f}" if drift else "-" for drift in both)])
-    return markdown(("drift of what is best in", "the second tenth of the training", "the last tenth"), rows)
-
-
 EXPERIMENT = Experiment(
     figure="3a-c",
     claim="with layer norm it transfers, scaled or not, without if scaled; scaled ViTs improve with depth",
@@ -113,7 +102,6 @@ EXPERIMENT = Experiment(
     sweeps={"vit": vit},
     outcome=outcome,
     pictures=lambda sweeps: loss_pictures({"fig3_vit": sweeps["vit"].curves}),
-    printed=drifts,
 )
 RULE = Experiment(
     figure="3a-c (our rule)",
@@ -127,5 +115,4 @@ COSINE = Experiment(
     sweeps={"vit_cosine": cosine},
     outcome=outcome,
     pictures=lambda sweeps: loss_pictures({"fig3_vit_cosine": sweeps["vit_cosine"].curves}),
-    printed=drifts,
 )

@@ -104,12 +104,6 @@ def best_depth(sweeps: Sweeps) -> Outcome:
     return Outcome(answer, number)
 
 
-def losses(sweeps: Sweeps) -> str:
-    by_size = bests(sweeps)
-    rows = [[str(width), *(f"{by_size[width, depth].losses.mean():.3f}" for depth in DEPTHS)] for width in WIDTHS]
-    return markdown(["loss at width", *(f"depth {depth}" for depth in DEPTHS)], rows)
-
-
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The paper's axes: loss against parameters, lines of equal width and lines of equal depth with power laws."""
     by_size = bests(sweeps)
@@ -138,7 +132,6 @@ EXPERIMENT = Experiment(
     sweeps=SWEEPS,
     outcome=best_depth,
     pictures=pictures,
-    printed=losses,
 )
 FOOTNOTE = Experiment(
     figure="footnote 2",

@@ -1,4 +1,4 @@
-"""Appendix A: the arithmetic mean over layers against other means, and layers split into parts.
+"""Appendix A: the arithmetic mean over layers against other means.
 
     python -m experiments.paper_b averages --data=DIR           (after `python -m experiments.paper_b.initial`)
 
@@ -6,10 +6,9 @@ Claim (A1 to A7): of the means of S_l over layers the arithmetic one is right. I
 that the block's energy, the sum of its S_l, stays, then the mean over blocks stays (A6); and the arithmetic mean = 1
 gives the law of the best learning rate. The paper has no experiment.
 
-Here: the exponent of the trained optima of figures 2a and 2b against those of each mean = 1 at initialization; each
-mean at these optima; by how many octaves the prediction moves where the earlier half of the layers is split in two.
-A mean over blocks of the blocks' sums stays whatever the mean: that part of the claim is true by definition, and says
-nothing for the arithmetic mean. What decides is which mean the law of the trained optima excludes. That Sbar = 1 at
+Here: the exponent of the trained optima of figures 2a and 2b against those of each mean = 1 at initialization. A mean
+over blocks of the blocks' sums stays whatever the mean: that part of the claim is true by definition, and says nothing
+for the arithmetic mean. What decides is which mean the law of the trained optima excludes. That Sbar = 1 at
 initialization is the law after an epoch is more than the paper argues. Judged by validation accuracy, at the depths at
 which a network learned.
 
@@ -19,34 +18,13 @@ Expect: all means have about the same exponent, since S_l is a power of l.
 
 from __future__ import annotations
 
-import numpy as np
-
-from depthmup.fit import Transfer
-from depthmup.measure import MaximalUpdate
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.output import AGREES, DISAGREES, UNDECIDED, markdown
 from experiments.paper_b import at_start, fig2a, ingredients
-from experiments.paper_b.exponents import along_depth, best_rates, of_optima, same, text
+from experiments.paper_b.exponents import along_depth, of_optima, same, text
 
 MEANS = ("arithmetic", "geometric", "harmonic")
 SWEEPS = {**fig2a.SWEEPS, "full_baseline": ingredients.FULL["full_baseline"]}
-
-
-def shift(measured: MaximalUpdate, mean: str) -> float:
-    """By how many octaves the learning rate of mean = 1 over layers moves if the earlier half are split in two."""
-    measured = measured._replace(average=mean)
-    layers = measured.per_seed.shape[1]
-    split = measured.split([2 if layer < layers // 2 else 1 for layer in range(layers)])
-    return float(np.log2(split.learning_rate / measured.learning_rate))
-
-
-def at_optimum(start: at_start.Measured, result: Transfer, mean: str) -> dict[float, float]:
-    """{depth: log2 of the mean of S_l, linearised, at the best learning rate}; where both are known."""
-    return {
-        depth: 2 * float(np.log2(rate / at_start.update(start, depth)._replace(average=mean).learning_rate))
-        for depth, rate in zip(result.values, best_rates(result), strict=True)
-        if rate and depth in start
-    }
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
@@ -71,23 +49,9 @@ def outcome(sweeps: Sweeps) -> Outcome:
     return Outcome.of(parts, markdown(("exponent", "trained", *MEANS), rows))
 
 
-def splits(sweeps: Sweeps) -> str:
-    """By how many octaves the split moves the prediction of each mean, and Sbar at the best learning rates."""
-    rows = []
-    for sweep, trials in sweeps.items():
-        name = ingredients.name_of(sweep)
-        if start := at_start.read(name):
-            logs = at_optimum(start, along_depth(trials), "arithmetic")
-            ends = (f"2^{logs[depth]:+.1f} (depth {depth:g})" for depth in ((min(logs), max(logs)) if logs else ()))
-            moved = (f"{shift(at_start.update(start, max(start)), mean):+.2f}" for mean in MEANS)
-            rows.append([name, *moved, ", ".join(ends)])
-    return markdown(("a split moves, in octaves", *MEANS, "Sbar at the best learning rate"), rows)
-
-
 EXPERIMENT = Experiment(
     figure="Appendix A",
     claim="of the means over layers the arithmetic one gives the law",
     sweeps=SWEEPS,
     outcome=outcome,
-    printed=splits,
 )

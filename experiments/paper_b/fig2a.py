@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from depthmup.fit import segmented
@@ -70,16 +69,6 @@ def outcome(sweeps: Sweeps) -> Outcome:
     return Outcome.of([(exponents.words(judged[0]), against(judged[0]))], table)
 
 
-def more(sweeps: Sweeps) -> str:
-    """The exponents by all measures, and the best accuracies at the learning rates that train all seeds."""
-    judged = {measure: along_depth(sweeps["plain"], measure) for measure in MEASURES}
-    accuracy = judged["validation_accuracy"]
-    best = (f"{1 - np.nanmin(errors.mean(axis=1)):.0%} at depth {depth:g}"
-            for depth, errors in zip(accuracy.values, accuracy.losses, strict=True))  # fmt: skip
-    lines = [f"{MEASURES[measure]}: {exponents.words(result)}" for measure, result in judged.items()]
-    return "\n".join([*lines, f"best accuracy: {', '.join(best)}"])
-
-
 def of_anchors(sweeps: Sweeps) -> Outcome:
     """Every prediction must be within a step of the grid of the best rate; one that is surely beyond disagrees."""
     parts, rows = [], []
@@ -104,7 +93,6 @@ EXPERIMENT = Experiment(
     sweeps=SWEEPS,
     outcome=outcome,
     pictures=pictures,
-    printed=more,
 )
 ANCHORS = Experiment(
     figure="2a, anchors",

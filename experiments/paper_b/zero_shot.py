@@ -142,17 +142,6 @@ def outcome(sweeps: Sweeps) -> Outcome:
     return Outcome.of(parts, "\n\n".join(lines))
 
 
-def at_all_depths(sweeps: Sweeps) -> str:
-    """The verdict on the paper's rule at all depths, where the figure's is at the deepest network that learned."""
-    lines = []
-    for name in ("full_baseline", "plain"):
-        depths = sorted(sweeps[name].rows["depth"].unique())
-        factors = {depth: (depth / depths[0]) ** exponents.CLAIMED for depth in depths}
-        judged = along_depth(sweeps[name], more=_more(sweeps, name), factors=factors)
-        lines.append(f"{OURS} at all depths, {ingredients.label(name)}: {judged.verdict}: {judged.reason}")
-    return "\n".join(lines)
-
-
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     """The octaves between each rule's learning rate and the best one, over depth."""
 
@@ -177,5 +166,4 @@ EXPERIMENT = Experiment(
     outcome=outcome,
     pictures=pictures,
     needs=("full_baseline", "plain"),
-    printed=at_all_depths,
 )
