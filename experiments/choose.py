@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from depthmup.fit.verdict import Verdict
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures import page
 from experiments.language.sweeps import published
 from experiments.output import markdown

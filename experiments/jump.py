@@ -44,8 +44,8 @@ from depthmup.files import write_atomically
 from depthmup.fit.picture import loss_marks, paint, plain_log
 from depthmup.parameterization import Name
 from depthmup.report import figures
-from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
+from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line
 from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen

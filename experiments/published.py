@@ -19,13 +19,14 @@ from depthmup.files import first_difference, write_atomically
 from depthmup.fit.table import ACCURACY
 from depthmup.measure import MaximalUpdate
 from depthmup.report.calibration import kept
-from depthmup.report.curves import TransferCurve, judge
+from depthmup.report.curves import judge
 from depthmup.settings import Judged, Settings, column
 from depthmup.sweep import curves, load
 from depthmup.train.build import FILES
 from depthmup.train.workdir import SETTINGS, read_settings
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import Finished, Store, extension
+from depthmup.trials.verdicts import TransferCurve
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -57,8 +57,8 @@ from depthmup.fit import Transfer
 from depthmup.models import SimpleResNet
 from depthmup.optim import family_of
 from depthmup.report import figures
-from depthmup.report.curves import TransferCurve
 from depthmup.sweep import judge
+from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line
 from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen

@@ -12,10 +12,11 @@ import pytest
 from depthmup.fit import Cost, transfer
 from depthmup.fit.drift import Drift
 from depthmup.fit.verdict import Need
-from depthmup.report.curves import DepthLaws, TransferCurve, judge
+from depthmup.report.curves import judge
 from depthmup.settings import LEARNING_RATE, column, from_config
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import trials
+from depthmup.trials.verdicts import DepthLaws, TransferCurve
 from experiments import output, published
 from experiments.figures import command, figure, page
 from experiments.figures.figure import Outcome

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page, panels, words
-from depthmup.report.curves import TransferCurve, finished, grouped_by, judge
+from depthmup.report.curves import finished, grouped_by, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import from_identity
 from depthmup.trials.store import load
+from depthmup.trials.verdicts import TransferCurve
 
 FILE = "compare.html"
 LINES = ("solid", "dashed", "dotted", "dash-dotted", "with long dashes")  # DASHES of report.js in words

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pandas
 
-from depthmup.fit import PowerLaw, Rule, Segment, Transfer, learning_rate_rules, power_law, segmented
-from depthmup.fit.transfer import nearest
+from depthmup.fit import Transfer, learning_rate_rules, power_law, segmented
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
@@ -19,7 +18,7 @@ from depthmup.trials.plan import combinations, size_keys, sizes
 from depthmup.trials.plan import trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
-from depthmup.trials.verdicts import Names, added, in_words, verdicts
+from depthmup.trials.verdicts import DepthLaws, Names, TransferCurve, added, in_words, verdicts
 
 Item = TypeVar("Item")  # of `grouped_by`
 Key = TypeVar("Key")
@@ -31,86 +30,6 @@ def grouped_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, l
     for item in items:
         result.setdefault(key(item), []).append(item)
     return result
-
-
-class DepthLaws(NamedTuple):
-    """How the best learning rate of a curve goes with depth, as far as its optima allow.
-
-    power_law, segments: of the optima. rules: what each rule predicts from the smallest depth.
-    updates: {depth: maximal update at the start of training} for the depths that were calibrated.
-    """
-
-    power_law: PowerLaw | None = None
-    rules: Sequence[Rule] = ()
-    segments: Sequence[Segment] = ()
-    updates: Mapping[float, MaximalUpdate] = {}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TransferCurve:
-    """The trials of one optimizer and one parameterization along depth or width, and whether their optimum transfers.
-
-    variant: the values of the axes in sweep.axes, in words; "" without such axes.
-    axis: an axis of sizes: "depth", "width", "batch_size", "steps", "epochs", or "compute" where all of them differ.
-    hyperparameter: the column whose optimum is followed.
-    measure: the column that is minimized.
-    trials: rows, sorted by size, value of the hyperparameter and seed.
-    result: optima, drift and verdict.
-    chance, chance_loss: the score and the training loss of a network that has learned nothing.
-    laws: empty unless the curve is about the learning rate along depth.
-    sweep: the letter of its sweep, where the curves of several sweeps are compared.
-    """
-
-    optimizer: str
-    parameterization: str
-    variant: str
-    axis: str
-    hyperparameter: str
-    measure: str
-    trials: pandas.DataFrame
-    result: Transfer
-    chance: float
-    chance_loss: float
-    laws: DepthLaws
-    sweep: str = ""
-
-    @property
-    def of_rate(self) -> bool:
-        """Whether it is about the learning rate."""
-        return self.hyperparameter == LEARNING_RATE
-
-    @property
-    def name(self) -> str:
-        """The parameterization and the variant."""
-        return f"{self.parameterization} {self.variant}".strip()
-
-    @property
-    def title(self) -> str:
-        """The optimizer and the name."""
-        return f"{self.optimizer} {self.name}"
-
-    @property
-    def axis_name(self) -> str:
-        """The axis as a text shows it: "batch size"."""
-        return self.axis.replace("_", " ")
-
-    @property
-    def hyperparameter_name(self) -> str:
-        """The hyperparameter as a text shows it: "learning rate"."""
-        return self.hyperparameter.replace("_", " ")
-
-    def at(self, size: float) -> pandas.DataFrame:
-        """The trials of one size."""
-        return self.trials[self.trials[self.axis] == size]
-
-    def carried(self, size: float) -> pandas.DataFrame:
-        """The trials of one size at the smallest size's best value; none if the smallest size has no optimum."""
-        best = self.result.optimal_lr[0]
-        if best is None:
-            return self.trials[:0]
-        values = self.result.learning_rates[self.result.values.index(size)]
-        value = values[nearest(values, best)]
-        return self.at(size)[self.at(size)[self.hyperparameter] == value]
 
 
 def judge(
@@ -125,17 +44,14 @@ def judge(
       rows: as `sweep.load` returns them.
       calibrated: as `calibration.calibrations` returns them.
     """
-    along_depth, by = curves_along_depth(study) if study.trainable else {}, study.sweep.judge_by
-    result = []
-    for v in verdicts(rows, study):
-        laws = DepthLaws()
-        if v.axis == "depth" and v.key == LEARNING_RATE:
-            points = {depth: along_depth[v.names, depth] for depth in v.result.values if along_depth}
-            laws = _laws(study, v.result, points, calibrated or {})
-        result.append(
-            TransferCurve(*v.names, v.axis, v.hyperparameter, by, v.trials, v.result, v.chance, v.chance_loss, laws)
-        )
-    return result
+    along_depth = curves_along_depth(study) if study.trainable else {}
+    curves = list(verdicts(rows, study))
+    for i, c in enumerate(curves):
+        if c.axis == "depth" and c.of_rate:
+            names = c.optimizer, c.parameterization, c.variant
+            points = {depth: along_depth[names, depth] for depth in c.result.values if along_depth}
+            curves[i] = dataclasses.replace(c, laws=_laws(study, c.result, points, calibrated or {}))
+    return curves
 
 
 def finished(

@@ -16,7 +16,8 @@ from depthmup.colors import VERDICT_COLORS
 from depthmup.fit.picture import paint, plain_log
 from depthmup.names import plain
 from depthmup.report import panels
-from depthmup.report.curves import TransferCurve, grouped_by
+from depthmup.report.curves import grouped_by
+from depthmup.trials.verdicts import TransferCurve
 
 WIDTH = 6.4  # inches of a figure: its letters of 10 points are 8 pixels high where it is shown at 400 pixels
 LETTERS = 38  # that the title of one of two panels has room for

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup.batch_rules import RULES
-from depthmup.report.curves import TransferCurve, grouped_by, judge
+from depthmup.report.curves import grouped_by, judge
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials.config_study import ConfigStudy, from_identity
 from depthmup.trials.store import load
+from depthmup.trials.verdicts import TransferCurve
 
 
 class Grown(NamedTuple):

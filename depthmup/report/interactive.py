@@ -16,11 +16,11 @@ import numpy as np
 import pandas
 from markupsafe import Markup
 
-from depthmup.report.curves import TransferCurve
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.panels import Picture
 from depthmup.settings import OWN, column
 from depthmup.trials.study import Study
+from depthmup.trials.verdicts import TransferCurve
 
 POINTS = 64  # most points of a learning curve
 SCALE = 1024  # a learning curve is kept as 16-bit integers, round(SCALE * log2(loss)): to 0.03%

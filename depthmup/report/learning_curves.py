@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 
 from depthmup.fit import settled
-from depthmup.report.curves import TransferCurve
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import store
+from depthmup.trials.verdicts import TransferCurve
 
 STRETCHES = 10  # equal parts of a training, after each of which `settles` asks where the optimum is
 

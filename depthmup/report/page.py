@@ -19,14 +19,13 @@ from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
 from depthmup.report import figures, interactive, panels, words
-from depthmup.report.curves import TransferCurve
 from depthmup.report.interactive import json_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.words import NONE, Cells
 from depthmup.settings import column
 from depthmup.trials.plan import size_keys, sizes
 from depthmup.trials.study import Study
-from depthmup.trials.verdicts import best, variants
+from depthmup.trials.verdicts import TransferCurve, best, variants
 
 
 class Unfinished(NamedTuple):

@@ -14,8 +14,9 @@ from depthmup.colors import curve_color, size_colors
 from depthmup.fit import Verdict
 from depthmup.fit.picture import FOOT, Mark, loss_marks
 from depthmup.report import words
-from depthmup.report.curves import TransferCurve, grouped_by
+from depthmup.report.curves import grouped_by
 from depthmup.report.learning_curves import LearningCurves
+from depthmup.trials.verdicts import TransferCurve
 
 LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
 # Of each measured quantity its label, and what is drawn of its values (trials, steps, layers) at each step.

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 
 from depthmup.names import unknown
 from depthmup.report import figures, page, words
-from depthmup.report.curves import TransferCurve, grouped_by, judge
+from depthmup.report.curves import grouped_by, judge
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
+from depthmup.trials.verdicts import TransferCurve
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 from depthmup.measure import MaximalUpdate
 from depthmup.report import page, words
 from depthmup.report.calibration import calibrations
-from depthmup.report.curves import TransferCurve, curves_along_depth, judge
+from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves, noise_scales
 from depthmup.report.live import LiveReport
 from depthmup.settings import Settings
@@ -21,6 +21,7 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import train
 from depthmup.trials.group import CACHE, compiled_in
 from depthmup.trials.study import Row, Study
+from depthmup.trials.verdicts import TransferCurve
 
 
 class Result(NamedTuple):

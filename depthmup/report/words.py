@@ -9,13 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 from depthmup.fit import Drift, Transfer, Verdict
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
-from depthmup.report.curves import TransferCurve, grouped_by
+from depthmup.report.curves import grouped_by
 from depthmup.settings import value_of
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import has_grid
 from depthmup.trials.study import Study
+from depthmup.trials.verdicts import TransferCurve
 from depthmup.usage import FLAGS, changed
 
 PROGRAMS = "depthmup", "python main.py"  # what a command may begin with

@@ -16,11 +16,10 @@ import pandas
 
 from depthmup.fit import Need, Transfer
 from depthmup.fit.curve import BANDWIDTH
-from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.plan import by_size, combinations, count, has_grid, learning_rates, sizes
 from depthmup.trials.study import Row, Study, Trial
-from depthmup.trials.verdicts import CurveVerdict, looks, seed_stages, verdicts
+from depthmup.trials.verdicts import TransferCurve, looks, seed_stages, verdicts
 
 PARTS = 4  # of a grid's step: it is halved twice at most
 NAMED = 6  # verdicts that a message names at most
@@ -65,7 +64,7 @@ class Decision(NamedTuple):
 
     asked: list[Trial]
     more: list[Trial]
-    undecided: list[CurveVerdict]
+    undecided: list[TransferCurve]
     spent: str = ""
 
     def __str__(self) -> str:
@@ -134,10 +133,10 @@ def decide(plan: Sequence[Trial], rows: Mapping[str, Row], study: Study) -> Deci
     return Decision(list(asked.values()), [], undecided, spent)
 
 
-def _trials(verdict: CurveVerdict, asked: Mapping[str, Trial], study: Study) -> Iterator[Trial]:
+def _trials(verdict: TransferCurve, asked: Mapping[str, Trial], study: Study) -> Iterator[Trial]:
     """The trials that an undecided verdict needs and that were not asked for."""
-    optimizer, lattice = verdict.names[0], None
-    if verdict.key == LEARNING_RATE and has_grid(study):
+    optimizer, lattice = verdict.optimizer, None
+    if verdict.of_rate and has_grid(study):
         low, _ = study.sweep.log2_learning_rates[optimizer]
         lattice = Lattice(learning_rates(study, optimizer), low, study.sweep.per_octave)
     present: dict[Any, dict[float, list[Trial]]] = {}
@@ -147,7 +146,7 @@ def _trials(verdict: CurveVerdict, asked: Mapping[str, Trial], study: Study) -> 
     for (size, value), number in needed(verdict.result, seeds, seed_stages(study), lattice).items():
         trained = present[size].get(value, [])
         (like, *_) = trained or next(iter(present[size].values()))
-        rate = float(value) if verdict.key == LEARNING_RATE else like.learning_rate
+        rate = float(value) if verdict.of_rate else like.learning_rate
         yield from (Trial.at(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
 
 

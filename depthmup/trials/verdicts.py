@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas
 
-from depthmup.fit import Transfer, transfer
+from depthmup.fit import PowerLaw, Rule, Segment, Transfer, transfer
 from depthmup.fit.curve import POINTS
 from depthmup.fit.table import ACCURACY
+from depthmup.fit.transfer import nearest
+from depthmup.measure import MaximalUpdate
 from depthmup.measure.slope import stages
 from depthmup.settings import LEARNING_RATE, column
 from depthmup.trials.plan import followed, score, sizes
@@ -21,26 +24,87 @@ GRID_LOOKS = 2  # looks for finer and wider grids, besides those for more seeds
 Names = tuple[str, str, str]  # optimizer, parameterization, variant
 
 
-class CurveVerdict(NamedTuple):
-    """The trials of one optimizer, parameterization and variant along one axis of sizes, with their verdict.
+class DepthLaws(NamedTuple):
+    """How the best learning rate of a curve goes with depth, as far as its optima allow.
 
-    axis: an axis of sizes, such as "depth" or "width". key: the config key whose optimum is followed; hyperparameter:
-    the column that has it. trials: rows, sorted by size, value of the hyperparameter and seed. chance: the score of a
-    network that has learned nothing; chance_loss: its training loss.
+    power_law, segments: of the optima. rules: what each rule predicts from the smallest depth.
+    updates: {depth: maximal update at the start of training} for the depths that were calibrated.
     """
 
-    names: Names
+    power_law: PowerLaw | None = None
+    rules: Sequence[Rule] = ()
+    segments: Sequence[Segment] = ()
+    updates: Mapping[float, MaximalUpdate] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TransferCurve:
+    """The trials of one optimizer and one parameterization along depth or width, and whether their optimum transfers.
+
+    variant: the values of the axes in sweep.axes, in words; "" without such axes.
+    axis: an axis of sizes: "depth", "width", "batch_size", "steps", "epochs", or "compute" where all of them differ.
+    hyperparameter: the column whose optimum is followed.
+    measure: the column that is minimized.
+    trials: rows, sorted by size, value of the hyperparameter and seed.
+    result: optima, drift and verdict.
+    chance, chance_loss: the score and the training loss of a network that has learned nothing.
+    laws: empty, unless `report.curves.judge` has found those of a learning rate along depth.
+    sweep: the letter of its sweep, where the curves of several sweeps are compared.
+    """
+
+    optimizer: str
+    parameterization: str
+    variant: str
     axis: str
-    key: str
     hyperparameter: str
+    measure: str
     trials: pandas.DataFrame
     result: Transfer
     chance: float
     chance_loss: float
+    laws: DepthLaws = dataclasses.field(default_factory=DepthLaws)
+    sweep: str = ""
 
     def __str__(self) -> str:
-        about = "" if self.key == LEARNING_RATE else self.hyperparameter
-        return " ".join(filter(None, (*self.names, about, self.axis)))
+        return " ".join(filter(None, (self.title, "" if self.of_rate else self.hyperparameter, self.axis)))
+
+    @property
+    def of_rate(self) -> bool:
+        """Whether it is about the learning rate."""
+        return self.hyperparameter == LEARNING_RATE
+
+    @property
+    def name(self) -> str:
+        """The parameterization and the variant."""
+        return f"{self.parameterization} {self.variant}".strip()
+
+    @property
+    def title(self) -> str:
+        """The optimizer and the name."""
+        return f"{self.optimizer} {self.name}"
+
+    @property
+    def axis_name(self) -> str:
+        """The axis as a text shows it: "batch size"."""
+        return self.axis.replace("_", " ")
+
+    @property
+    def hyperparameter_name(self) -> str:
+        """The hyperparameter as a text shows it: "learning rate"."""
+        return self.hyperparameter.replace("_", " ")
+
+    def at(self, size: float) -> pandas.DataFrame:
+        """The trials of one size."""
+        return self.trials[self.trials[self.axis] == size]
+
+    def carried(self, size: float) -> pandas.DataFrame:
+        """The trials of one size at the smallest size's best value; none if the smallest size has no optimum."""
+        best = self.result.optimal_lr[0]
+        if best is None:
+            return self.trials[:0]
+        values = self.result.learning_rates[self.result.values.index(size)]
+        value = values[nearest(values, best)]
+        return self.at(size)[self.at(size)[self.hyperparameter] == value]
 
 
 def seed_stages(study: Study) -> list[int]:
@@ -54,7 +118,7 @@ def looks(study: Study) -> int:
     return len(seed_stages(study)) + GRID_LOOKS if study.sweep.until == "decided" else 1
 
 
-def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
+def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[TransferCurve]:
     """The verdict of every curve along every axis of sizes."""
     measure, asked = study.sweep.judge_by, looks(study)
     for axis, values in sizes(study):
@@ -71,7 +135,7 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[CurveVerdict]:
                 chance, chance_loss = study.chance(measure, records), study.chance("loss", records)
                 cap = chance if math.isfinite(chance) else None
                 result = transfer(table, axis, cap, hyperparameter=name, measure=measure, looks=asked)
-                yield CurveVerdict(names, axis, key, name, trials, result, chance, chance_loss)
+                yield TransferCurve(*names, axis, name, measure, trials, result, chance, chance_loss)
 
 
 def on_axis(rows: pandas.DataFrame, study: Study, axis: str) -> pandas.DataFrame:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
 from experiments.published import RESULTS, ROOT, Sweep
 

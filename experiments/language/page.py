@@ -9,7 +9,7 @@ import numpy as np
 
 from depthmup.files import write_atomically
 from depthmup.report import figures
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import IMAGES, along, best_losses, cells, loss_pictures
 from experiments.language.sweeps import SCALES, published
 from experiments.output import markdown, percent

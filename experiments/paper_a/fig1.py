@@ -34,7 +34,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs import cifar10_simple_resnet
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import CurveName, Experiment, Sweeps, along, loss_pictures
 from experiments.paper_a.small import small
 

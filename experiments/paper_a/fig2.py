@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs import cifar10_resnet
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import TRANSFERS, Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures
 from experiments.output import decided
 from experiments.paper_a.small import small

@@ -31,7 +31,7 @@ import math
 from typing import Any
 
 from configs import tiny_imagenet_vit
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
 from experiments.output import decided
 from experiments.paper_a.small import small

@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
 from experiments.output import decided
 from experiments.paper_a import fig1

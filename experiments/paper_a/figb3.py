@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer, optimum, settled, transfer
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, curve, panels
 from experiments.output import combined, markdown
 from experiments.paper_a import fig1, fig3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from configs import default
-from depthmup.report.curves import TransferCurve
+from depthmup.trials.verdicts import TransferCurve
 from experiments.published import SCALE, STRETCHES
 
 TIMES = 10  # equal parts of the training
