@@ -586,10 +586,10 @@ class Setup:
         else:
             params, state = self.model.split(model)
 
-        def of(params: PyTree, part: Sequence[Any]) -> jax.Array:
+        def loss_of(params: PyTree, part: Sequence[Any]) -> jax.Array:
             return loss(self.model.run(params, state, *part[:-1])[0], part[-1])
 
-        return noise_scale(lambda part: jax.grad(of)(params, part), tuple(batch), part)
+        return noise_scale(lambda part: jax.grad(loss_of)(params, part), tuple(batch), part)
 
     def probe(
         self,
@@ -618,12 +618,12 @@ class Setup:
             params, state, kept = carry
             *inputs, targets = batch
 
-            def of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+            def loss_of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
                 seen = features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *inputs)
                 value = loss(seen["logits"], targets)
                 return value, {**seen, "loss": value}
 
-            (_, seen), grads = jax.value_and_grad(of, has_aux=True)(params)
+            (_, seen), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             updates, kept = tx.update(grads, kept, params)
             updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
             seen = {**seen, "hidden": seen["hidden"] / inside}
@@ -650,7 +650,7 @@ class Setup:
         def boxed(tree: PyTree) -> bool:
             return isinstance(self.model, LinenModel) and set(tree) == {"params"}
 
-        def of(tree: PyTree) -> optax.GradientTransformationExtraArgs:
+        def wrapped_for(tree: PyTree) -> optax.GradientTransformationExtraArgs:
             specs = subset(self.specs, tree)
             if _paths(specs) not in transformations:
                 transformations[_paths(specs)] = tx_of(specs)
@@ -658,11 +658,11 @@ class Setup:
 
         def init(params: PyTree) -> PyTree:
             params = params["params"] if boxed(params) else params
-            return of(params).init(params)
+            return wrapped_for(params).init(params)
 
         def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
             if not boxed(updates):
-                return of(updates).update(updates, state, params, **extra)
+                return wrapped_for(updates).update(updates, state, params, **extra)
             updates, state = update(updates["params"], state, params and params["params"], **extra)
             return {"params": updates}, state
 

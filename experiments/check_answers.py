@@ -90,7 +90,7 @@ def report(changes: np.ndarray, looks: int, tests: int) -> str:
     """The verdict on planted changes, (slopes, widths, seeds), of which it takes no more seeds than it needs."""
     for seeds in STAGES:
         slopes = [fits("width", WIDTHS, own[:, :seeds]) for own in changes]
-        verdict = overall([answer(of, TOLERANCE, looks, tests) for of in slopes])
+        verdict = overall([answer(measured, TOLERANCE, looks, tests) for measured in slopes])
         if verdict != UNDECIDED:
             break
     return verdict

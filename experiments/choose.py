@@ -77,14 +77,14 @@ ROWS: dict[tuple[str, str, str], tuple[Evidence, ...]] = {
 
 def table(sweeps: Mapping[str, Sweep]) -> str:
     """The table, of the sweeps of documents.py, of both papers' figures and of the language study."""
-    of: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
+    curves: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
-        of |= {name: sweep.curves for name, sweep in page.read(paper).items()}
-    of["study"] = published("study").curves
-    return markdown(COLUMNS, [(*choice, *_words(of, evidence, choice[-1])) for choice, evidence in ROWS.items()])
+        curves |= {name: sweep.curves for name, sweep in page.read(paper).items()}
+    curves["study"] = published("study").curves
+    return markdown(COLUMNS, [(*choice, *_words(curves, evidence, choice[-1])) for choice, evidence in ROWS.items()])
 
 
-def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence], take: str) -> list[str]:
+def _words(curves: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidence], take: str) -> list[str]:
     """A cell for each verdict: the sweeps in which each parameterization has it, with the costs of the row's own.
 
     take: the cell of the row, whose parameterization is not named. Others stand where they transfer, or do not. Those
@@ -92,7 +92,7 @@ def _words(of: Mapping[str, Sequence[TransferCurve]], evidence: Sequence[Evidenc
     """
     of_verdict: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in VERDICTS}
     for one in evidence:
-        results = {c.parameterization: c.result for c in of[one.sweep]
+        results = {c.parameterization: c.result for c in curves[one.sweep]
                    if (c.axis, c.optimizer, c.variant) == (one.axis, one.optimizer, one.variant)}  # fmt: skip
         for name in (name for name in (one.take, *one.others) if name in results):
             verdict, cost = results[name].verdict, results[name].cost

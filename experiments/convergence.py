@@ -125,14 +125,16 @@ def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: 
 def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
     """Draw the bias: the distance of networks, {width: (seeds, T - 1, P)}, from solutions, (BLOCKS, T - 1, P)."""
     widths = list(found)
-    law = slope(widths, lambda blocks: [bias(of, blocks) for of in found.values()], limit)
-    squares = [bias(of, limit) for of in found.values()]
-    value, error, floor = np.array([(*of.root, of.noise) for of in squares]).T
+    law = slope(widths, lambda blocks: [bias(predictions, blocks) for predictions in found.values()], limit)
+    squares = [bias(predictions, limit) for predictions in found.values()]
+    value, error, floor = np.array([(*square.root, square.noise) for square in squares]).T
     print(f"  {name:5}" + "".join(f"  {a:.4f} ({b:.4f}; {c:.4f})" for a, b, c in zip(value, error, floor, strict=True)))
     axes.errorbar(widths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
     axes.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
     axes.plot(widths, floor, ":", color=color, lw=1, label=f"{name}: noise floor (1 s.e.)")
-    m2 = finite_size(widths, None, [of.value for of in squares], [of.stderr for of in squares], ("m2",)).m2
+    m2 = finite_size(
+        widths, None, [square.value for square in squares], [square.stderr for square in squares], ("m2",)
+    ).m2
     assert m2 is not None
     print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2, '.3g')}")
     return {"F(T-1)": limit.mean(axis=0)[-1], "slope of the bias": law[:3], "m2": m2}
@@ -141,7 +143,9 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
 def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
     """The variance between the networks of each width, and its power law."""
     widths = list(found)
-    variance, error = np.array([ensemble_errors(of, limit.mean(axis=0)).variance for of in found.values()]).T
+    variance, error = np.array(
+        [ensemble_errors(predictions, limit.mean(axis=0)).variance for predictions in found.values()]
+    ).T
     law = noisy_law(widths, variance, error)
     v = finite_size(widths, None, variance, error, terms=("v",)).v
     assert v is not None
@@ -223,26 +227,32 @@ def main(
     axes = figure.subplot_mosaic(layout)
     limits, trained, deep = {}, {}, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for of, (many, few) in replicates.items():
-            limits[of] = pool.submit(blocks, problem(of), samples, many)
+        for activation, (many, few) in replicates.items():
+            limits[activation] = pool.submit(blocks, problem(activation), samples, many)
             for width, seeds in widths.items():
-                trained[of, width] = pool.submit(networks, of, width, seeds)
+                trained[activation, width] = pool.submit(networks, activation, width, seeds)
             for depth in depths:
-                deep[of, depth] = pool.submit(blocks, problem(of, depth=depth, steps=DEPTH_STEPS), samples, few)
+                deep[activation, depth] = pool.submit(
+                    blocks, problem(activation, depth=depth, steps=DEPTH_STEPS), samples, few
+                )
     numbers: dict[str, Any] = {}
     print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor; nan: within 1 s.e.)")
     print(f"  at N = {list(widths)}")
-    for of in replicates:
-        limit, found = limits[of].result(), {width: trained[of, width].result() for width in widths}
-        draw_curves(axes[of], f"1. {of}, L = {DEPTH}", found, limit)
-        numbers[of] = draw_bias(axes["bias"], of, COLORS[of], found, limit) | variances(found, limit)
-        if of == "relu":
-            draw_ensembles(axes["ensembles"], found, limit, FiniteSize(numbers[of]["v"], numbers[of]["m2"]))
+    for activation in replicates:
+        limit, found = limits[activation].result(), {width: trained[activation, width].result() for width in widths}
+        draw_curves(axes[activation], f"1. {activation}, L = {DEPTH}", found, limit)
+        numbers[activation] = draw_bias(axes["bias"], activation, COLORS[activation], found, limit) | variances(
+            found, limit
+        )
+        if activation == "relu":
+            draw_ensembles(
+                axes["ensembles"], found, limit, FiniteSize(numbers[activation]["v"], numbers[activation]["m2"])
+            )
     print(f"\ninfinite width, T = {DEPTH_STEPS}, rms over samples and steps; slopes claimed -1")
     numbers["depth"] = {"linear": draw_linear_depth(axes["depth"], linear_depths)}
-    for of in replicates if depths else ():
-        found = {depth: deep[of, depth].result() for depth in depths}
-        numbers["depth"][of] = draw_depth(axes["depth"], of, COLORS[of], found)
+    for activation in replicates if depths else ():
+        found = {depth: deep[activation, depth].result() for depth in depths}
+        numbers["depth"][activation] = draw_depth(axes["depth"], activation, COLORS[activation], found)
     finish(axes["bias"], "2. Bias: slope in N [95%]", "width N", "rms of mean network - DMFT", list(widths))
     finish(axes["ensembles"], "3. ReLU; lines: v/(E N) + m²/N²", "width N", "squared error", list(widths))
     finish(axes["depth"], "4. Infinite width: slope in L [95%]", "depth L", "rms difference", linear_depths)

@@ -79,13 +79,13 @@ def rows(
     exact = limit(x, depth, padding)
     for name, kernel in exact.items():
         size = float(np.mean(kernel**2))
-        mse, error = np.array([ensemble_errors(of[name], kernel).squared_error for of in measured]).T / size
+        mse, error = np.array([ensemble_errors(networks[name], kernel).squared_error for networks in measured]).T / size
         statement = f"convolutions, {name}: squared error, slope in N"
         result.append(Row("2.2", statement, about(-1, 0.3), *of_law(noisy_law(widths, mse, error))))
     for kind in ("circular", "zero"):
         infinite, *finite = (limit(x, at, kind) for at in (None, *depths))
         for name in exact:
-            first, last = (np.linalg.norm(of[name] - infinite[name]) for of in finite)
+            first, last = (np.linalg.norm(kernels[name] - infinite[name]) for kernels in finite)
             slope = float(np.log(last / first) / np.log(depths[1] / depths[0]))
             statement = f"convolutions, {kind} padding, {name}: distance to L = inf, slope in L"
             result.append(Row("2.2", statement, about(-1, 0.02), slope))

@@ -143,10 +143,10 @@ def draw_networks(
     angles = ", ".join(map(str, ANGLES))
     print(f"m of the bias m/N at {angles} degrees (s.e.), all N together, and the largest |m| / s.e.")
     for place, (name, color) in enumerate(PARTS.items()):
-        limit, kernels = over_angles(depth)[name][::EVERY], [of[name] for of in measured]
-        mse, mse_error = np.array([ensemble_errors(of, limit[apart]).squared_error for of in kernels]).T
+        limit, kernels = over_angles(depth)[name][::EVERY], [at_width[name] for at_width in measured]
+        mse, mse_error = np.array([ensemble_errors(kernel, limit[apart]).squared_error for kernel in kernels]).T
         law, terms = noisy_law(widths, mse, mse_error), finite_size(widths, None, mse, mse_error)
-        means, stderr = np.stack([mean_error(by_angle(of)) for of in kernels], axis=1)
+        means, stderr = np.stack([mean_error(by_angle(kernel)) for kernel in kernels], axis=1)
         weights = (n[:, None] * stderr) ** -2
         m = (weights * n[:, None] * (means - limit)).sum(axis=0) / weights.sum(axis=0)
         m_error = weights.sum(axis=0) ** -0.5
@@ -163,7 +163,7 @@ def draw_networks(
             biases.errorbar(ANGLES + 2 * (place - 2), m, 2 * m_error, fmt="o-", **bars, label=name)
         over_width.errorbar(widths, mse, 2 * mse_error, fmt="o", **bars)
         over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law, '+.3f')}")
-    farthest = max(np.abs(of["m"] / of["m stderr"]).max() for of in numbers.values())
+    farthest = max(np.abs(row["m"] / row["m stderr"]).max() for row in numbers.values())
     biases.axhline(0, color="black", lw=0.8)
     biases.set(title=f"3. Bias (bars: 2 s.e.), up to {farthest:.1f} s.e. from 0")
     biases.set(xlabel="angle of the inputs (degrees)", ylabel="N x (mean - limit), all N together")

@@ -73,7 +73,7 @@ def of_draws(
     used = (np.asarray(x) <= largest) & (value > 2 * stderr)
     if used.sum() < 3:
         return Measured(value, stderr, NONE)
-    slope, *others = (noisy_law(np.asarray(x)[used], of[used], stderr[used]).exponent for of in (value, *without))
+    slope, *others = (noisy_law(np.asarray(x)[used], sizes[used], stderr[used]).exponent for sizes in (value, *without))
     half = half_width(n - 1) * np.sqrt(n - 1) * np.std(others)
     return Measured(value, stderr, (slope, slope - half, slope + half))
 
@@ -120,16 +120,16 @@ def approach(
     for activation in activations:
         limit, small, *rich = problems(activation, (0.0, SMALL, *gammas), shape)
         if activation == "linear":
-            lazy, *exact = (linear_dmft(of).predictions for of in (limit, *rich))
-            sizes = np.array([np.abs(of - lazy).max() for of in exact])
+            lazy, *exact = (linear_dmft(problem).predictions for problem in (limit, *rich))
+            sizes = np.array([np.abs(predictions - lazy).max() for predictions in exact])
             lines = {"linear, exact": Measured(sizes, 0 * sizes, exponent(gammas, sizes, 0 * sizes, FITTED["linear"]))}
         else:
             with jax.enable_x64(True):  # F(0), which is subtracted, goes as 1 / gamma0
-                trained = [train(of, mirrored=True, **nets) for of in (small, *rich)]
+                trained = [train(problem, mirrored=True, **nets) for problem in (small, *rich)]
             lazy = dmft(limit).predictions
             seeds = range(DRAWS[activation])
             draw = functools.partial(dmft, samples=samples, replicates=1)
-            sampled = np.array([[draw(of, seed=seed).predictions for seed in seeds] for of in (small, *rich)])
+            sampled = np.array([[draw(problem, seed=seed).predictions for seed in seeds] for problem in (small, *rich)])
             lines = {
                 f"{activation}, {name}": of_draws((runs[1:] - runs[0]).swapaxes(0, 1), most, gammas, FITTED[activation])
                 for name, runs in (("theory", sampled), ("networks", np.array(trained)))
@@ -153,11 +153,14 @@ def approach(
 def moves(axis: Axes, gammas: Sequence[float], samples: int, shape: Any, nets: Any) -> dict[str, Any]:
     """The second panel, tanh; networks at every other gamma0."""
     given = problems("tanh", gammas, shape)
-    solved = [dmft(of, samples=samples) for of in given]
-    theory = {"H": [movement(of.H[-1]) for of in solved], "Phi": [movement(of.Phi[-1]) for of in solved]}
+    solved = [dmft(problem, samples=samples) for problem in given]
+    theory = {
+        "H": [movement(solution.H[-1]) for solution in solved],
+        "Phi": [movement(solution.Phi[-1]) for solution in solved],
+    }
     observe, moved = last_kernels(nets["width"], shape["depth"], "tanh"), []
-    for of in given[::2]:  # the same initial weights at each
-        kernels = train(of, mirrored=True, observe=observe, **nets)[1]
+    for problem in given[::2]:  # the same initial weights at each
+        kernels = train(problem, mirrored=True, observe=observe, **nets)[1]
         moved.append(np.asarray(distance(kernels[:, 1], kernels[:, 0]), float))
     numbers: dict[str, Any] = {}
     print("\n|K(T-1) - K(0)| / |K(0)| of the last layer, tanh: gamma0, networks (s.e.) and theory; slopes of both")

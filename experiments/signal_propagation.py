@@ -134,7 +134,7 @@ def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 
         result.append(Row("6a", statement, about(factor, 0.005), gain * slope_moment("gelu")))
     for side in sides:
         left = float(zero_padded_variance(side, layers)[-1])
-        networks, error = (float(of[-1]) for of in padding_loss(side, layers, seeds))
+        networks, error = (float(losses[-1]) for losses in padding_loss(side, layers, seeds))
         name = f"zero padding, side {side}: share of the variance left after {layers} layers"
         result.append(Row("6a", name, about(left, 0.08), networks, 1.96 * error))
     return result

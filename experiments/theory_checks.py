@@ -101,9 +101,9 @@ def alpha_slopes(family: str, alpha: float, power: float, seeds: int, **sizes: A
 
     report = dm.coordinate_check(probe_at, seeds=seeds, **sizes)
     return {
-        of.step: (of.plain.slope, of.plain.high - of.plain.slope)
-        for of in report.slopes
-        if (of.group, of.quantity) == ("branch/hidden", "hidden")
+        measured.step: (measured.plain.slope, measured.plain.high - measured.plain.slope)
+        for measured in report.slopes
+        if (measured.group, measured.quantity) == ("branch/hidden", "hidden")
     }
 
 
@@ -180,8 +180,8 @@ def ensemble(residual: bool, width: int, depth: int, seeds: int, first_seed: int
     problem = Problem(np.ones((1, 1)), np.ones(1), depth=depth, activation="relu", steps=4, eta0=0.3 / limit)
     options: dict[str, Any] = dict(width=width, residual=residual, seeds=seeds, first_seed=first_seed)
     predictions, kernels = train(problem, ONE_SAMPLE, observe=observe, **options)
-    measured = {f"{name}, initial": of[:, 0] for name, of in kernels.items()}
-    measured |= {f"{name}, 3 steps": of[:, 1] for name, of in kernels.items()}
+    measured = {f"{name}, initial": values[:, 0] for name, values in kernels.items()}
+    measured |= {f"{name}, 3 steps": values[:, 1] for name, values in kernels.items()}
     return measured | {"F, 3 steps": predictions[:, -1, 0]}
 
 
@@ -195,7 +195,7 @@ def fluctuations(
             # Every size has seeds of its own, since networks of two sizes with one seed share random numbers.
             stats = [ensemble(residual, width, n, seeds, (i * len(depths) + j) * seeds) for j, n in enumerate(depths)]
             for quantity in stats[0]:
-                relative = (of[quantity] / of[quantity].mean(dtype=float) for of in stats)
+                relative = (sample[quantity] / sample[quantity].mean(dtype=float) for sample in stats)
                 variances = [ensemble_errors(values, 1.0).variance for values in relative]
                 what = f"{name}, N = {width}: relative variance of {quantity}, slope in L"
                 rows.append(Row("5", what, band, *of_law(noisy_law(depths, *np.array(variances).T))))
@@ -224,10 +224,10 @@ def descent(widths: tuple[int, int] = (64, 128), seeds: int = 2048, samples: int
             problem = dataclasses.replace(problem, sample_weights=weights)
         limit = dmft(problem, samples=samples)
         assert limit.stderr is not None
-        far, near = (of.astype(float) for of in runs)
+        far, near = (predictions.astype(float) for predictions in runs)
         gap = (2 * near.mean(0) - far.mean(0) - limit.predictions)[1:]
         noise = np.sqrt(4 * near.var(0) / seeds + far.var(0) / seeds + limit.stderr**2)[1:]
-        rms, error = (float(np.sqrt(np.mean(of**2))) for of in (gap, noise))
+        rms, error = (float(np.sqrt(np.mean(values**2))) for values in (gap, noise))
         rows.append(Row("4.3", f"{activation}, {name}: rms of networks - DMFT", (-0.02, 0.02), rms, 1.96 * error))
     return rows
 
@@ -277,7 +277,7 @@ class Net:
     def step(self, params: PyTree, variant: Variant) -> tuple[PyTree, np.ndarray]:
         """(the change of the parameters at learning rate 1, inputs); all data are random."""
         rng = np.random.default_rng(0)
-        x, y = (rng.normal(size=(BATCH, *of)).astype(np.float32) for of in (self.shape, (self.model.outputs,)))
+        x, y = (rng.normal(size=(BATCH, *size)).astype(np.float32) for size in (self.shape, (self.model.outputs,)))
         labels = rng.integers(0, self.model.outputs, BATCH)
         x = x[:1] if variant.loss == "one sample" else x
         # depth-muP has the readout 1/N in any case, the others 1/sqrt(N).
@@ -331,19 +331,19 @@ def of_seeds(measure: Callable[[Any], jax.Array], seeds: int) -> np.ndarray:
     return np.stack([np.asarray(compiled(np.uint32(seed)), float) for seed in range(seeds)])
 
 
-def mean_changes(of: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray:
+def mean_changes(network: Net, variants: Sequence[Variant], seeds: int) -> np.ndarray:
     """s, the mean over layers of the mean square change in a step of learning rate 1, (variants, seeds)."""
 
     def one(seed: Any) -> jax.Array:
-        params = of.init(seed)
-        return jnp.stack([of.mean_change(params, *of.step(params, variant)) for variant in variants])
+        params = network.init(seed)
+        return jnp.stack([network.mean_change(params, *network.step(params, variant)) for variant in variants])
 
     return of_seeds(one, seeds).T
 
 
 def best_rates(nets: Iterable[Net], variants: Sequence[Variant], seeds: int) -> np.ndarray:
     """eta*, (variants, seeds, nets)."""
-    return np.stack([mean_changes(of, variants, seeds) for of in nets], axis=2) ** -0.5
+    return np.stack([mean_changes(network, variants, seeds) for network in nets], axis=2) ** -0.5
 
 
 def exponent(kind: str, variant: Variant) -> float:
@@ -360,9 +360,9 @@ def mean_change_over_depth(
     for kind in kinds:
         variants = VARIANTS[:3] if kind == "depth-muP" else VARIANTS  # its readout is 1/N
         rates = best_rates((net(kind, width, depth) for depth in depths), variants, seeds)
-        for variant, of in zip(variants, rates, strict=True):
+        for variant, best in zip(variants, rates, strict=True):
             band = about(exponent(kind, variant), 0.25)
-            rows.append(Row("6", f"{kind}: eta* in L, {variant}", band, *slope(depths, of)))
+            rows.append(Row("6", f"{kind}: eta* in L, {variant}", band, *slope(depths, best)))
     return rows
 
 
@@ -391,12 +391,12 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
     return rows
 
 
-def by_layer(of: Net, seeds: int) -> np.ndarray:
+def by_layer(network: Net, seeds: int) -> np.ndarray:
     """Changes of every z^l on one sample in steps of each block's weights alone: (seeds, blocks, states, N)."""
 
     def every(seed: Any) -> jax.Array:
-        params = of.init(seed)
-        change, x = of.step(params, Variant())  # of the stacked weights of the blocks, and 0 of all others
+        params = network.init(seed)
+        change, x = network.step(params, Variant())  # of the stacked weights of the blocks, and 0 of all others
 
         def alone(block: jax.Array) -> jax.Array:
             def masked(w: jax.Array, spec: dm.ParamSpec) -> jax.Array:
@@ -404,8 +404,8 @@ def by_layer(of: Net, seeds: int) -> np.ndarray:
                     return w
                 return w * (jnp.arange(len(w)) == block).reshape(-1, *[1] * (w.ndim - 1))
 
-            tangent = jax.tree.map(masked, change, of.specs)
-            return jnp.stack([dz.ravel() for dz in jax.jvp(lambda w: of.run(w, x)[1], (params,), (tangent,))[1]])
+            tangent = jax.tree.map(masked, change, network.specs)
+            return jnp.stack([dz.ravel() for dz in jax.jvp(lambda w: network.run(w, x)[1], (params,), (tangent,))[1]])
 
         return jax.lax.map(alone, jnp.arange(len(jax.tree.leaves(params["blocks"])[0])))
 
@@ -430,8 +430,8 @@ def own_change(depths: Sequence[int] = (8, 16, 32), width: int = 512, seeds: int
     At infinite size it goes as e^(l/L) for c = 2: by e^(3/4) = 2.1 from the first quarter of the layers to the last."""
     kind = "branches of one layer"
     changes = (by_layer(net(kind, width, depth), seeds)[:, :, 1:] for depth in depths)
-    per_layer = [np.mean(np.einsum("skkn->skn", of) ** 2, axis=2) for of in changes]
-    measured = slope(depths, np.stack([of.mean(1) for of in per_layer], axis=1) ** -0.5)
+    per_layer = [np.mean(np.einsum("skkn->skn", change) ** 2, axis=2) for change in changes]
+    measured = slope(depths, np.stack([change.mean(1) for change in per_layer], axis=1) ** -0.5)
     last, quarter = per_layer[-1], depths[-1] // 4
     ratio = last[:, -quarter:].mean(1) / last[:, :quarter].mean(1)
     return [
@@ -446,14 +446,14 @@ def first_order(
     """The mean change in a step of f eta*, over f^2: 1 if it were linear in the step."""
     bands, rows = {0.01: (0.97, 1.01), 0.1: (0.85, 1.0), 0.3: (0.6, 1.0), 1.0: (0.25, 1.2)}, []
 
-    def ratios(seed: Any, of: Net, variant: Variant) -> jax.Array:
-        params = of.init(seed)
-        change, x = of.step(params, variant)
-        before = of.run(params, x)[1]
-        eta = of.mean_change(params, change, x) ** -0.5
+    def ratios(seed: Any, network: Net, variant: Variant) -> jax.Array:
+        params = network.init(seed)
+        change, x = network.step(params, variant)
+        before = network.run(params, x)[1]
+        eta = network.mean_change(params, change, x) ** -0.5
 
         def ratio(share: float) -> jax.Array:
-            after = of.run(jax.tree.map(lambda w, v: w + share * eta * v, params, change), x)[1]
+            after = network.run(jax.tree.map(lambda w, v: w + share * eta * v, params, change), x)[1]
             sizes = [jnp.mean((a - b) ** 2) for a, b in zip(after, before, strict=True)]
             return jnp.stack(sizes).mean() / share**2
 
@@ -462,7 +462,7 @@ def first_order(
     cases = [(kind, power) for kind in ("branches of one layer", "plain") for power in (1.0, 0.5)]
     for kind, power in (*cases, ("depth-muP", 1.0)):
         variant = Variant("CE", power, ALL)
-        measured = of_seeds(functools.partial(ratios, of=net(kind, width, depth), variant=variant), seeds)
+        measured = of_seeds(functools.partial(ratios, network=net(kind, width, depth), variant=variant), seeds)
         for share, of_share in zip(shares, measured.T, strict=True):
             name = f"{kind}, {variant}: change at {share:g} eta* over its linearisation"
             rows.append(Row("6", name, bands[share], *mean(of_share)))
@@ -494,9 +494,9 @@ def mean_change_over_width(widths: Sequence[int] = (64, 128, 256, 512), depth: i
     many = Variant("MSE of all outputs", 0.5)
     for kind in ("plain", "branches of one layer"):
         rates = best_rates((net(kind, n, depth) for n in widths), variants, seeds)
-        for variant, of in zip(variants, rates, strict=True):
+        for variant, best in zip(variants, rates, strict=True):
             band = about(variant.readout - 1, 0.25)
-            rows.append(Row("6", f"{kind}: eta* in N, {variant}", band, *slope(widths, of)))
+            rows.append(Row("6", f"{kind}: eta* in N, {variant}", band, *slope(widths, best)))
         (rates,) = best_rates((net(kind, n, depth, outputs=n) for n in widths), [many], seeds)
         rows.append(Row("6", f"{kind}: eta* in N, N outputs, {many}", about(0, 0.25), *slope(widths, rates)))
     return rows
@@ -523,14 +523,14 @@ def training(
     return rows
 
 
-def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -> np.ndarray:
+def final_losses(network: Net, log2_rates: Sequence[float], seeds: int, steps: int) -> np.ndarray:
     """Cross-entropy over the clusters after training, (seeds, rates); infinite where it diverged."""
     rng = np.random.default_rng(1)
-    centres, labels = rng.normal(size=(CLASSES, *of.shape)), rng.integers(0, CLASSES, 512)
-    x = jnp.asarray(centres[labels] + rng.normal(size=(512, *of.shape)), jnp.float32)
+    centres, labels = rng.normal(size=(CLASSES, *network.shape)), rng.integers(0, CLASSES, 512)
+    x = jnp.asarray(centres[labels] + rng.normal(size=(512, *network.shape)), jnp.float32)
 
     def loss(params: PyTree, chosen: Any) -> jax.Array:
-        logits = of.run(params, x[chosen])[0]
+        logits = network.run(params, x[chosen])[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels)[chosen]).mean()
 
     def one(trial: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -540,9 +540,9 @@ def final_losses(of: Net, log2_rates: Sequence[float], seeds: int, steps: int) -
         def step(params: PyTree, i: jax.Array) -> tuple[PyTree, None]:
             batch = jax.random.randint(jax.random.fold_in(key, i), (32,), 0, len(x))
             grads = jax.grad(loss)(params, batch)
-            return jax.tree.map(lambda w, g, factor: w - rate * factor * g, params, grads, of.rates), None
+            return jax.tree.map(lambda w, g, factor: w - rate * factor * g, params, grads, network.rates), None
 
-        return loss(jax.lax.scan(step, of.init(seed), jnp.arange(steps))[0], slice(None))
+        return loss(jax.lax.scan(step, network.init(seed), jnp.arange(steps))[0], slice(None))
 
     trials = np.repeat(np.arange(seeds, dtype=np.uint32), len(log2_rates)), np.tile(np.exp2(log2_rates), seeds)
     losses = np.asarray(jax.jit(lambda trials: jax.lax.map(one, trials))((trials[0], trials[1].astype(np.float32))))

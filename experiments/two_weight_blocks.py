@@ -70,7 +70,7 @@ def predict(weights: Weights, x: jax.Array, activation: str) -> jax.Array:
 
 def networks(activation: str, width: int, seeds: int) -> np.ndarray:
     """Centred predictions without t = 0, (seeds, STEPS - 1, P)."""
-    x, y = (jnp.asarray(of, jnp.float32) for of in (inputs(KX), Y))
+    x, y = (jnp.asarray(array, jnp.float32) for array in (inputs(KX), Y))
 
     def one(key: jax.Array) -> jax.Array:
         weights = initial(key, width, DEPTH, x.shape[1])
@@ -131,7 +131,7 @@ def rows(
     for activation, of_width in WIDTHS.items():
         limit = blocks(problem(activation, 2), samples, REPLICATES[activation])
         trained = [networks(activation, n, count) for n, count in of_width.items()]
-        law = slope([*of_width], lambda of: [bias(runs, of) for runs in trained], limit)  # noqa: B023
+        law = slope([*of_width], lambda blocks: [bias(runs, blocks) for runs in trained], limit)  # noqa: B023
         name = f"{activation}, two matrices: distance of networks from the DMFT, slope in N"
         result.append(Row("4.5", name, about(-1, 0.8), *of_law(law)))
         if activation == "relu":
@@ -140,9 +140,9 @@ def rows(
             result.append(Row("4.5", name, about(0.065, 0.005), float(np.sqrt((apart**2).mean()))))
     moved = [changes(width, depth, seeds) for depth in depths]
     rms, cosine, _ = moved[-1]
-    of = f"relu, L = {depths[-1]}: change of h^L by inner over outer matrices"
-    result.append(Row("1.2", of, about(1, 0.05), *mean(rms[:, 0] / rms[:, 1])))
-    result.append(Row("1.2", f"{of}, cosine", about(1, 0.02), *mean(cosine)))
+    quantity = f"relu, L = {depths[-1]}: change of h^L by inner over outer matrices"
+    result.append(Row("1.2", quantity, about(1, 0.05), *mean(rms[:, 0] / rms[:, 1])))
+    result.append(Row("1.2", f"{quantity}, cosine", about(1, 0.02), *mean(cosine)))
     pre_activations = np.log2([values for _, _, values in moved])
     name = "relu: change of inner pre-activations by their own matrices, slope in L"
     result.append(Row("1.2", name, about(-0.5, 0.1), *mean(np.polyfit(np.log2(depths), pre_activations, 1)[0])))

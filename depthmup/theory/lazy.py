@@ -109,7 +109,7 @@ def lazy_kernels(
             raise ValueError(
                 "Kx is no block of a positive semi-definite kernel with these norms: |k_ij| > sqrt(k_i k_j)"
             )
-    rows, columns = (jnp.maximum(of, 0) for of in (rows, columns))
+    rows, columns = (jnp.maximum(heights, 0) for heights in (rows, columns))
     if activation not in CLOSED and concrete(rows, columns, Kx):
         norm = float(max(rows.max(), columns.max()))
         warn_of_remainder(activation, norm, _closest(rows, columns, Kx, norms is None))

@@ -103,7 +103,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     parts = [says(c) for c in curves.values()]
     parts += [(f"{name}: loss {growths[name]['early'][0]} for every doubling of the depth", answer)
               for name, answer in zip(NAMES, answers, strict=True)]  # fmt: skip
-    rows = [(name, *(text for text, _ in of.values())) for name, of in growths.items()]
+    rows = [(name, *(text for text, _ in by_time.values())) for name, by_time in growths.items()]
     growth_table = markdown(("loss for a doubling of depth", "early", "at the end"), rows)
     return Outcome.of(parts, f"{curve_table(curves)}\n\n{growth_table}")
 

@@ -219,14 +219,14 @@ def by_path_sum(settings: Settings, depths: Sequence[float]) -> float:
     return float(np.polyfit(np.log2(depths), logs, 1)[0])
 
 
-def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
+def pictures(results: Mapping[str, Transfer], title: str) -> Figure:
     """The paper's axes: the best learning rate over depth, with its law, and L^-3/2 from the smallest depth.
 
     Of the depths that count. Error bars end at the learning rates that were trained.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()
-    for place, (name, result) in enumerate(of.items()):
+    for place, (name, result) in enumerate(results.items()):
         color, law = f"C{place}", of_optima(result)
         sizes = zip(result.values, result.optima, result.learning_rates, strict=True)
         kept = [at for at, rate in zip(sizes, best_rates(result), strict=True) if rate]
@@ -248,7 +248,7 @@ def pictures(of: Mapping[str, Transfer], title: str) -> Figure:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set(xlabel="depth", ylabel="best learning rate")
-    ticks(panel.xaxis, sorted({d for result in of.values() for d in result.values}))
+    ticks(panel.xaxis, sorted({d for result in results.values() for d in result.values}))
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8)
     panel.set_title(f"{title} (bars and bands: 95%; dotted: edge)", fontsize=10)

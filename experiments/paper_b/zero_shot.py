@@ -131,13 +131,18 @@ def outcome(sweeps: Sweeps) -> Outcome:
             parts.append((f"{title}: octaves off {shown[title][OURS]}", agreement(paper)))
         else:
             parts.append((f"{title}: no prediction of {OURS}", UNDECIDED))
-    names = dict.fromkeys(rule for of in shown.values() for rule in of)
-    rows = [[rule, *(of.get(rule, "") for of in shown.values())] for rule in names]
+    names = dict.fromkeys(rule for cells_of_rule in shown.values() for rule in cells_of_rule)
+    rows = [[rule, *(cells_of_rule.get(rule, "") for cells_of_rule in shown.values())] for rule in names]
     lines = [markdown(("octaves off; points of accuracy lost", *shown), rows), *lines]
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
-        best = {of: best_losses(along_depth(sweeps[name]), -1) for name, of in PARAMETERIZATIONS.items()}
+        best = {
+            parameterization: best_losses(along_depth(sweeps[name]), -1)
+            for name, parameterization in PARAMETERIZATIONS.items()
+        }
         difference = paired(-100 * np.subtract(*best.values())).text("+.1f")
-        accuracies = ", ".join(f"{100 * (1 - errors.mean()):.1f}% ({of})" for of, errors in best.items())
+        accuracies = ", ".join(
+            f"{100 * (1 - errors.mean()):.1f}% ({parameterization})" for parameterization, errors in best.items()
+        )
         lines.append(f"Best accuracy at the deepest ResNet: {accuracies}, difference {difference}.")
     return Outcome.of(parts, "\n\n".join(lines))
 
