@@ -71,7 +71,7 @@ class TransferCurve:
     @property
     def of_rate(self) -> bool:
         """Whether it is about the learning rate."""
-        return self.hyperparameter == LEARNING_RATE
+        return self.hyperparameter == column(LEARNING_RATE)
 
     @property
     def name(self) -> str:
