@@ -9,15 +9,32 @@ factor (docs/theory.md section 1). `graph.py` finds these values and parameters.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from depthmup.graph import CLOSED, RESHAPES, ForwardError, Graph, Node, Site, last_layer, residual, sites, values_at
+from depthmup.graph import (
+    CLOSED,
+    RESHAPES,
+    SHARED,
+    ForwardError,
+    Graph,
+    Node,
+    Parts,
+    Site,
+    last_layer,
+    residual,
+    sites,
+    values_at,
+)
 from depthmup.parameterization import KINDS, Kind, Role
 from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
+
+# {(kind of the factor, head size): the entries of a parameter that are stored times the factor, None for all}
+Masks = dict[tuple[Kind, float], np.ndarray | None]
 
 
 def absorb(
@@ -47,47 +64,69 @@ def place(
     kinds: Collection[Kind] = KINDS,
     head_dims: Mapping[int, float] | None = None,
     placed: Collection[str] = (),
+    growth: float = 1.0,
+    wider: Callable[[], Sequence[Site]] = list,
 ) -> PyTree:
     """`absorb` by the sites of the same model, which may be those of another width.
 
     head_dims: {number of the product: head size} at the width of the specs; None: the sites have this width.
     placed: the parameters whose place, in a branch or outside, an override gives.
+    growth: the width of the specs over that of the sites. wider: the sites at twice their width, for arrays that join
+      parts of which some do not grow with width.
     """
     leaves = {spec.path: spec for spec in leaves_of(specs)}
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
-    branches = repeated(sites, {path for path, spec in leaves.items() if spec.in_branch})
+    repeating = {path for path, spec in leaves.items() if spec.in_branch}
+    branches = repeated(sites, repeating)
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
     leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
     leaves, others = on_the_stream(leaves, branches, {*placed, *paths_of(sites, "unused")})
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    masks: dict[str, dict[tuple[Kind, float], np.ndarray | None]] = {path: {} for path in leaves}
     for site in sites:
-        if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
-            continue
-        if site.parts is None:
-            raise ForwardError(_no_place(site))
-        head_dim = head_dims[site.product] if head_dims and site.kind == "attention" else site.head_dim
-        heads = set[str]()
-        if site.kind == "output":
+        if site.kind == "output" and "output" in kinds and site.parts is not None:
             check_readout(specs, site.parts)
             # The outputs of blocks that are summed are logits, so that these blocks have readouts.
             summed = {path for path in site.parts if leaves[path].role == "output"} - set(placed)
             leaves |= {path: dataclasses.replace(leaves[path], role="readout") for path in summed}
-            heads = {path for path in site.parts if leaves[path].role == "readout"}
-        for path, mask in site.parts.items():
-            if heads and leaves[path].role in ("scalar", "fixed"):
-                continue  # biases beside the heads, and the linear part of wide and deep networks
-            other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
-            masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
-    absorbs = {
-        path: tuple(Absorbed(*factor, *_ranges(path, mask, leaves[path].shape)) for factor, mask in of_path.items())
-        for path, of_path in masks.items()
-    }
+
+    def masks_of(sites: Sequence[Site], branches: Sequence[Site]) -> dict[str, Masks]:
+        masks: dict[str, Masks] = {path: {} for path in leaves}
+        for site in sites:
+            if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
+                continue
+            if site.parts is None:
+                raise ForwardError(_no_place(site, repeating))
+            head_dim = head_dims[site.product] if head_dims and site.kind == "attention" else site.head_dim
+            for path, mask in (_heads(site, leaves) if site.kind == "output" else site.parts).items():
+                other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
+                masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
+        return masks
+
+    masks, twice = masks_of(sites, branches), dict[str, Masks]()
+    if any(_joins(mask, leaves[path].shape, growth) for path, of_path in masks.items() for mask in of_path.values()):
+        twice = masks_of(at_twice := wider(), repeated(at_twice, repeating))
+    absorbs: dict[str, list[Absorbed]] = {path: [] for path in leaves}
+    for path, of_path in masks.items():
+        for key, mask in of_path.items():
+            axis_and_ranges = _ranges(path, mask, leaves[path].shape, twice.get(path, {}).get(key))
+            absorbs[path].append(Absorbed(*key, *axis_and_ranges))
     return jax.tree.map(
-        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs[spec.path]), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=tuple(absorbs[spec.path])), specs, is_leaf=is_spec
     )
+
+
+def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
+    """The parameters that store the output factor: heads, without the biases beside them and the linear part of wide
+    and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same."""
+    parts = site.parts or {}
+    roles = {leaves[path].role for path in parts}
+    if roles <= {"scalar", "fixed"} and site.weights.intersection(parts):
+        return {path: None for path in sorted(site.weights) if leaves[path].role == "readout"} or parts
+    if "readout" in roles:
+        return {path: mask for path, mask in parts.items() if leaves[path].role not in ("scalar", "fixed")}
+    return parts
 
 
 def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
@@ -143,12 +182,30 @@ def on_the_stream(
     branches alone: an encoder, the embedding of a condition (docs/theory.md section 1.4). placed: as in `place`.
     """
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
-    kinds = {starred(path) for path in between}  # the last block's norm is followed by no block
-    inside = {path for site in branches for path in site.inside if starred(path) not in kinds}
+    alike = _alike(between)  # the last block's norm is followed by no block
+    inside = {path for site in branches for path in site.inside if not alike(path)}
     paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
-    stream = {path for path in paths if starred(path) in kinds and leaves[path].role in ("vector", "scalar")}
+    stream = {path for path in paths if alike(path) and leaves[path].role in ("vector", "scalar")}
     specs = {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
     return {**leaves, **specs}, paths - stream
+
+
+def _alike(paths: Collection[str]) -> Callable[[str], bool]:
+    """Whether a path is one of these up to the number of its block: the first number in which these differ."""
+    numbers: dict[str, list[list[str]]] = {}
+    for path in paths:
+        numbers.setdefault(starred(path), []).append(re.findall(r"\d+", path))
+    varying = {
+        star: next((i for i, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1), 0)
+        for star, rows in numbers.items()
+    }
+
+    def others(path: str) -> list[str]:
+        block = varying.get(starred(path), 0)
+        return [starred(path), *(n for i, n in enumerate(re.findall(r"\d+", path)) if i != block)]
+
+    known = [others(path) for path in paths]
+    return lambda path: others(path) in known
 
 
 def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
@@ -158,9 +215,10 @@ def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequ
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
+    overrides = globs(dict.fromkeys(sorted(paths), "trunk"), names)
     return (
-        "these parameters repeat with depth, but in the forward pass they are in no residual branch; if the forward "
-        f"pass is right, pass overrides={globs(dict.fromkeys(sorted(paths), 'trunk'), names)} to setup or infer_specs"
+        "these parameters repeat with depth, but in the forward pass they are in no residual branch, where no rule of "
+        f"depth is known; if the forward pass is right, pass overrides={overrides} to setup or infer_specs"
     )
 
 
@@ -200,20 +258,21 @@ def check_readout(specs: PyTree, parts: Collection[str]) -> None:
             )
 
 
-def _no_place(site: Site) -> str:
+def _no_place(site: Site, repeating: Collection[str]) -> str:
+    some = ", ".join(sorted(site.inside.intersection(repeating) or site.inside)[:3])
     if site.where in CLOSED:
-        what = f"a block with {', '.join(sorted(site.inside)[:3])}" if site.kind == "branch" else "an attention"
+        what = f"a block with {some}" if site.kind == "branch" else "an attention"
         return (
             f"{what} lies in a jax.lax.{site.where.replace('while', 'while_loop')}, into which the forward pass is not "
             "followed: repeat the blocks by a loop of Python or a scan (jax.lax.scan, nn.scan), or let the call of the "
             "model take `factors` and multiply: h + factors.branch * branch(h), attention logits by factors.attention"
         )
     if site.kind == "branch":
-        some = ", ".join(sorted(site.inside)[:3])
-        return (
-            f"the residual branch with {some} ends with {site.where!r} and is homogeneous in none of its parameters "
-            "alone: multiply it in the model, h + factors.branch * branch(h)"
-        )
+        if site.where == SHARED:
+            why = "acts on something else than the residual sum too, where its factor does not belong"
+        else:
+            why = f"ends with {site.where!r} and is homogeneous in none of its parameters alone"
+        return f"the residual branch with {some} {why}: multiply it in the model, h + factors.branch * branch(h)"
     if site.kind == "output":
         return (
             "the logits are homogeneous in no parameters alone: multiply what the network makes of them in the model, "
@@ -225,19 +284,44 @@ def _no_place(site: Site) -> str:
     )
 
 
-def _ranges(path: str, mask: np.ndarray | None, shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _joins(mask: np.ndarray | None, shape: Sequence[int], growth: float) -> bool:
+    """Whether an axis joins parts of which some grow with width and others do not."""
+    if mask is None:
+        return False
+    return any(size not in (small, growth * small) for size, small in zip(shape, mask.shape, strict=True))
+
+
+def _ranges(
+    path: str, mask: np.ndarray | None, shape: Sequence[int], twice: np.ndarray | None
+) -> tuple[int, tuple[tuple[int, int], ...]]:
     """(axis, half-open ranges along it) of the entries of a mask, for a parameter of this shape, whose width may differ
-    from the mask's. Raises ForwardError if the entries are no such ranges."""
+    from the mask's. twice: the mask at twice its width; None: all ends of ranges grow with the axis.
+    Raises ForwardError if the entries are no such ranges."""
     if mask is None or mask.all():
         return 0, ()
     for axis in range(mask.ndim):
-        line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
-        if (line.all(axis=1) == line.any(axis=1)).all():
-            steps = np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
-            steps, remainders = np.divmod(steps * shape[axis], mask.shape[axis])
-            if not remainders.any():
-                return axis, tuple((int(low), int(high)) for low, high in steps.reshape(-1, 2))
+        ends = _ends(mask, axis)
+        if ends is None:
+            continue
+        size, small = shape[axis], mask.shape[axis]
+        more, grown = ends, small
+        if twice is not None and twice.shape[axis] != small:
+            at_twice = _ends(twice, axis)
+            if at_twice is None or len(at_twice) != len(ends):
+                continue
+            more, grown = at_twice - ends, twice.shape[axis] - small
+        steps, remainders = np.divmod(more * (size - small), grown)
+        if not remainders.any():
+            return axis, tuple((int(low), int(high)) for low, high in (ends + steps).reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
+
+
+def _ends(mask: np.ndarray, axis: int) -> np.ndarray | None:
+    """The ends of the ranges of entries along an axis; None if the entries are no such ranges."""
+    line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
+    if (line.all(axis=1) != line.any(axis=1)).any():
+        return None
+    return np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
 
 
 def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:

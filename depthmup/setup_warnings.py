@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from depthmup.audit import Init, InitAudit
-from depthmup.forward import check_readout
+from depthmup.forward import check_readout, paths_of
 from depthmup.frameworks import Model
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
@@ -39,6 +39,8 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     texts = [_branches(p, source.specs(width, depth)), *_constants(source, *small)]
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
+    if p.kinds and not takes_factors:
+        texts.append(_unused(source, *small))
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
@@ -117,6 +119,21 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     for change in changes(small, numbers(width, 2 * depth)) if p.alpha is not None else ():
         texts.append(text(change, "depth", depth))
     return texts
+
+
+def _unused(source: Source, width: int, depth: int) -> str:
+    """Weights on which the logits do not depend, outside the blocks: shapes alone cannot tell read-ins and outputs.
+    (In the last block something often acts on nothing.)"""
+    unused = paths_of(source.sites(width, depth), "unused")
+    weights = ("input", "hidden", "output", "readout")
+    leaves = leaves_of(source.roles(width, depth))
+    paths = {spec.path for spec in leaves if spec.path in unused and spec.role in weights and not spec.in_branch}
+    if not paths:
+        return ""
+    return (
+        f"what output= returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
+        "come from shapes alone: let output= return everything that the loss looks at, or check them with explain()"
+    )
 
 
 def _skips(source: Source, width: int, depth: int) -> str:

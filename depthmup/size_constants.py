@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from depthmup.graph import COPIES, bind, inner_jaxpr
 from depthmup.specs import PyTree, flatten_shapes, starred
@@ -67,14 +68,16 @@ def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change
 def constants(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[Constant]:
     """The numbers that multiply what `apply(params, *inputs)` computes from parameters, in the order of the program.
 
-    Left out are those of a mean (a sum divided by a number) and those behind a norm, such as sqrt(width) in
-    x / ||x|| * sqrt(width). The body of a scan counts once; nothing is computed.
+    Left out are those of a mean (a sum divided by a number), those behind a norm, such as sqrt(width) in
+    x / ||x|| * sqrt(width), and those of what the logits do not depend on, such as an auxiliary loss. The body of a
+    scan counts once; nothing is computed.
     """
     closed = jax.make_jaxpr(apply)(params, *inputs)
+    alive, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     paths = flatten_shapes(params)[0]
-    arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(closed.jaxpr.invars) - len(paths))
+    arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(alive.invars) - len(paths))
     result: list[Constant] = []
-    _walk(closed.jaxpr, [_known(value) for value in closed.consts], arguments, result)
+    _walk(alive, [_known(value) for value in closed.consts], arguments, result)
     return result
 
 

@@ -101,7 +101,10 @@ class Source:
     def sites(self, width: int, depth: int) -> list[Site]:
         """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
         narrow, _ = self.traced_shape(width, depth)
-        return self._once(("sites", narrow, depth), lambda: sites(*traceable(self.model(narrow, depth)), *self.inputs))
+        return self._sites_at(narrow, depth)
+
+    def _sites_at(self, width: int, depth: int) -> list[Site]:
+        return self._once(("sites", width, depth), lambda: sites(*traceable(self.model(width, depth)), *self.inputs))
 
     def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches."""
@@ -177,14 +180,22 @@ class Source:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
             return self._on_the_stream(specs, width, depth) if "branch" in self.p.kinds else specs
-        values = self._needed(width, depth) if self.p.kinds else []
+        values, (narrow, _) = self._needed(width, depth) if self.p.kinds else [], self.traced_shape(width, depth)
         head_dims: dict[int, float] = {}
         if "attention" in self.p.kinds:
             products = contractions(*_abstract(model), *self.inputs)
             for site in [site for site in values if site.kind == "attention" and site.head_dim]:
                 base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
                 head_dims[site.product] = products[site.product] * self.p.base_head_dim / base
-        return place(specs, values, self.p.kinds, head_dims, self._settled(specs))
+        return place(
+            specs,
+            values,
+            self.p.kinds,
+            head_dims,
+            self._settled(specs),
+            growth=width / narrow,
+            wider=lambda: self._sites_at(2 * narrow, depth),
+        )
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
         """The specs of a model that takes factors, with the parameters on its stream."""

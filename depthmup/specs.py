@@ -14,7 +14,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -205,11 +205,21 @@ def globs(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, str
     """Overrides with one glob for parameters whose paths differ in numbers only, if all of these are meant."""
     result: dict[str, str] = {}
     for name, value in overrides.items():
-        glob = starred(name.replace("[", "[[]"))
-        matched = [path for path in names if fnmatch.fnmatchcase(path, glob)]
-        all_meant = all(overrides.get(path) == value for path in matched)
-        result[glob if all_meant and len(matched) > 1 else name.replace("[", "[[]")] = value
+        escaped = name.replace("[", "[[]")
+        for glob in (starred(escaped), *_of_one_number(escaped)):
+            matched = [path for path in names if fnmatch.fnmatchcase(path, glob)]
+            if len(matched) > 1 and all(overrides.get(path) == value for path in matched):
+                break
+        else:
+            glob = escaped
+        result[glob] = value
     return result
+
+
+def _of_one_number(path: str) -> Iterator[str]:
+    """The path with one of its numbers starred."""
+    for number in re.finditer(r"\d+", path):
+        yield f"{path[: number.start()]}*{path[number.end() :]}"
 
 
 def one_glob(paths: Collection[str], names: Collection[str]) -> str | None:

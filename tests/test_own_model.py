@@ -872,6 +872,26 @@ def warned(make):
     return [str(one.message) for one in told if one.category is dm.SetupWarning]
 
 
+class Predictor(nn.Module):
+    """A second head, which the first output does not depend on."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(3, name="head")(h), nn.Dense(2, name="prior")(h)
+
+
+def test_weights_that_the_output_does_not_depend_on():
+    (text,) = warned(lambda: setup(Predictor, output=lambda out: out[0], overrides={"prior/kernel": "readout"}))
+    assert text.startswith("what output= returns does not depend on prior/kernel, so that their roles come from shapes")
+    assert not warned(lambda: setup(Predictor, output=lambda out: jnp.concatenate(out, -1)))
+
+
 class Projecting(nn.Module):
     """Blocks whose skips have weights."""
 

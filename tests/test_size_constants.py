@@ -111,6 +111,26 @@ def test_number_behind_a_norm():
     assert not warned(UnitNorm, inputs=(np.ones((2, 5), np.float32),))
 
 
+class Auxiliary(nn.Module):
+    """Beside the logits, the mean of something over the blocks."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, total = nn.Dense(self.width, name="embed")(x), 0.0
+        for i in range(self.depth):
+            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h, total = h + y, total + jnp.max(y)
+        return nn.Dense(3, name="head")(h), total / self.depth
+
+
+def test_what_the_logits_do_not_depend_on():
+    inputs = (np.ones((2, 5), np.float32),)
+    assert not warned(Auxiliary, inputs=inputs, output=lambda out: out[0])
+
+
 @pytest.mark.parametrize("name", ["convnext", "gemma2", "llama", "mamba", "t5_heads_grow", "unet", "weight_norm"])
 def test_no_warning_where_only_sizes_change(name):
     model = MODELS[name]

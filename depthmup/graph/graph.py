@@ -356,12 +356,12 @@ def _outputs_message(names: Sequence[str]) -> str:
     """The message for a model that does not return one array."""
     if not names:
         return "the model must return an array of logits, it returns no array of real numbers: pass setup an output="
-    arrays = [name.partition(" ")[0] for name in names]
+    first, _, _ = names[0].partition(" ")
     return (
         f"the model must return one array of logits, it returns {len(names)}: {', '.join(names)}. Pass setup an "
-        f"output= that chooses one, such as output=lambda outputs: {arrays[0]}; for several heads all of them, "
-        f"output=lambda outputs: jnp.concatenate([{', '.join(arrays[:3])}], axis=-1). absorb needs an apply that "
-        "returns the logits alone"
+        f"output= that chooses one, such as output=lambda outputs: {first}; for several heads all of them, "
+        "output=lambda outputs: jnp.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(outputs)], axis=-1). "
+        "absorb needs an apply that returns the logits alone"
     )
 
 

@@ -141,6 +141,13 @@ def _terms(graph: Graph, total: Node, additions: set[Node]) -> tuple[dict[Node, 
     return {term: node for term, node in terms.items() if term not in carries}, bool(carries)
 
 
+def joined(total: Node) -> Iterator[Node]:
+    """The values that a sum over the blocks is made of, where it is a sum along an axis of what they give."""
+    if total.op == "reduce_sum":
+        yield total.operands[0]
+        yield from (operand for operand in total.operands[0].operands if operand.op == "emitted")
+
+
 def _shared(graph: Graph, node: Node) -> Node:
     """The last value that `node` is computed from and that acts on something else as well; else an input."""
     before = graph.ancestors(node)

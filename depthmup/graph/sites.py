@@ -15,6 +15,8 @@ from depthmup.graph.jaxpr import CLOSED
 from depthmup.parameterization import Kind
 from depthmup.specs import PyTree, flatten_shapes
 
+SHARED = "shared"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
@@ -29,7 +31,8 @@ class Site:
       "unused": parameters (inside) on which the logits do not depend.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
-    where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen.
+    where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen;
+      SHARED if the value of a branch acts on something else too.
 
     Fields of a branch
       inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
@@ -95,12 +98,16 @@ def _branches(graph: Graph) -> list[Site]:
     branches += terms
     around = residual.around(graph, branches)
     between = residual.between(graph, [branch for branch, outer in zip(branches, around, strict=True) if not outer])
+    sums = {branch.sum for branch in branches}
+    joined = {value for total in sums for value in residual.joined(total)}
     for number, branch in enumerate(branches):
         projected = branch.skip is not branch.start
+        alone = (sums | joined).issuperset(branch.end.consumers)
+        parts = homogeneous_in(graph, branch.end, stop=branch.start) if alone else None
         site = Site(
             "branch",
             # What queries that start at 0 attend to in their first block is 0, and needs no factor.
-            homogeneous_in(graph, branch.end, stop=branch.start) if np.any(branch.end.value) else {},
+            parts if np.any(branch.end.value) else {},
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
             before=graph.parameters_of_value(branch.start),
@@ -110,15 +117,15 @@ def _branches(graph: Graph) -> list[Site]:
             layers=residual.layers(graph, branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
             multiplier=residual.number_behind(graph, branch.sum),
-            where=branch.end.op,
+            where=branch.end.op if alone else SHARED,
         )
         result.append(site)
         for bias in residual.biases(graph, branch):
             parts, paths = homogeneous_in(graph, bias), graph.parameters_of_value(bias)
             result.append(dataclasses.replace(site, parts=parts, inside=paths, skip=frozenset(), layers=(), times=0))
-    inside, additions = frozenset[str]().union(*(site.inside for site in result)), {branch.sum for branch in branches}
-    sums = (paths - inside for total, paths in residual.sums(graph) if total not in additions)
-    result += [Site("sum", None, paths) for paths in sums if paths]
+    inside = frozenset[str]().union(*(site.inside for site in result))
+    others = (paths - inside for total, paths in residual.sums(graph) if total not in sums)
+    result += [Site("sum", None, paths) for paths in others if paths]
     again = residual.repeated_states(graph)
     result += [Site("again", None, paths, times=total.times) for total, paths in again.items()]
     closed = (node for node in graph.nodes if node.op in CLOSED and node in graph.fed)

@@ -56,6 +56,18 @@ class ActorCritic(nnx.Module):
         return self.pi(h), self.v(h if self.critic is None else nnx.relu(self.critic(h)))[..., 0]
 
 
+class FixedHead(nn.Module):
+    """A head of two layers, with a hidden layer of one size at all widths, as in neural operators and value heads."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.gelu(nn.Dense(16, name="hidden")(Torso(self.width, self.depth, name="torso")(x)))
+        return nn.Dense(3, name="head")(h)
+
+
 class Squeezed(nn.Module):
     """A value, or a click's rate: features weigh each other by way of a few numbers before a head of one output."""
 
@@ -240,6 +252,10 @@ MODELS = {
     ),
     "critic_with_hidden_layer": Foreign(
         actor_critic(hidden=True), (STATES,), ACTOR_CRITIC | trunk(critic="hidden"), {"output": both}
+    ),
+    "fixed_head": Foreign(
+        FixedHead, (STATES,), TORSO | trunk(hidden="readout", head="fixed") | {"head/bias": "fixed"},
+        queries=("head/kernel",),
     ),
     "squeezed": Foreign(
         Squeezed,

@@ -122,6 +122,27 @@ class MaskedAutoencoder(nn.Module):
         return nn.Dense(channels, name="pixels")(stack(h, narrow, "dec"))
 
 
+class MultiQuery(nn.Module):
+    """As in Falcon and StarCoder: one kernel makes queries of many heads, and keys and values of one. The size of the
+    heads is fixed, so that the parts of the kernel for keys and values do not grow."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        width, size = self.width, 8
+        h = nn.Embed(20, width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        for i in range(self.depth):
+            qkv = nn.Dense(width + 2 * size, name=f"block_{i}_qkv")(nn.LayerNorm(name=f"block_{i}_norm1")(h))
+            q, k, v = jnp.split(qkv, [width, width + size], axis=-1)
+            q = q.reshape(*q.shape[:-1], width // size, size)
+            y = jnp.einsum("bhqk,bkd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkd->bhqk", q, k) / size**0.5), v)
+            h = h + nn.Dense(width, name=f"block_{i}_o")(y.reshape(h.shape))
+            h = h + mlp(nn.LayerNorm(name=f"block_{i}_norm2")(h), width, f"block_{i}")
+        return nn.Dense(20, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 class TransformerXL(nn.Module):
     """Two products in each attention: of queries and keys, and of queries and relative positions."""
 
@@ -197,6 +218,9 @@ MODELS = {
         blocks("enc_*", "dec_*") | trunk(embed="input", narrowed="hidden", pixels="readout")
         | {"enc_norm/*": "vector", "dec_norm/*": "vector", "*places": "input", "mask": "vector"},
         queries=(*QUERIES, "*_norm1/*"),
+    ),
+    "multi_query": Foreign(
+        MultiQuery, (TOKENS,), HEAD | blocks("block_*"), asks=True, queries=("*_qkv/*", "*_norm1/*")
     ),
     "resampler": Foreign(
         Resampler, (SEQUENCE,), HEAD | blocks("block_*") | {"latents": "input", "tokens_norm/*": "vector"},

@@ -231,6 +231,21 @@ class Residual(nn.Module):
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class LayersBetween(nn.Module):
+    """As in ConvMixer: between two residual sums the stream goes through a layer without a skip."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            h = nn.relu(nn.Dense(self.width, name=f"block_{i}_fc1")(h))
+            h = h + nn.Dense(self.width, name=f"block_{i}_fc2")(nn.LayerNorm(name=f"block_{i}_norm")(h))
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 def residual(branch):
     return functools.partial(Residual, branch=branch)
 
@@ -290,10 +305,11 @@ TIED = {"attention/*": "branch/vector", "attention/*/attn/*_proj/weight": "branc
 
 class EdgesAndNodes(nn.Module):
     """Two streams that feed each other in turn, as in MeshGraphNet and Evoformer. The last update of the edges acts
-    through that of the nodes alone."""
+    through that of the nodes alone. updates: the nodes read the updates of the edges, not their sum."""
 
     width: int
     depth: int
+    updates: bool = False
 
     @nn.compact
     def __call__(self, nodes, edges):
@@ -304,8 +320,9 @@ class EdgesAndNodes(nn.Module):
         h, e = nn.Dense(self.width, name="nodes")(nodes), nn.Dense(self.width, name="edges")(edges)
         for i in range(self.depth):
             ends = [jnp.broadcast_to(h[:, :, None], e.shape), jnp.broadcast_to(h[:, None], e.shape)]
-            e = e + mlp(f"block_{i}_edge", jnp.concatenate([e, *ends], -1))
-            h = h + mlp(f"block_{i}_node", jnp.concatenate([h, e.mean(2)], -1))
+            update = mlp(f"block_{i}_edge", jnp.concatenate([e, *ends], -1))
+            e = e + update
+            h = h + mlp(f"block_{i}_node", jnp.concatenate([h, (update if self.updates else e).mean(2)], -1))
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
 
 
@@ -369,6 +386,16 @@ MODELS = {
         EdgesAndNodes,
         (ones(2, 3, 5), ones(2, 3, 3, 4)),
         blocks("block_*") | trunk(nodes="input", edges="input", norm="vector", head="readout"),
+    ),
+    "layers_between": Foreign(
+        LayersBetween, (VECTORS,),
+        blocks("block_*") | trunk(embed="input", norm="vector", head="readout")
+        | {"block_*_fc1/kernel": "hidden", "block_*_fc1/bias": "stream/vector"},
+        asks=True,
+    ),
+    "mesh_graph_net": Foreign(
+        functools.partial(EdgesAndNodes, updates=True), (ones(2, 3, 5), ones(2, 3, 3, 4)),
+        error="block_0_edge_.* acts on something else than the residual sum too.* h \\+ factors.branch",
     ),
     "cosine_attention": Foreign(
         CosineAttention,

@@ -55,6 +55,12 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
         ("wide_and_deep", "output factor 0.5 inside head/kernel"),
         ("n_beats", "output factor 0.5 inside block_*_forecast/kernel"),
         ("scaled_logits", "output factor 0.5 inside scale"),
+        ("fixed_head", "output factor 0.5 inside hidden/kernel"),
+        (
+            "multi_query",
+            "attention factor 1 / sqrt(head_dim) inside block_*_qkv/bias [64:72 of axis 0], block_*_qkv/kernel [64:72 "
+            "of axis 1]",
+        ),
         (
             "set_transformer",
             "branch factor 0.3536 inside block_*_write/out/bias, block_*_write/out/kernel",

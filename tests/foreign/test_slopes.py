@@ -32,7 +32,7 @@ NAMES = (
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
     "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat", "attention_pooling",
     "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
-    "masked_autoencoder",
+    "masked_autoencoder", "fixed_head", "multi_query",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
