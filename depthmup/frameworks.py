@@ -354,6 +354,11 @@ def _merged(params: PyTree, state: PyTree, made: PyTree) -> PyTree:
     )
 
 
+def as_returned(outputs: Any) -> Any:
+    """The argument `output` of `setup` for a model that returns its logits alone."""
+    return outputs
+
+
 def adapt(
     factory: Callable[..., Any],
     width: int,

@@ -21,7 +21,7 @@ from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.forward import features
 from depthmup.forward import layers as layers_of
-from depthmup.frameworks import LinenModel, Model
+from depthmup.frameworks import LinenModel, Model, as_returned
 from depthmup.gain import GainAudit
 from depthmup.measure import (
     CoordinateReport,
@@ -74,10 +74,6 @@ class SetupWarning(UserWarning):
     """Something in a model contradicts the parameterization; training goes on as it is."""
 
 
-def _all(outputs: Any) -> Any:
-    return outputs
-
-
 def setup(
     name: Name | Parameterization,
     factory: Callable[..., Any],
@@ -87,7 +83,7 @@ def setup(
     base: tuple[int, int] | None = None,
     options: Mapping[str, Any] | None = None,
     call: Callable[..., Any] | None = None,
-    output: Callable[[Any], jax.Array] = _all,
+    output: Callable[[Any], jax.Array] = as_returned,
     overrides: Mapping[str, str] | None = None,
     residual: bool = True,
     layout: Layout | None = None,

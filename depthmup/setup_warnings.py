@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup.audit import Init, InitAudit
 from depthmup.forward import check_readout, paths_of
-from depthmup.frameworks import Model
+from depthmup.frameworks import Model, as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
@@ -124,7 +124,7 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
 def _unused(source: Source, width: int, depth: int) -> str:
     """Weights on which the logits do not depend, outside the blocks: shapes alone cannot tell read-ins and outputs.
     (In the last block something often acts on nothing.)"""
-    unused = paths_of(source.sites(width, depth), "unused")
+    unused = paths_of(source.sites(width, depth), "unused") if source.output is not as_returned else frozenset[str]()
     weights = ("input", "hidden", "output", "readout")
     leaves = leaves_of(source.roles(width, depth))
     paths = {spec.path for spec in leaves if spec.path in unused and spec.role in weights and not spec.in_branch}

@@ -17,7 +17,7 @@ import optax
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import Run
 from depthmup.data.user_feed import UserFeed
-from depthmup.frameworks import Model
+from depthmup.frameworks import Model, as_returned
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
 from depthmup.recipe import Recipe
@@ -224,7 +224,7 @@ class ModelPoint(Point):
     def _make(self) -> ModelTask:
         training, setup, values = self._training, self._setup, self._hyperparameters
         make = training.optimizers[self.optimizer]
-        model = dataclasses.replace(setup.model, output=_all) if training.own_outputs else setup.model
+        model = dataclasses.replace(setup.model, output=as_returned) if training.own_outputs else setup.model
         return ModelTask(
             model,
             setup.specs,
@@ -360,7 +360,3 @@ def is_identity(saved: Mapping[str, Any]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _all(outputs: Any) -> Any:
-    return outputs
