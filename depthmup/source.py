@@ -107,9 +107,14 @@ class Source:
         return self._once(("sites", width, depth), lambda: sites(*traceable(self.model(width, depth)), *self.inputs))
 
     def adds_nothing(self, width: int, depth: int) -> bool:
-        """Whether the forward pass adds no activations, as in a network without residual branches."""
+        """Whether the forward pass adds no activations, as in a network without residual branches. False if it cannot
+        be followed."""
         shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
-        return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
+        try:
+            sites = self.sites(width, depth) if shapes != deeper else None
+        except ForwardError:
+            return False
+        return sites is not None and not any(site.kind in ("branch", "sum") for site in sites)
 
     def additions(self, width: int, depth: int) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
@@ -164,7 +169,7 @@ class Source:
             zeros,
             width=width,
             depth=depth,
-            residual=self.residual and not (self.depth_in_init and self.adds_nothing(width, depth)),
+            residual=self.residual and not self.adds_nothing(width, depth),
             layout=self.layout or self.model(width, depth).layout,
             overrides={**(contracted() if self.p.kinds else {}), **self.overrides},
             inside=lambda: places(self.sites(width, depth)),
@@ -194,7 +199,7 @@ class Source:
             head_dims,
             self._settled(specs),
             growth=width / narrow,
-            wider=lambda: self._sites_at(2 * narrow, depth),
+            wider=lambda: [site for site in self._sites_at(2 * narrow, depth) if site.parts is not None],
         )
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:

@@ -1,11 +1,13 @@
 """Models that are not ours, set up by one call: the same training as with factors written into the model."""
 
 import ast
+import functools
 import pickle
 import re
 import warnings
 from pathlib import Path
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -284,7 +286,6 @@ def test_as_their_users_write_it():
         optimizer.update(model, nnx.grad(lambda model: loss(model(X), Y))(model))
     assert loss(model(X), Y) < first
     net = equinox()
-    import equinox as eqx
 
     m = setup(net, call=lambda model, x: jax.vmap(model)(x))
     model, tx = m.init(KEY), m.optimizer("adamw", 1e-2)
@@ -552,6 +553,16 @@ def test_no_residual_addition_is_found():
     """No override makes all blocks a trunk: that would leave their branches without a factor."""
     with pytest.raises(dm.ForwardError, match=r"such as down_\*/bias repeat with depth, but none .* residual=False"):
         setup(lambda w, d: PostNorm(w, d, norm=False, skipped=False))
+
+
+@pytest.mark.parametrize("name", ["sp", "mup"])
+def test_a_plain_network_of_a_list(name):
+    """eqx.nn.MLP has its blocks, its read-in and its readout in one list."""
+    mlp = functools.partial(eqx.nn.MLP, X.shape[-1], 3)
+    m = setup(lambda width, depth, key: mlp(width, depth, key=key), name=name, call=lambda model, x: jax.vmap(model)(x))
+    roles = {spec.path: spec.placed_role for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert roles["layers/1/weight"] == "hidden"  # no branch, without residual=False
+    assert roles[f"layers/{DEPTH}/weight"] == "readout"
 
 
 class Shared(nn.Module):
