@@ -290,7 +290,12 @@ MODELS = {
     "convnext": Foreign(ConvNeXt, (IMAGES,), STAGES | trunk(head="readout")),
     "resnet": Foreign(ResNet, (IMAGES,), RESNET, {"options": {"train": True}}),
     "mobilenet": Foreign(MobileNet, (IMAGES,), MOBILE | trunk(stem="input", head="readout"), asks=True),
-    "densenet": Foreign(DenseNet, (IMAGES,), error="residual=False"),
+    "densenet": Foreign(
+        DenseNet, (IMAGES,),
+        trunk(stem="input", head="readout")
+        | {"*_conv/kernel": "hidden", "*_conv/bias": "vector", "*_norm/*": "vector"},
+        {"name": "mup"},
+    ),
     "mixer": Foreign(
         Mixer, (ones(2, 3, 8, 8),), MIXER | trunk(conv_in="input", norm="vector", head="readout"), VMAP
     ),

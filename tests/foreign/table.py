@@ -55,8 +55,9 @@ class Foreign:
         return self.set_up(overrides=overrides), overrides
 
     def set_up(self, **options: Any) -> dm.Setup:
-        settings = {"width": 64, "depth": 4, "base": (32, 2), "fan_in_init": False, **self.options, **options}
-        return dm.setup("depth_mup", self.factory, *self.inputs, **settings)
+        shape = {"width": 64, "depth": 4, "base": (32, 2)}
+        settings = {"name": "depth_mup", **shape, "fan_in_init": False, **self.options, **options}
+        return dm.setup(settings.pop("name"), self.factory, *self.inputs, **settings)
 
     def expected(self, depth: int) -> Expected:
         return self.roles(depth) if callable(self.roles) else self.roles
