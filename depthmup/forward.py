@@ -107,13 +107,15 @@ def place(
     masks, twice = masks_of(sites, branches), dict[str, Masks]()
     if any(_joins(mask, leaves[path].shape, growth) for path, of_path in masks.items() for mask in of_path.values()):
         twice = masks_of(at_twice := wider(), repeated(at_twice, repeating))
-    absorbs: dict[str, list[Absorbed]] = {path: [] for path in leaves}
-    for path, of_path in masks.items():
-        for key, mask in of_path.items():
-            axis_and_ranges = _ranges(path, mask, leaves[path].shape, twice.get(path, {}).get(key))
-            absorbs[path].append(Absorbed(*key, *axis_and_ranges))
+    absorbs = {
+        path: tuple(
+            Absorbed(*key, *_ranges(path, mask, leaves[path].shape, twice.get(path, {}).get(key)))
+            for key, mask in of_path.items()
+        )
+        for path, of_path in masks.items()
+    }
     return jax.tree.map(
-        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=tuple(absorbs[spec.path])), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs[spec.path]), specs, is_leaf=is_spec
     )
 
 
@@ -200,12 +202,12 @@ def _alike(paths: Collection[str]) -> Callable[[str], bool]:
         for star, rows in numbers.items()
     }
 
-    def others(path: str) -> list[str]:
+    def without_block(path: str) -> tuple[str, ...]:
         block = varying.get(starred(path), 0)
-        return [starred(path), *(n for i, n in enumerate(re.findall(r"\d+", path)) if i != block)]
+        return starred(path), *(n for i, n in enumerate(re.findall(r"\d+", path)) if i != block)
 
-    known = [others(path) for path in paths]
-    return lambda path: others(path) in known
+    known = {without_block(path) for path in paths}
+    return lambda path: without_block(path) in known
 
 
 def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:

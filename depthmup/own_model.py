@@ -122,8 +122,8 @@ def setup(
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
       batch, steps: of this training. base_batch, base_steps: of the training in which hyperparameters were tuned.
       batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/batch.md).
-      **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base,
-        base_head_dim is the head size at the base width unless given, of each attention its own.
+      **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base, the
+        base head size of each attention is its size at the base width, unless base_head_dim gives one for all.
 
     A SetupWarning tells of a depth rule where no parameter is in a residual branch, of a depth that is no number of
     blocks, of numbers in the forward pass that change with width or depth, and of a model that takes factors and does

@@ -108,13 +108,16 @@ class Source:
 
     def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches. False if it cannot
-        be followed."""
-        shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
-        try:
-            sites = self.sites(width, depth) if shapes != deeper else None
-        except ForwardError:
-            return False
-        return sites is not None and not any(site.kind in ("branch", "sum") for site in sites)
+        be followed. The answer at the first width holds for all: without a base, `width` may be large."""
+
+        def answer() -> bool:
+            shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
+            try:
+                return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
+            except ForwardError:
+                return False
+
+        return self._once(("adds nothing", depth), answer)
 
     def additions(self, width: int, depth: int) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""

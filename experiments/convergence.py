@@ -132,9 +132,8 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
     axes.errorbar(widths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
     axes.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law)}")
     axes.plot(widths, floor, ":", color=color, lw=1, label=f"{name}: noise floor (1 s.e.)")
-    m2 = finite_size(
-        widths, None, [square.value for square in squares], [square.stderr for square in squares], ("m2",)
-    ).m2
+    squared, stderr = ([getattr(square, name) for square in squares] for name in ("value", "stderr"))
+    m2 = finite_size(widths, None, squared, stderr, ("m2",)).m2
     assert m2 is not None
     print(f"    bias: slope, claimed -1, {interval(law)}; its square times N^2 {interval(m2, '.3g')}")
     return {"F(T-1)": limit.mean(axis=0)[-1], "slope of the bias": law[:3], "m2": m2}
@@ -241,13 +240,10 @@ def main(
     for activation in replicates:
         limit, found = limits[activation].result(), {width: trained[activation, width].result() for width in widths}
         draw_curves(axes[activation], f"1. {activation}, L = {DEPTH}", found, limit)
-        numbers[activation] = draw_bias(axes["bias"], activation, COLORS[activation], found, limit) | variances(
-            found, limit
-        )
+        terms = draw_bias(axes["bias"], activation, COLORS[activation], found, limit) | variances(found, limit)
+        numbers[activation] = terms
         if activation == "relu":
-            draw_ensembles(
-                axes["ensembles"], found, limit, FiniteSize(numbers[activation]["v"], numbers[activation]["m2"])
-            )
+            draw_ensembles(axes["ensembles"], found, limit, FiniteSize(terms["v"], terms["m2"]))
     print(f"\ninfinite width, T = {DEPTH_STEPS}, rms over samples and steps; slopes claimed -1")
     numbers["depth"] = {"linear": draw_linear_depth(axes["depth"], linear_depths)}
     for activation in replicates if depths else ():

@@ -701,8 +701,8 @@ def test_heads_of_two_sizes():
     assert queries(wide) == pytest.approx([0.5, 0.5])  # both head sizes grew by 4
     for m in (wide.under("sp").under("depth_mup"), setup(Two, TOKENS, width=32, name="sp").under("depth_mup")):
         assert queries(m) == pytest.approx([0.5, 0.5])
-    given = setup(lambda w, d: Two(w, d), TOKENS, width=32, base_head_dim=4)  # for all attentions
-    assert queries(given) == pytest.approx([0.5, 0.5**0.5])
+    one_base = setup(lambda w, d: Two(w, d), TOKENS, width=32, base_head_dim=4)  # for all attentions
+    assert queries(one_base) == pytest.approx([0.5, 0.5**0.5])
 
 
 # Layouts
@@ -892,15 +892,15 @@ class Predictor(nn.Module):
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="read_in")(x)
-        for i in range(self.depth):
-            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
         return nn.Dense(3, name="head")(h), nn.Dense(2, name="prior")(h)
 
 
 def test_weights_that_the_output_does_not_depend_on():
-    (text,) = warned(lambda: setup(Predictor, output=lambda out: out[0], overrides={"prior/kernel": "readout"}))
+    overrides = {"prior/kernel": "readout"}
+    plain = functools.partial(setup, Predictor, name="mup", residual=False, overrides=overrides)
+    (text,) = warned(lambda: plain(output=lambda out: out[0]))
     assert text.startswith("what output= returns does not depend on prior/kernel, so that their roles come from shapes")
-    assert not warned(lambda: setup(Predictor, output=lambda out: jnp.concatenate(out, -1)))
+    assert not warned(lambda: plain(output=lambda out: jnp.concatenate(out, -1)))
 
 
 class Projecting(nn.Module):

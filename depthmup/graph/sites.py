@@ -103,11 +103,12 @@ def _branches(graph: Graph) -> list[Site]:
     for number, branch in enumerate(branches):
         projected = branch.skip is not branch.start
         alone = (sums | joined).issuperset(branch.end.consumers)
-        parts = homogeneous_in(graph, branch.end, stop=branch.start) if alone else None
+        parts: Parts | None = {}  # what queries that start at 0 attend to in their first block is 0: no factor
+        if np.any(branch.end.value):
+            parts = homogeneous_in(graph, branch.end, stop=branch.start) if alone else None
         site = Site(
             "branch",
-            # What queries that start at 0 attend to in their first block is 0, and needs no factor.
-            parts if np.any(branch.end.value) else {},
+            parts,
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
             before=graph.parameters_of_value(branch.start),

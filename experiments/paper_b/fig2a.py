@@ -63,10 +63,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     rows = [
         ["that count", *map(bare, judged)],
         ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
-        [
-            "all",
-            *(text(fitted(result.values, result.optimal_lr, [o.stderr for o in result.optima])) for result in judged),
-        ],
+        ["all", *(text(fitted(r.values, r.optimal_lr, [o.stderr for o in r.optima])) for r in judged)],
     ]
     table = markdown(("exponent over depths", "by accuracy", "by loss"), rows)
     return Outcome.of([(exponents.words(judged[0]), against(judged[0]))], table)

@@ -131,8 +131,8 @@ def outcome(sweeps: Sweeps) -> Outcome:
             parts.append((f"{title}: octaves off {shown[title][OURS]}", agreement(paper)))
         else:
             parts.append((f"{title}: no prediction of {OURS}", UNDECIDED))
-    names = dict.fromkeys(rule for cells_of_rule in shown.values() for rule in cells_of_rule)
-    rows = [[rule, *(cells_of_rule.get(rule, "") for cells_of_rule in shown.values())] for rule in names]
+    names = dict.fromkeys(rule for column in shown.values() for rule in column)
+    rows = [[rule, *(column.get(rule, "") for column in shown.values())] for rule in names]
     lines = [markdown(("octaves off; points of accuracy lost", *shown), rows), *lines]
     if PARAMETERIZATIONS.keys() <= sweeps.keys():
         best = {
