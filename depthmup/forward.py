@@ -66,6 +66,7 @@ def place(
     placed: Collection[str] = (),
     growth: float = 1.0,
     wider: Callable[[], Sequence[Site]] = list,
+    entries: Callable[[], Collection[str]] = list,
 ) -> PyTree:
     """`absorb` by the sites of the same model, which may be those of another width.
 
@@ -73,6 +74,7 @@ def place(
     placed: the parameters whose place, in a branch or outside, an override gives.
     growth: the width of the specs over that of the sites. wider: the sites at twice their width, for arrays that join
       parts of which some do not grow with width.
+    entries: the parameters outside the branches of which more depth adds none, such as those of the entries of stages.
     """
     leaves = {spec.path: spec for spec in leaves_of(specs)}
     if not kinds:
@@ -81,9 +83,14 @@ def place(
     branches = repeated(sites, repeating)
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
     leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
-    leaves, others = on_the_stream(leaves, branches, {*placed, *paths_of(sites, "unused")})
+    settled = {*placed, *paths_of(sites, "unused")}
+    streamed, others = on_the_stream(leaves, branches, settled)
+    if others:
+        leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in entries()}
+        streamed, others = on_the_stream(leaves, branches, settled)
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
+    leaves = streamed
     for site in sites:
         if site.kind == "output" and "output" in kinds and site.parts is not None:
             check_readout(specs, site.parts)

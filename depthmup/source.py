@@ -7,6 +7,7 @@ nothing grows with the size of the model but a trace of its init.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -175,10 +176,20 @@ class Source:
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=self.layout or self.model(width, depth).layout,
             overrides={**(contracted() if self.p.kinds else {}), **self.overrides},
-            inside=lambda: places(self.sites(width, depth)),
+            inside=lambda: dict.fromkeys(self._entries(width, depth), False) | places(self.sites(width, depth)),
             ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
+
+    def _entries(self, width: int, depth: int) -> list[str]:
+        """The parameters in no branch of which more depth adds none, such as those of the entries of stages."""
+
+        def outside(depth: int) -> list[str]:
+            inside = places(self.sites(width, depth))
+            return [path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if not inside.get(path)]
+
+        few, many = (Counter(map(starred, outside(d))) for d in (depth, 2 * depth))
+        return [path for path in outside(depth) if few[starred(path)] == many[starred(path)]]
 
     def _settled(self, specs: PyTree) -> set[str]:
         """The parameters whose place the user's overrides give."""
@@ -203,6 +214,7 @@ class Source:
             self._settled(specs),
             growth=width / narrow,
             wider=lambda: [site for site in self._sites_at(2 * narrow, depth) if site.parts is not None],
+            entries=lambda: self._entries(width, depth),
         )
 
     def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:

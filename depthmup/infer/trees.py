@@ -12,6 +12,7 @@ from depthmup.infer.overrides import Unclear
 from depthmup.specs import PyTree, Shape, SpecError, flatten_shapes, parameters_only
 
 InitFn = Callable[[int, int], PyTree]
+ROUNDING = 1 / 4  # the most by which the growth of a rounded size differs from 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +62,20 @@ def irregular(name: str, shapes: list[Shape], width: int) -> Unclear | None:
     if len({len(shape) for shape in shapes}) > 1:
         return Unclear(f"{name}: its number of axes changes with width, {' -> '.join(map(str, shapes))}", "hidden")
     for a, (x, y, z) in enumerate(zip(*shapes, strict=True)):
-        if (y, z) not in ((x, x), (2 * x, 4 * x)):
+        if not (x == y == z or _doubles(x, y, z)):
             return Unclear(
                 f"{name}: axis {a} grows from {x} to {y} to {z} at widths {width}, {2 * width}, {4 * width}; it must "
                 "double each time or stay, so that fan ratios are ratios of width",
                 "hidden",
             )
     return None
+
+
+def _doubles(x: int, y: int, z: int) -> bool:
+    """Whether a size doubles each time, maybe rounded to a multiple, as 8/3 of the width is in Llama. A part of fixed
+    size beside one that doubles is no rounding."""
+    joined = 2 * x - y == 2 * y - z != 0
+    return not joined and all(abs(large / small - 2) <= ROUNDING for small, large in ((x, y), (y, z)))
 
 
 def regular_width(init_fn: InitFn, width: int, depth: int, names: Collection[str]) -> int | None:

@@ -118,6 +118,26 @@ class MobileNet(nn.Module):
         return nn.Dense(10, name="head")(h.mean((1, 2)))
 
 
+class InOneList(nn.Module):
+    """Inverted residuals of both stages under one number (EfficientNet): the path of the second stage's first block,
+    which has no skip connection, moves with depth."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Conv(self.width, (3, 3), name="stem")(x)
+        for i in range(2 * self.depth):
+            layer, entry = functools.partial("block_{}_{}".format, i), i == self.depth
+            w, hidden = self.width << (i >= self.depth), 2 * h.shape[-1]
+            y = nn.relu(nn.GroupNorm(1, name=layer("norm"))(nn.Conv(hidden, (1, 1), name=layer("expand"))(h)))
+            y = nn.relu(nn.Conv(hidden, (3, 3), feature_group_count=hidden, name=layer("dw"))(y))
+            y = nn.Conv(w, (1, 1), name=layer("project"))(y)
+            h = y if entry else h + y
+        return nn.Dense(10, name="head")(h.mean((1, 2)))
+
+
 class DenseNet(nn.Module):
     """Each layer adds channels to those before: no residual addition."""
 
@@ -269,6 +289,13 @@ MIXER = {"blocks/*": "branch/vector", "*/hidden_mixer/*/weight": "branch/hidden"
 
 WAVENET = blocks("layer*") | trunk(embed="input", after="hidden", head="readout")
 
+
+def in_one_list(depth):
+    entry = {"": "vector", "/kernel": "hidden", "dw/kernel": "input"}
+    entry = {f"block_{depth}_*{end}": role for end, role in entry.items()}
+    return blocks("block_*") | {"block_*_dw/kernel": "branch/input"} | entry | trunk(stem="input", head="readout")
+
+
 MODELS = {
     "feature_pyramid": Foreign(
         FeaturePyramid, (ones(2, 8, 5),),
@@ -289,7 +316,8 @@ MODELS = {
     "three_channels_to_one": Foreign(of_channels(3), (ones(2, 3, 12),), CHANNEL, VMAP),
     "convnext": Foreign(ConvNeXt, (IMAGES,), STAGES | trunk(head="readout")),
     "resnet": Foreign(ResNet, (IMAGES,), RESNET, {"options": {"train": True}}),
-    "mobilenet": Foreign(MobileNet, (IMAGES,), MOBILE | trunk(stem="input", head="readout"), asks=True),
+    "mobilenet": Foreign(MobileNet, (IMAGES,), MOBILE | trunk(stem="input", head="readout")),
+    "one_list_of_inverted_residuals": Foreign(InOneList, (IMAGES,), in_one_list),
     "densenet": Foreign(
         DenseNet, (IMAGES,),
         trunk(stem="input", head="readout")

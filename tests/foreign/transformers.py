@@ -327,7 +327,8 @@ def llama(**kinds):
 MODELS = {
     "llama": Foreign(Llama, (TOKENS,), LLAMA, queries=QUERIES),
     "llama_qk_norm": Foreign(llama(qk_norm=True), (TOKENS,), LLAMA, queries=QUERIES),
-    "llama_rounded": Foreign(llama(multiple=64), (TOKENS,), LLAMA, asks=True),
+    "llama_rounded": Foreign(llama(multiple=16), (TOKENS,), LLAMA),
+    "llama_rounded_as_much_as_it_grows": Foreign(llama(multiple=64), (TOKENS,), LLAMA, asks=True),
     "palm": Foreign(PaLM, (TOKENS,), blocks("block_*") | HEAD, queries=QUERIES),
     "gemma2": Foreign(Gemma, (TOKENS,), blocks("block_*") | TIED),  # the output factor is inside the soft cap
     "gemma2_uncapped": Foreign(functools.partial(Gemma, cap=None), (TOKENS,), blocks("block_*") | TIED),
