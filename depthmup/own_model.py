@@ -168,8 +168,8 @@ def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup
     correction = source.audit(width, depth) if source.fan_in_init else None
     if model.factors is None:
         return Setup(p.in_form("absorbed"), specs, model, correction, source, run)
-    head_dim = getattr(model.made, "head_dim", None)
-    model = dataclasses.replace(model, factors=p.forward_factors(width=width, depth=depth, head_dim=head_dim))
+    factors = p.forward_factors(width=width, depth=depth, head_dim=source.head_dim(width, depth))
+    model = dataclasses.replace(model, factors=factors)
     return Setup(p, specs, model, correction, source, run)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup.audit import Init, InitAudit
 from depthmup.forward import check_readout, paths_of
-from depthmup.frameworks import Model, as_returned
+from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
@@ -27,7 +27,7 @@ ROOTS = (0.5, 0.25, -0.25, -0.5)  # powers of the heads' size that multiply quer
 USES: dict[Kind, str] = {
     "branch": "h + factors.branch * branch(h)",
     "output": "factors.output * logits",
-    "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim), and give the model an attribute head_dim",
+    "attention": "softmax(factors.attention * q k), without 1/sqrt(head_dim)",
 }
 
 
@@ -46,7 +46,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if takes_factors:
-        texts.append(_factors(p, source.roles(*base), source.model(*base)))
+        texts.append(_factors(source, *base))
     if source.fan_in_init is None:
         texts.append(_init(source.audit(*base)))
         if source.depth_in_init:
@@ -201,8 +201,9 @@ def _layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> str:
     )
 
 
-def _factors(p: Parameterization, specs: PyTree, model: Model) -> str:
+def _factors(source: Source, width: int, depth: int) -> str:
     """Double each factor of a model that takes them, with random numbers for its parameters: the logits must change."""
+    p, specs, model = source.p, source.roles(width, depth), source.model(width, depth)
 
     def graph(**doubled: float) -> Graph:
         factors = ForwardFactors(1.0, 1.0, 1.0)._replace(**doubled)
@@ -213,8 +214,11 @@ def _factors(p: Parameterization, specs: PyTree, model: Model) -> str:
 
     plain = graph()
     attends = any(products.attentions(plain))
-    if attends and not hasattr(model.made, "head_dim") and acts("attention"):
-        raise ForwardError("the model uses factors.attention: give it an attribute head_dim, the size of its heads")
+    if attends and source.head_dim(width, depth) is None and acts("attention"):
+        raise ForwardError(
+            "the model uses factors.attention, and its heads have several sizes: leave the factor out, divide by "
+            "sqrt(head_dim), or give the model an attribute head_dim, the size that counts"
+        )
     if "output" in p.kinds:
         for _, parts in products.readouts(plain):
             check_readout(specs, parts or ())

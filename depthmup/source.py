@@ -79,12 +79,26 @@ class Source:
         base = self.p.base_width, self.p.base_depth
         small = self.model(*base)
         if small.factors is not None:
-            sizes = [getattr(small.made, "head_dim", 1)]
+            largest = self.head_dim(*base) or 1
         else:
-            sizes = [site.head_dim for site in self.sites(*base) if site.kind == "attention" and site.head_dim]
-        other = self.under(dataclasses.replace(self.p, base_head_dim=max(sizes, default=1)))
+            largest = max((site.head_dim for site in self._attentions(*base)), default=1)
+        other = self.under(dataclasses.replace(self.p, base_head_dim=largest))
         other.base_heads = True
         return other
+
+    def head_dim(self, width: int, depth: int) -> int | None:
+        """The head size of a model that takes factors: its attribute of this name, else the number of terms of the
+        products of queries and keys. None without attention, or if the products differ in it."""
+        model = self.model(width, self.shallow(depth))
+        if hasattr(model.made, "head_dim"):
+            return model.made.head_dim
+        attentions = self._attentions(width, self.shallow(depth))
+        products = contractions(*_abstract(model), *self.inputs) if attentions else []
+        sizes = {products[site.product] for site in attentions}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def _attentions(self, width: int, depth: int) -> list[Site]:
+        return [site for site in self.sites(width, depth) if site.kind == "attention" and site.head_dim]
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""

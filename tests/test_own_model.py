@@ -1123,15 +1123,26 @@ def test_factors_that_a_model_ignores():
 class Headless(nn.Module):
     width: int
     depth: int
+    several: bool = False
 
     @nn.compact
     def __call__(self, tokens, factors):
-        return Injected(self.width, self.depth, ("branch", "output", "attention"), 0)(tokens, factors)
+        every = ("branch", "output", "attention")
+        logits = Injected(self.width, self.depth, every, 0)(tokens, factors)
+        return logits + Injected(self.width // 2, self.depth, every, 0)(tokens, factors) if self.several else logits
 
 
-def test_attention_factor_needs_a_head_size():
-    with pytest.raises(dm.ForwardError, match=r"uses factors\.attention: give it an attribute head_dim"):
-        setup(lambda w, d: Headless(w, d), TOKENS)
+def test_head_size_comes_from_the_forward_pass():
+    with_attribute = setup(lambda w, d: Injected(w, d, ("branch", "output", "attention"), w // 2), TOKENS)
+    without = setup(lambda w, d: Headless(w, d), TOKENS)
+    assert without.parameterization == with_attribute.parameterization
+    assert without.model.factors == with_attribute.model.factors
+    assert without.at(64, 16).model.factors == with_attribute.at(64, 16).model.factors
+
+
+def test_one_attention_factor_is_for_heads_of_one_size():
+    with pytest.raises(dm.ForwardError, match=r"its heads have several sizes: leave the factor out"):
+        setup(lambda w, d: Headless(w, d, several=True), TOKENS)
 
 
 def test_wrap_has_the_words_of_optimizer():
