@@ -81,6 +81,10 @@ def place(
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     repeating = {path for path, spec in leaves.items() if spec.in_branch}
     branches = repeated(sites, repeating)
+    for site in branches:
+        if repeating.isdisjoint(site.parts or site.inside):
+            paths = exclusive(site, branches) - set(placed)
+            leaves |= {path: dataclasses.replace(leaves[path], in_branch=True) for path in paths}
     projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
     leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
     settled = {*placed, *paths_of(sites, "unused")}
@@ -150,6 +154,15 @@ def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
 
 
+def summed_axis(shape: Sequence[int], grow: Sequence[int], terms: int, terms_at_twice: int) -> int | None:
+    """The axis of a matrix that a product of so many terms sums over; None if sizes do not tell. grow: the axes that
+    grow with width. terms_at_twice: at twice the width."""
+    if len(grow) == 1:
+        return grow[0] if terms_at_twice != terms else 1 - grow[0]
+    axes = [axis for axis, size in enumerate(shape) if size == terms]
+    return axes[0] if len(grow) == 2 and len(axes) == 1 else None
+
+
 def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
     """The paths of the parameters inside the sites of a kind."""
     return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
@@ -169,15 +182,24 @@ def places(sites: Sequence[Site]) -> dict[str, bool]:
 
 def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     """The branches that repeat with depth: those whose factor goes into a parameter that repeats, or, where the factor
-    has no place, those with such a parameter inside. A branch that is a part of another one, such as the sum in a
-    recurrent cell, is left out.
+    has no place, those with such a parameter inside; and those with such a parameter that is in no other branch, as
+    the norm of a block whose weights are of another kind (the dense blocks before a mixture of experts). A branch that
+    is a part of another one, such as the sum in a recurrent cell, is left out.
 
     in_branch: the parameters that repeat with depth.
     """
     branches = [site for site in sites if site.kind == "branch"]
-    branches = [site for site in branches if any(path in in_branch for path in site.parts or site.inside)]
+    alone = [{*(site.parts or site.inside), *exclusive(site, branches)} for site in branches]
+    branches = [site for site, paths in zip(branches, alone, strict=True) if not paths.isdisjoint(in_branch)]
     numbers = {site.number for site in branches}
     return [site for site in branches if not numbers.intersection(site.around)]
+
+
+def exclusive(site: Site, branches: Sequence[Site]) -> frozenset[str]:
+    """The parameters inside a branch that are in no other one; none where other branches are a part of it."""
+    if any(site.number in other.around for other in branches):
+        return frozenset()
+    return site.inside.difference(*(other.inside for other in branches if other.number != site.number))
 
 
 def on_the_stream(

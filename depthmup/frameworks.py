@@ -137,6 +137,7 @@ class Model(abc.ABC):
 class LinenModel(Model):
     """Users hold variables: {"params": ..., "batch_stats": ..., ...}."""
 
+    layout = "in_out"
     init_calls = True
 
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
@@ -172,6 +173,7 @@ class HaikuModel(Model):
     """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] [rng,] ...),
     where `without_apply_rng` takes the rng away."""
 
+    layout = "in_out"
     init_calls = True
 
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
@@ -210,6 +212,8 @@ class HaikuModel(Model):
 
 class NNXModel(Model):
     """Users hold the module. make: a key, or Rngs -> the module."""
+
+    layout = "in_out"
 
     def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         module = self.join(params, state)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
+from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone, summed_axis
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
@@ -172,38 +172,70 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        def contracted() -> dict[str, str]:  # what shapes take for scales and biases
-            sites = self.sites(width, depth)
-            heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
-            narrow, wide = (flatten_shapes(self.model(w, depth).shapes[0])[0] for w in (width, 2 * width))
-            axes = [(path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside]
-            return {
-                path: "readout" if path in heads else "output"
-                for path, axis in sorted(axes)
-                if path in wide and [a for a, size in enumerate(narrow[path]) if size != wide[path][a]] == [axis]
-            }
-
+        layout, seen = self._seen(width, depth)
         specs = infer_specs(
             zeros,
             width=width,
             depth=depth,
             residual=self.residual and not self.adds_nothing(width, depth),
-            layout=self.layout or self.model(width, depth).layout,
-            overrides={**(contracted() if self.p.kinds else {}), **self.overrides},
+            layout=layout,
+            overrides={**seen, **self.overrides},
             inside=lambda: dict.fromkeys(self._entries(width, depth), False) | places(self.sites(width, depth)),
             ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 
+    def _seen(self, width: int, depth: int) -> tuple[Layout | None, dict[str, str]]:
+        """(the layout, overrides for what shapes in this layout mistake) as the forward pass shows them."""
+        given, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
+        try:
+            sites = self.sites(width, depth)
+        except ForwardError:
+            if self.p.kinds:
+                raise
+            return given, {}
+        few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
+        shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
+        grow = {path: growing_axes(shapes[path], wide[path]) for path in shapes.keys() & wide.keys()}
+        applied = {path: site.product for site in sites if site.kind == "applied" for path in site.inside & grow.keys()}
+        terms = [contractions(*_abstract(model), *self.inputs) for model in (few, many)] if applied else []
+        summed = {
+            path: axis
+            for path, product in applied.items()
+            if (axis := summed_axis(shapes[path], grow[path], *(numbers[product] for numbers in terms))) is not None
+        }
+        layout: Layout | None = given
+        if given is None and summed:
+            layout = "in_out" if 2 * sum(summed.values()) <= len(summed) else "out_in"
+        roles: dict[str, str] = {}
+        for path, axis in summed.items():
+            if axis != (0 if layout == "in_out" else 1):
+                one, is_sum = len(grow[path]) == 1, grow[path] == (axis,)
+                roles[path] = ("output" if is_sum else "input") if one else "io" if axis == 0 else "oi"
+        contracted = [(path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside]
+        roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}
+        heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
+        return layout, {path: "readout" if path in heads and role == "output" else role for path, role in roles.items()}
+
     def _entries(self, width: int, depth: int) -> list[str]:
-        """The parameters in no branch of which more depth adds none, such as those of the entries of stages."""
+        """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
+        like all others is no entry: it has no shape of its own."""
 
-        def outside(depth: int) -> list[str]:
+        def outside(depth: int) -> dict[str, Sequence[int]]:
             inside = places(self.sites(width, depth))
-            return [path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if not inside.get(path)]
+            shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
+            return {path: shape for path, shape in shapes.items() if not inside.get(path)}
 
-        few, many = (Counter(map(starred, outside(d))) for d in (depth, 2 * depth))
-        return [path for path in outside(depth) if few[starred(path)] == many[starred(path)]]
+        paths = outside(depth)
+        few, many = (Counter(map(starred, found)) for found in (paths, outside(2 * depth)))
+        entries = [path for path in paths if few[starred(path)] == many[starred(path)]]
+        shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
+        in_branches = {(starred(path), shape) for path, shape in shapes.items() if path not in paths}
+        kinds = {kind for kind, _ in in_branches}
+        of_blocks = [path for path in entries if starred(path) in kinds]
+        if all((starred(path), paths[path]) in in_branches for path in of_blocks):
+            return [path for path in entries if path not in of_blocks]
+        return entries
 
     def _settled(self, specs: PyTree) -> set[str]:
         """The parameters whose place the user's overrides give."""
@@ -282,6 +314,10 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     stacked = list(spec.shape)
     stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
     return tuple(shape) == tuple(stacked)
+
+
+def growing_axes(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
+    return tuple(axis for axis, (few, many) in enumerate(zip(narrow, wide, strict=False)) if few != many)
 
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:

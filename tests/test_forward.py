@@ -238,7 +238,7 @@ def test_where_the_factors_go():
 def places(apply, params, *inputs):
     """{kind: [the parameters of each site]}."""
     found = {}
-    for site in (site for site in sites(apply, params, *inputs) if site.kind != "unused"):
+    for site in (site for site in sites(apply, params, *inputs) if site.kind not in ("unused", "applied")):
         found.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
     return found
 

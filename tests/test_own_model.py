@@ -729,14 +729,37 @@ def forward_rows(params, x, factors=None):
 
 @pytest.mark.parametrize("takes_factors", [False, True])
 def test_layout(takes_factors):
-    """Where the readout is stored the other way round the forward pass shows it; layout= is the way out."""
+    """The forward pass shows that matrices are stored (out, in)."""
     plain = lambda params, x: forward_rows(params, x)  # noqa: E731
     factory = {"call": forward_rows if takes_factors else plain}
-    with pytest.raises(dm.ForwardError, match=r"proportional to c \(5, .* read-in .* pass layout='out_in'"):
-        setup(rows, **factory)
-    m = setup(rows, layout="out_in", **factory)
-    roles = {spec.path: (spec.role, spec.fan_in) for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
-    assert (roles["a"], roles["c"]) == (("input", 8), ("readout", 16))
+    assert setup(rows, **factory).specs == setup(rows, layout="out_in", **factory).specs
+    for m in (setup(rows, **factory), setup(rows, **factory).under("sp")):
+        roles = {spec.path: (spec.role, spec.fan_in) for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+        assert (roles["a"], roles["c"]) == (("input", 8), ("readout", 16))
+
+
+def test_some_matrices_the_other_way_round():
+    """Beside a layout that most matrices have, the forward pass shows those in another one, in a branch too."""
+
+    def factory(width, depth, key):
+        params = pytree(width, depth, key)
+        for block in params["blocks"]:
+            block["narrow"], block["wide"] = jnp.ones((3, width)), jnp.ones((3 * width, width))
+            block["out"] = jnp.ones((width, 3 * width + 3))
+        return params
+
+    def call(params, x):
+        h = x @ params["read_in"]
+        for block in params["blocks"]:
+            y = jax.nn.relu(h) @ block["up"]
+            h = h + jnp.concatenate([y @ block["narrow"].T, y @ block["wide"].T], axis=-1) @ block["out"].T
+        return h @ params["head"]
+
+    m = setup(factory, call=call, overrides={"blocks/*/out": "branch/hidden oi"})
+    block = m.specs["blocks"][0]
+    assert (block["narrow"].role, block["narrow"].fan_in) == ("output", 16)
+    assert (block["wide"].role, block["wide"].fan_in, block["wide"].fan_out) == ("hidden", 16, 48)
+    assert (m.specs["read_in"].role, m.specs["head"].role) == ("input", "readout")
 
 
 def test_layout_of_equinox_is_only_what_is_usual():
@@ -758,10 +781,8 @@ def test_layout_of_equinox_is_only_what_is_usual():
                 h = h + jax.nn.relu(h) @ w
             return h @ self.c
 
-    with pytest.raises(dm.ForwardError, match=r"c \(16, 5\), .* layout='in_out' if they are \(in, out\)"):
-        setup(Net)
-    m = setup(Net, layout="in_out")
-    assert m.specs.c.role == "readout"
+    for m in (setup(Net), setup(Net, layout="in_out")):
+        assert (m.specs.a.role, m.specs.c.role) == ("input", "readout")
 
 
 def test_equinox_with_state():

@@ -29,6 +29,18 @@ def contracted(graph: Graph) -> dict[str, int]:
     return axes
 
 
+def applied(graph: Graph) -> dict[str, int]:
+    """{path of a matrix of two axes that is no table: the number in `contractions` of the first product that applies
+    it to activations}"""
+    numbers, matrices = dict[str, int](), weights(graph)
+    for node in graph.nodes:
+        for operand in node.operands if node.op == "dot_general" and graph.weighs(node) else ():
+            parameter = as_stored(operand)
+            if parameter.path in matrices and len(parameter.shape) == 2:
+                numbers.setdefault(parameter.path, node.number)
+    return numbers
+
+
 def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:
     """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
     shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
@@ -56,14 +68,19 @@ def attention_logits(graph: Graph) -> set[Node]:
     that their inputs depend on, is no residual stream."""
     logits = set[Node]()
     for node in graph.nodes:
-        if node.op in SOFTMAX and (products := _products_next_to(graph, node, "operands")):
-            logits |= graph.ancestors(node) & graph.descendants(products)
+        products, passed = _next_to(graph, node, "operands") if node.op in SOFTMAX else ([], set[Node]())
+        logits |= passed & graph.descendants(products)
     return logits
 
 
 def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
-    """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
-    product in between. A sum over the positions of one, which normalizes it, is no product of its own."""
+    return _next_to(graph, node, side)[0]
+
+
+def _next_to(graph: Graph, node: Node, side: str) -> tuple[list[Node], set[Node]]:
+    """(the products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
+    product in between, the values on the way). A sum over the positions of one, which normalizes it, is no product of
+    its own."""
     products, todo, passed = [], [node], {node}
     while todo:
         for neighbour in getattr(todo.pop(), side):
@@ -75,7 +92,7 @@ def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
                 products += inner or [neighbour]
             elif neighbour.op not in PRODUCTS:
                 todo.append(neighbour)
-    return products
+    return products, passed
 
 
 def _multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:
@@ -181,13 +198,14 @@ def _is_power(graph: Graph, node: Node, value: Node) -> bool:
 
 
 def source(graph: Graph, node: Node) -> Node | None:
-    """The last value that a value is computed from without weights and products; None if there is none."""
+    """The last value that a value is computed from without weights and products, and without statistics of the inputs
+    (RevIN); None if there is none."""
     values = {node}
     while True:
         last = max(values, key=graph.order.__getitem__)
         if last.op in PRODUCTS:
             return None
-        values = (values - {last}).union(graph.activations(last))
+        values = (values - {last}).union(filter(graph.parameters_of_value, graph.activations(last)))
         if len(values) < 2:
             return next(iter(values), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,8 @@ def branches(graph: Graph) -> list[Branch]:
     for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
         ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
-        pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a)]
+        # Where the start is a summand of both, the two are states of the stream, as in a mean of parallel blocks.
+        pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a) if start not in _chain(graph, a)]
         if not pairs:
             if left in graph.fed and right in graph.fed and node.op != "sub":
                 result += _projected(graph, node, result)
@@ -78,7 +79,7 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     injections = []
     for node in (addition for addition in _additions(graph) if addition not in known):
         for skip, end in (node.operands, node.operands[::-1]):
-            beside = end in graph.fed and end not in stream and skip not in graph.ancestors(end)
+            beside = end in graph.fed and stream.isdisjoint(_chain(graph, end)) and skip not in graph.ancestors(end)
             if skip in stream and beside and graph.parameters_of_value(end):
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
@@ -182,10 +183,9 @@ def number_behind(graph: Graph, node: Node) -> float:
     return number if consumer.op == "mul" else 1 / number
 
 
-def between(graph: Graph, branches: Sequence[Branch]) -> frozenset[str]:
+def between(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) -> frozenset[str]:
     """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum, or on
-    what is added to it there."""
-    ends = {branch.end for branch in branches}
+    what is added to it there. ends: those of all branches."""
     starts = [*(branch.start for branch in branches), *(node for node in graph.nodes if node.op == "carried")]
     stream, todo = set[Node](), [graph.output, *starts]
     while todo:

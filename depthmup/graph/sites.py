@@ -26,6 +26,7 @@ class Site:
       "sum": a sum of two activations that is no residual addition;
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
+      "applied": a matrix (inside) that a product applies to activations;
       "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unused": parameters (inside) on which the logits do not depend.
@@ -38,7 +39,7 @@ class Site:
       inside: the paths of all parameters between its beginning and its end. (Of a sum: the paths of the parameters that
         only one summand depends on and that are in no branch.)
       skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
-      between: of those that act on the stream behind any residual sum.
+      between: of those that act on the stream behind any residual sum that is a part of the same other branches.
       number, around: its number, and the numbers of the branches that it is a part of.
       layers: `residual.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
@@ -48,11 +49,11 @@ class Site:
       weights: all parameters that products alone apply to activations (`products.weights`).
     Field of a contracted parameter
       axis: the one that the product sums over.
-    Fields of an attention
-      head_dim, product: the head size, and the number of its product in `contractions`.
+    Fields of an attention and of an applied matrix
+      head_dim: the head size. product: the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum", "unused", "cosine", "contracted", "again"]
+    kind: Kind | Literal["sum", "unused", "cosine", "applied", "contracted", "again"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -83,6 +84,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     contracted = products.contracted(graph)
     return [
         *_branches(graph),
+        *(Site("applied", None, frozenset([path]), product=number) for path, number in products.applied(graph).items()),
         *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
         *_attentions(graph),
@@ -97,7 +99,11 @@ def _branches(graph: Graph) -> list[Site]:
     moved = {branch.start for branch in branches}
     branches += terms
     around = residual.around(graph, branches)
-    between = residual.between(graph, [branch for branch, outer in zip(branches, around, strict=True) if not outer])
+    groups: dict[frozenset[int], list[residual.Branch]] = {}
+    for branch, outer in zip(branches, around, strict=True):
+        groups.setdefault(outer, []).append(branch)
+    ends = {branch.end for branch in branches}
+    between = {outer: residual.between(graph, group, ends) for outer, group in groups.items()}
     sums = {branch.sum for branch in branches}
     joined = {value for total in sums for value in residual.joined(total)}
     for number, branch in enumerate(branches):
@@ -112,7 +118,7 @@ def _branches(graph: Graph) -> list[Site]:
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
             before=graph.parameters_of_value(branch.start),
-            between=between,
+            between=between[around[number]],
             number=number,
             around=around[number],
             layers=residual.layers(graph, branch.end, branch.start),

@@ -66,11 +66,12 @@ class Blocks:
         if names.is_shortcut(name):
             self.explained.update(starred(path, i) for i in self._positions(name))
             return False
-        ambiguous = []
-        for i in [*self._positions(name), *tied(path)]:
+        ambiguous = list[tuple[Tokens, int, int]]()
+        positions = self._positions(name)
+        for i in [*positions, *tied(path)]:
             star = starred(path, i)
             a, b, a_shape, b_shape = self._count(star, shape)
-            if b == 2 * a or b_shape == 2 * a_shape:
+            if (b == 2 * a or b_shape == 2 * a_shape) and (i in positions or not ambiguous):
                 self.explained.add(star)
                 return self._is_block(name, i % len(path))
             if b > a and b_shape > a_shape:

@@ -421,7 +421,10 @@ MODELS = {
     "one_list_of_dicts": Foreign(
         dense_list, (VECTORS,), dense_list_roles, {"call": call_dense_list}, asks=True
     ),
-    "kernels_out_in": Foreign(transposed, (VECTORS,), options={"call": call_transposed}, error="layout="),
+    "kernels_out_in": Foreign(
+        transposed, (VECTORS,), {"first/*": "input", "middle/*": "branch/hidden", "last/*": "readout"},
+        {"call": call_transposed},
+    ),
     "blocks_by_letter": Foreign(residual(lettered), (VECTORS,), NAMED, asks=True),
     "weight_norm": Foreign(
         residual(weight_normed), (VECTORS,),
