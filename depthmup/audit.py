@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from depthmup.init_std import InitProgram, Std, evaluate, spread, traced
 from depthmup.names import at_least_one, short
 from depthmup.parameterization import Parameterization, Role, check_parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
+from depthmup.specs import ParamSpec, PyTree, Shape, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
 
 FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
@@ -136,13 +136,14 @@ class Initializers:
         target = start if (w, d) == (width, depth) else self.stds(width, depth)
         rows = []
         for spec in leaves:
-            power = -0.5 if spec.role in FAN_IN else 0.0
             std = target[spec.path].value
-            path = _at_anchor(spec, start, {1, width / w, depth / d})
+            path = _at_anchor(spec, start, width / w, depth / d)
+            power = -0.5 if spec.role in FAN_IN else 0.0
             if path is None or start[path].value is None:  # the anchor has no such parameter, or it is too large to run
                 rows.append(Init(spec.path, spec.role, std or 0.0, power, power, 0.0, True, 1.0))
                 continue
             value, entries, shape = start[path].value or 0.0, start[path].entries, start[path].shape
+            needed = power * math.log2(_growth(spec, shape, wide[path].shape, 2))
             blocks = 1 if spec.stack_axis is None else 2
             # Automatic names shift with depth: then the same path is another parameter there.
             comparable = path in deep and math.prod(deep[path].shape) == blocks * math.prod(shape)
@@ -151,9 +152,9 @@ class Initializers:
                 std = value * (width / w) ** slopes[0] * (depth / d) ** slopes[1]
             allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
             constant = not value and not wide[path].value  # such as a kernel of zeros
-            ok = constant or (abs(slopes[0] - power) <= allowed and abs(slopes[1]) <= allowed)
-            factor = 1.0 if ok or not std else value / std * (width / w) ** power
-            rows.append(Init(spec.path, spec.role, std, slopes[0], power, slopes[1], ok, factor))
+            ok = constant or (abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed)
+            factor = 1.0 if ok or not std else value / std * _growth(spec, shape, spec.shape, width / w) ** power
+            rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
         return InitAudit(tuple(rows), (w, d))
 
     def _measured(self, width: int, depth: int) -> dict[str, Std]:
@@ -189,16 +190,28 @@ def _shape(anchor: tuple[int, int]) -> tuple[int, int]:
     return at_least_one("the anchor's width", width), at_least_one("the anchor's depth", depth)
 
 
-def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], ratios: Collection[float]) -> str | None:
+def _at_anchor(spec: ParamSpec, start: Mapping[str, Std], wider: float, deeper: float) -> str | None:
     """The path of a parameter at the anchor, where a shallower model lacks the last blocks: one of the same kind, whose
-    axes have sizes that differ by these ratios alone."""
+    axes have sizes that differ by these ratios, or by less where a part of them does not grow or sizes are rounded."""
+    low, high = sorted((1, wider))
 
-    def fits(path: str) -> bool:
+    def fits(path: str, exactly: bool) -> bool:
         shape = start[path].shape
-        return len(shape) == len(spec.shape) and all(a / b in ratios for a, b in zip(spec.shape, shape, strict=True))
+        return len(shape) == len(spec.shape) and all(
+            ratio in (1, wider, deeper) or (not exactly and low <= ratio <= high * 9 / 8)
+            for ratio in (a / b for a, b in zip(spec.shape, shape, strict=True))
+        )
 
-    candidates = [path for path in start if starred(path) == starred(spec.path)]
-    return next((path for path in [spec.path, *candidates] if path in start and fits(path)), None)
+    candidates = [path for path in start if path == spec.path]
+    candidates += [path for path in start if starred(path) == starred(spec.path)]
+    return next((path for exactly in (True, False) for path in candidates if fits(path, exactly)), None)
+
+
+def _growth(spec: ParamSpec, narrow: Shape, wide: Shape, ratio: float) -> float:
+    """The ratio of the fan-in in two shapes of a parameter: that of the widths, but for sizes that are rounded, or
+    joined from a part that grows and one that does not."""
+    axes = [axis for axis, size in enumerate(spec.shape) if size == spec.fan_in]
+    return wide[axes[0]] / narrow[axes[0]] if len(axes) == 1 else ratio
 
 
 def _slope(small: float | None, large: float | None) -> float:

@@ -14,10 +14,12 @@ from depthmup.forward import check_readout, paths_of
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
+from depthmup.infer.overrides import match
+from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.source import Source, traceable
-from depthmup.specs import PyTree, flatten_shapes, leaves_of, one_glob, parameters_only, starred
+from depthmup.specs import PyTree, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
@@ -45,6 +47,8 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
+    if p.table.width:
+        texts.append(_joined(source, width, small[1]))
     if takes_factors:
         texts.append(_factors(source, *base))
     if source.fan_in_init is None:
@@ -136,6 +140,27 @@ def _unused(source: Source, width: int, depth: int) -> str:
     )
 
 
+def _joined(source: Source, width: int, depth: int) -> str:
+    """Axes that join a part of fixed size to one that grows: one rule of width does not hold for both."""
+    trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
+    parts: dict[str, str] = {}
+    for path in trees[0].keys() & trees[1].keys() & trees[2].keys() - match(source.overrides, trees[0]).keys():
+        for axis, sizes in enumerate(zip(*(tree[path] for tree in trees), strict=False)):
+            if part := fixed_part(*sizes):
+                parts[path] = f"axis {axis} is {part} + {sizes[0] - part} at width {width}"
+    if not parts:
+        return ""
+    path = min(parts)
+    rows = {spec.path: spec for spec in leaves_of(source.roles(width, depth)) if spec.path in parts}
+    silent = {path: f"{'branch' if spec.in_branch else 'trunk'}/{spec.role}" for path, spec in rows.items()}
+    return (
+        f"{starred(path)} joins a part of fixed size to one that grows with width ({parts[path]}), and all of it "
+        "follows the rule of the one that grows. A fixed part of the inputs then counts and learns less as the width "
+        "grows, one of the outputs learns too fast under SGD and Muon: give it a layer of its own. "
+        f"overrides={globs(silent, trees[0])} silences this"
+    )
+
+
 def _skips(source: Source, width: int, depth: int) -> str:
     """Projections in all skips: no rule of depth is known for them (docs/rules.md, section 0)."""
     branches = source.branches(width, depth)
@@ -154,9 +179,9 @@ def _fading(source: Source, width: int, depth: int) -> str:
     if not numbers or 1.0 in numbers or source.p.alpha is None:
         return ""
     return (
-        f"every residual sum is multiplied by {', '.join(map(str, sorted(numbers)))}, so that earlier blocks fade. No "
-        "rule of depth is known for that: leave the number out, or compare depths by m.check and m.sweep before you "
-        "trust a learning rate"
+        f"every block multiplies the residual stream by {', '.join(map(str, sorted(numbers)))}, so that earlier blocks "
+        "fade or grow. No rule of depth is known for that: leave the number out, or compare depths by m.check and "
+        "m.sweep before you trust a learning rate"
     )
 
 

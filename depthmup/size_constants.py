@@ -28,6 +28,7 @@ class _Value:
 
     number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
     is_sum: whether it is a sum over entries. is_norm: the root of one. is_normalized: divided by one.
+    is_square: whether it is a square. is_moment: a sum of squares over entries, times any number.
     """
 
     number: float | None = None
@@ -35,6 +36,8 @@ class _Value:
     is_sum: bool = False
     is_norm: bool = False
     is_normalized: bool = False
+    is_square: bool = False
+    is_moment: bool = False
 
 
 class Change(NamedTuple):
@@ -108,16 +111,19 @@ def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -
     behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
     if name in ("mul", "div") and len(changed) == len(numbers) == 1:
         (value,), (number,) = changed, numbers
-        if behind and not (value.is_sum or value.is_normalized):
+        if behind and not (value.is_sum or value.is_normalized or value.is_moment):
             divides = name == "div" and operands[1].number
             result.append(Constant(1 / number if divides else number, behind))
         return dataclasses.replace(value, is_sum=False)  # a mean
     of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
     kept = name in ("add", "max", "min")  # eps
+    moment = name == "reduce_sum" and any(value.is_square for value in operands)
     return _Value(
         behind=behind,
         is_sum=name == "reduce_sum" or (kept and of_sum),
         is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
+        is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),
+        is_moment=moment or ((kept or name in ("sub", "select_n")) and any(value.is_moment for value in operands)),
         is_normalized=name in ("mul", "div") and (of_norm or any(value.is_normalized for value in operands)),
     )
 

@@ -20,7 +20,7 @@ from depthmup.forward import ends, on_the_stream, place, places, repeated, resid
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
-from depthmup.infer import infer_specs
+from depthmup.infer import infer_specs, names
 from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization
 from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
@@ -209,7 +209,7 @@ class Source:
             layout = "in_out" if 2 * sum(summed.values()) <= len(summed) else "out_in"
         roles: dict[str, str] = {}
         for path, axis in summed.items():
-            if axis != (0 if layout == "in_out" else 1):
+            if axis != (0 if layout == "in_out" else 1) or (len(grow[path]) == 1 and names.is_embedding(path)):
                 one, is_sum = len(grow[path]) == 1, grow[path] == (axis,)
                 roles[path] = ("output" if is_sum else "input") if one else "io" if axis == 0 else "oi"
         contracted = [(path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside]

@@ -963,7 +963,7 @@ class Unnormed(nn.Module):
 def test_numbers_that_multiply_the_stream():
     """(h + f(h)) / sqrt(2), as in score networks."""
     (text,) = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, 2**0.5)))
-    assert text.startswith("every residual sum is multiplied by 0.7071, so that earlier blocks fade")
+    assert text.startswith("every block multiplies the residual stream by 0.7071, so that earlier blocks fade")
     assert not warned(lambda: setup(Unnormed))
 
 

@@ -166,6 +166,10 @@ class Graph:
 
         inside = operations(equation) if name in CLOSED else frozenset()
         number, self._number = self._number, self._number + 1
+        if name == "scatter-add" and operands[0] in self.fed:  # x.at[i].add(y) is the sum of x and y at these places
+            zeros = self._leaf("constant", jnp.zeros_like(operands[0].value))
+            spread = self._add(Node(name, (zeros, *operands[1:]), evaluate))
+            return [self._add(Node("add", (operands[0], spread), jnp.add, place=(number, 0)))]
         if not equation.primitive.multiple_results:
             node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
             if name in CONTRACTIONS:

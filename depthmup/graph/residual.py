@@ -13,7 +13,8 @@ from depthmup.graph.products import attention_logits, source
 
 
 class Branch(NamedTuple):
-    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start` or a projection of it.
+    """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start`, a number times it, or a
+    projection of it.
     An end that is not computed from the stream, such as a condition, has a start beside the stream, which is also its
     skip: then the sum is that of the stream and the end."""
 
@@ -37,7 +38,11 @@ def branches(graph: Graph) -> list[Branch]:
         # Where the start is a summand of both, the two are states of the stream, as in a mean of parallel blocks.
         pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a) if start not in _chain(graph, a)]
         if not pairs:
-            if left in graph.fed and right in graph.fed and node.op != "sub":
+            multiplied = ((a, b, before_numbers(graph, b)[0]) for a, b in ways)
+            scaled = [Branch(node, a, start, b) for a, b, start in multiplied if start in graph.ancestors(a)]
+            if scaled and graph.parameters_between(scaled[0].end, scaled[0].start):
+                result.append(scaled[0])
+            elif left in graph.fed and right in graph.fed and node.op != "sub":
                 result += _projected(graph, node, result)
             continue
         # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
@@ -171,16 +176,24 @@ def biases(graph: Graph, branch: Branch) -> Iterator[Node]:
         node = consumer
 
 
-def number_behind(graph: Graph, node: Node) -> float:
-    """The number that a value is multiplied by before anything else is done with it."""
-    if len(node.consumers) != 1 or node.consumers[0].op not in ("mul", "div"):
-        return 1.0
-    (consumer,) = node.consumers
-    multiplied, factor = consumer.operands
-    if multiplied is not node or factor is node or graph.parameters_of(consumer) or np.ptp(factor.value):
-        return 1.0
-    number = float(np.ravel(factor.value)[0])
-    return number if consumer.op == "mul" else 1 / number
+def multiplier(graph: Graph, branch: Branch) -> float:
+    """The number that a block multiplies the stream by: in front of the sum, or right behind it."""
+    number = before_numbers(graph, branch.skip)[1] if branch.skip is not branch.start else 1.0
+    consumers = branch.sum.consumers
+    behind = before_numbers(graph, consumers[0]) if len(consumers) == 1 else (None, 1.0)
+    return number * behind[1] if behind[0] is branch.sum else number
+
+
+def before_numbers(graph: Graph, node: Node) -> tuple[Node, float]:
+    """(a value without the numbers of the program that multiply it, their product)"""
+    number = 1.0
+    while node.op in ("mul", "div") and len(fed := graph.activations(node)) == 1:
+        factor = next(operand for operand in node.operands if operand is not fed[0])
+        if graph.parameters_of(node) or np.ptp(factor.value) or (node.op == "div" and factor is node.operands[0]):
+            break
+        value = float(np.ravel(factor.value)[0])
+        node, number = fed[0], number * (value if node.op == "mul" else 1 / value)
+    return node, number
 
 
 def between(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) -> frozenset[str]:

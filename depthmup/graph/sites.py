@@ -44,7 +44,7 @@ class Site:
       layers: `residual.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
-      multiplier: the number that multiplies the sum before anything else does.
+      multiplier: the number that its block multiplies the stream by.
     Fields of an output
       weights: all parameters that products alone apply to activations (`products.weights`).
     Field of a contracted parameter
@@ -123,7 +123,7 @@ def _branches(graph: Graph) -> list[Site]:
             around=around[number],
             layers=residual.layers(graph, branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
-            multiplier=residual.number_behind(graph, branch.sum),
+            multiplier=residual.multiplier(graph, branch),
             where=branch.end.op if alone else SHARED,
         )
         result.append(site)

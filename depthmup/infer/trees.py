@@ -62,7 +62,7 @@ def irregular(name: str, shapes: list[Shape], width: int) -> Unclear | None:
     if len({len(shape) for shape in shapes}) > 1:
         return Unclear(f"{name}: its number of axes changes with width, {' -> '.join(map(str, shapes))}", "hidden")
     for a, (x, y, z) in enumerate(zip(*shapes, strict=True)):
-        if not (x == y == z or _doubles(x, y, z)):
+        if not (x == y == z or _doubles(x, y, z) or fixed_part(x, y, z)):
             return Unclear(
                 f"{name}: axis {a} grows from {x} to {y} to {z} at widths {width}, {2 * width}, {4 * width}; it must "
                 "double each time or stay, so that fan ratios are ratios of width",
@@ -72,10 +72,14 @@ def irregular(name: str, shapes: list[Shape], width: int) -> Unclear | None:
 
 
 def _doubles(x: int, y: int, z: int) -> bool:
-    """Whether a size doubles each time, maybe rounded to a multiple, as 8/3 of the width is in Llama. A part of fixed
-    size beside one that doubles is no rounding."""
-    joined = 2 * x - y == 2 * y - z != 0
-    return not joined and all(abs(large / small - 2) <= ROUNDING for small, large in ((x, y), (y, z)))
+    """Whether a size doubles each time, maybe rounded to a multiple, as 8/3 of the width is in Llama."""
+    return all(abs(large / small - 2) <= ROUNDING for small, large in ((x, y), (y, z)))
+
+
+def fixed_part(x: int, y: int, z: int) -> int:
+    """The size of the part that is the same at all widths, on an axis that joins it to one that doubles; else 0."""
+    part = 2 * x - y
+    return part if part == 2 * y - z and 0 < part < x else 0
 
 
 def regular_width(init_fn: InitFn, width: int, depth: int, names: Collection[str]) -> int | None:
