@@ -154,15 +154,6 @@ def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
 
 
-def summed_axis(shape: Sequence[int], grow: Sequence[int], terms: int, terms_at_twice: int) -> int | None:
-    """The axis of a matrix that a product of so many terms sums over; None if sizes do not tell. grow: the axes that
-    grow with width. terms_at_twice: at twice the width."""
-    if len(grow) == 1:
-        return grow[0] if terms_at_twice != terms else 1 - grow[0]
-    axes = [axis for axis, size in enumerate(shape) if size == terms]
-    return axes[0] if len(grow) == 2 and len(axes) == 1 else None
-
-
 def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
     """The paths of the parameters inside the sites of a kind."""
     return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
@@ -214,9 +205,10 @@ def on_the_stream(
     """
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
     alike = _alike(between)  # the last block's norm is followed by no block
-    inside = {path for site in branches for path in site.inside if not alike(path)}
+    streamed = {path for path, spec in leaves.items() if alike(path) and spec.role in ("vector", "scalar")}
+    inside = frozenset[str]().union(*(site.inside for site in branches)) - streamed
     paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
-    stream = {path for path in paths if alike(path) and leaves[path].role in ("vector", "scalar")}
+    stream = paths & streamed
     specs = {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
     return {**leaves, **specs}, paths - stream
 

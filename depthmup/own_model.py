@@ -117,7 +117,8 @@ def setup(
         lambda model, x: jax.vmap(model)(x). What `eqx.nn.make_with_state` makes is called with (module,
         state) for the model, and returns (outputs, state).
       output: what the call returns -> logits, such as lambda out: out.logits.
-      overrides, residual, layout: as in `infer_specs`; layout is "out_in" for Equinox unless given.
+      overrides, residual, layout: as in `infer_specs`; layout is that of the framework unless given, and in other
+        pytrees the one that the forward pass shows.
       fan_in_init: True: `init` multiplies the parameters whose initial standard deviation does not scale as the
         parameterization assumes (`audit_init`) by what is missing. None: a SetupWarning names them. False: silent.
       batch, steps: of this training. base_batch, base_steps: of the training in which hyperparameters were tuned.

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup import orientation
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone, summed_axis
+from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
-from depthmup.infer import infer_specs, names
+from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization
 from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
@@ -196,26 +197,14 @@ class Source:
             return given, {}
         few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
         shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
-        grow = {path: growing_axes(shapes[path], wide[path]) for path in shapes.keys() & wide.keys()}
-        applied = {path: site.product for site in sites if site.kind == "applied" for path in site.inside & grow.keys()}
-        terms = [contractions(*_abstract(model), *self.inputs) for model in (few, many)] if applied else []
-        summed = {
-            path: axis
-            for path, product in applied.items()
-            if (axis := summed_axis(shapes[path], grow[path], *(numbers[product] for numbers in terms))) is not None
-        }
-        layout: Layout | None = given
-        if given is None and summed:
-            layout = "in_out" if 2 * sum(summed.values()) <= len(summed) else "out_in"
-        roles: dict[str, str] = {}
-        for path, axis in summed.items():
-            if axis != (0 if layout == "in_out" else 1) or (len(grow[path]) == 1 and names.is_embedding(path)):
-                one, is_sum = len(grow[path]) == 1, grow[path] == (axis,)
-                roles[path] = ("output" if is_sum else "input") if one else "io" if axis == 0 else "oi"
-        contracted = [(path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside]
-        roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}
-        heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
-        return layout, {path: "readout" if path in heads and role == "output" else role for path, role in roles.items()}
+        grow = orientation.growing(shapes, wide)
+        matrices: dict[str, orientation.Matrix] = {}
+        if orientation.applied(sites):
+            terms, twice = (contractions(*_abstract(model), *self.inputs) for model in (few, many))
+            if len(terms) == len(twice):
+                matrices = orientation.matrices(sites, shapes, grow, terms, twice)
+        layout = given or orientation.layout_of(matrices)
+        return layout, orientation.mistaken(sites, matrices, grow, layout)
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
@@ -314,10 +303,6 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     stacked = list(spec.shape)
     stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
     return tuple(shape) == tuple(stacked)
-
-
-def growing_axes(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
-    return tuple(axis for axis, (few, many) in enumerate(zip(narrow, wide, strict=False)) if few != many)
 
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:

@@ -34,7 +34,8 @@ ALLOWED = {
     "testing": {"own_model"},
     "frameworks": {"init_std", "parameterization", "specs"},
     "init_std": {"graph", "specs"},
-    "source": {"audit", "forward", "frameworks", "gain", "graph", "infer", "parameterization", "specs"},
+    "orientation": {"graph", "infer", "specs"},
+    "source": {"audit", "forward", "frameworks", "gain", "graph", "infer", "orientation", "parameterization", "specs"},
     "size_constants": {"graph", "specs"},
     "setup_warnings": {
         "audit",
@@ -42,6 +43,7 @@ ALLOWED = {
         "frameworks",
         "gain",
         "graph",
+        "infer",
         "parameterization",
         "size_constants",
         "source",

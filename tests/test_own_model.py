@@ -945,17 +945,19 @@ def test_weights_in_every_skip():
 
 
 class Unnormed(nn.Module):
-    """Blocks without norms; number: what the stream is divided by behind each."""
+    """Blocks without norms; number: what the stream is divided by behind each; skip: what its skip is multiplied by."""
 
     width: int
     depth: int
     number: float = 1.0
+    skip: float = 1.0
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="read_in")(x)
         for i in range(self.depth):
-            h = h + nn.Dense(self.width, name=f"block_{i}_down")(nn.relu(nn.Dense(self.width, name=f"block_{i}_up")(h)))
+            y = nn.Dense(self.width, name=f"block_{i}_down")(nn.relu(nn.Dense(self.width, name=f"block_{i}_up")(h)))
+            h = (h if self.skip == 1.0 else self.skip * h) + y
             h = h if self.number == 1.0 else h / self.number
         return nn.Dense(3, name="head")(h)
 
@@ -965,6 +967,65 @@ def test_numbers_that_multiply_the_stream():
     (text,) = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, 2**0.5)))
     assert text.startswith("every block multiplies the residual stream by 0.7071, so that earlier blocks fade")
     assert not warned(lambda: setup(Unnormed))
+    (text,) = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, skip=0.5)))
+    assert text.startswith("every block multiplies the residual stream by 0.5,")
+    two = warned(lambda: setup(lambda width, depth: Unnormed(width, depth, skip=(2 * depth) ** 0.25)))  # DeepNorm
+    assert any(text.startswith("every block multiplies the residual stream by 1.4142") for text in two)
+    assert any("by 1.414 at depth 2 and by 1.682 at depth 4" in text for text in two)
+
+
+class Coordinates(nn.Module):
+    """The inputs join the features once more (NeRF)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.relu(nn.Dense(self.width, name="first")(x))
+        h = nn.relu(nn.Dense(self.width, name="joined")(jnp.concatenate([h, x], axis=-1)))
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_parts_of_fixed_size():
+    (text,) = warned(lambda: setup(Coordinates, fan_in_init=None))
+    assert text.startswith("joined/kernel joins a part of fixed size to one that grows with width (axis 0 is 8 + 16 at")
+    assert "overrides={'joined/kernel': 'trunk/hidden'} silences this" in text
+    assert not warned(lambda: setup(Coordinates, overrides={"joined/kernel": "trunk/hidden"}, fan_in_init=None))
+    constant = nn.initializers.normal(0.1)
+
+    class Constant(Coordinates):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, name="head")(nn.Dense(self.width, kernel_init=constant, name="joined")(
+                jnp.concatenate([nn.Dense(self.width, name="first")(x), x], axis=-1)))  # fmt: skip
+
+    with pytest.warns(dm.SetupWarning, match="joins a part of fixed size"):
+        m = setup(Constant, name="mup", fan_in_init=True, residual=False)
+    (row,) = (row for row in m.correction.rows if row.path == "joined/kernel")
+    assert row.factor == pytest.approx(((WIDTH + 8) / (BASE[0] + 8)) ** -0.5)
+
+
+class LastWithoutSkip(nn.Module):
+    """The last block has no skip, at every depth, and the shapes of all others."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h = y if i == self.depth - 1 else h + y
+        return nn.Dense(3, name="head")(h)
+
+
+def test_no_block_is_taken_for_an_entry():
+    with pytest.raises(dm.ForwardError, match=r"no rule of depth is known; .* overrides=\{'block_1/kernel': 'trunk'"):
+        setup(LastWithoutSkip)
 
 
 class LongSkips(nn.Module):

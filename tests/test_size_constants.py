@@ -135,3 +135,27 @@ def test_what_the_logits_do_not_depend_on():
 def test_no_warning_where_only_sizes_change(name):
     model = MODELS[name]
     assert not [text for text in warned(model.factory, inputs=model.inputs, **model.options) if "multiplie" in text]
+
+
+class Standardized(nn.Module):
+    """Weight standardization (NFNet): the variance of each neuron's weights times the fan-in becomes 1."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        def layer(name, h):
+            kernel = self.param(name, nn.initializers.lecun_normal(), (h.shape[-1], self.width))
+            kernel = kernel - kernel.mean(0)
+            return h @ (kernel * jax.lax.rsqrt(jnp.maximum(kernel.var(0) * h.shape[-1], 1e-4)))
+
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            gain = self.param(f"block_{i}_gain", nn.initializers.ones, ())
+            h = h + gain * layer(f"block_{i}", nn.relu(h))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_the_fan_in_under_a_root_is_no_number():
+    assert not warned(Standardized, inputs=(jnp.ones((2, 5)),))

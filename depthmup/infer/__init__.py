@@ -13,7 +13,7 @@ for the rest and prints an `overrides=` to paste. Every leaf gets a role, or the
  3. T, W and Q must have the same paths. A model that ignores width is an error. So is a residual model with hidden
     weights that ignores depth or shares the weights of its blocks.
  4. Growing axes (trees.py) differ between T, W and Q. An axis that does not double twice is unclear, but for a rounding
-    of at most an eighth. A plateau that lasts until 4w is not seen.
+    of at most an eighth and a part of fixed size. A plateau that lasts until 4w is not seen.
  5. The stack axis (blocks.py) is the only axis that D changes. It must double exactly and must not grow with width. The
     leaf is then in the stack, and the steps below leave this axis out. Any other change of shape with depth is unclear,
     unless the leaf is in a list that gains members, since automatic names shift there.

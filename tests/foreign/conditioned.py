@@ -302,7 +302,7 @@ MODELS = {
     "film": Foreign(FiLM, (VECTORS, TIMES), FILM),
     "dit_adaln_zero": Foreign(DiT, (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),
     "dit_modulated": Foreign(functools.partial(DiT, zero=False), (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),
-    "unet": Foreign(UNet, (IMAGES, TIMES), UNET, {"blocks": lambda depth: 4 * depth + 2}, asks=True),
+    "unet": Foreign(UNet, (IMAGES, TIMES), UNET, {"blocks": lambda depth: 4 * depth + 2}),
     "gnn_with_edges": Foreign(
         GNN, (NODES, EDGES, SENDERS, RECEIVERS),
         blocks(BLOCKS) | trunk(node_in="input", edge_in="input", norm="vector", head="readout"),

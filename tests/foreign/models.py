@@ -1,9 +1,19 @@
 """All models of the table, by name."""
 
-from tests.foreign import conditioned, convolutional, heads, queries, recurrent, stacked, structures, transformers
+from tests.foreign import (
+    conditioned,
+    convolutional,
+    heads,
+    queries,
+    recurrent,
+    stacked,
+    streams,
+    structures,
+    transformers,
+)
 
 MODELS = {
     name: model
-    for kind in (conditioned, transformers, queries, recurrent, convolutional, heads, stacked, structures)
+    for kind in (conditioned, transformers, queries, recurrent, convolutional, heads, stacked, streams, structures)
     for name, model in kind.MODELS.items()
 }

@@ -220,7 +220,7 @@ MODELS = {
         queries=(*QUERIES, "*_norm1/*"),
     ),
     "multi_query": Foreign(
-        MultiQuery, (TOKENS,), HEAD | blocks("block_*"), asks=True, queries=("*_qkv/*", "*_norm1/*")
+        MultiQuery, (TOKENS,), HEAD | blocks("block_*"), queries=("*_qkv/*", "*_norm1/*")
     ),
     "resampler": Foreign(
         Resampler, (SEQUENCE,), HEAD | blocks("block_*") | {"latents": "input", "tokens_norm/*": "vector"},

@@ -305,6 +305,6 @@ MODELS = {
         | {"*_enter/kernel": "branch/output", "*_forget/kernel": "branch/output"},
     ),
     "mamba": Foreign(functools.partial(LanguageModel, block=Mamba), (TOKENS,), TOKENS_IN | MAMBA),
-    "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2, asks=True),
+    "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2),
     "s4d_with_glu": Foreign(S4DNet, (SEQUENCES,), options={"call": lambda model, x: jax.vmap(model)(x)}, error=SCALE),
 }  # fmt: skip

@@ -416,20 +416,19 @@ MODELS = {
     "tables_in_nnx_blocks": Foreign(TablesInBlocks, (SEQUENCES,), NNX),
     "nnx_without_pytree": Foreign(NoPytree, (SEQUENCES,), IN_NET),
     "one_equinox_list": Foreign(OneList, (VECTORS,), ONE_LIST, VMAP),
-    "one_equinox_list_of_linears": Foreign(Linears, (VECTORS,), linears_roles, VMAP, asks=True),
+    "one_equinox_list_of_linears": Foreign(Linears, (VECTORS,), linears_roles, VMAP),
     "equinox_tied": Foreign(EqxTied, (jnp.arange(12).reshape(2, 6),), TIED, VMAP),
     "one_list_of_dicts": Foreign(
-        dense_list, (VECTORS,), dense_list_roles, {"call": call_dense_list}, asks=True
+        dense_list, (VECTORS,), dense_list_roles, {"call": call_dense_list}
     ),
     "kernels_out_in": Foreign(
         transposed, (VECTORS,), {"first/*": "input", "middle/*": "branch/hidden", "last/*": "readout"},
         {"call": call_transposed},
     ),
-    "blocks_by_letter": Foreign(residual(lettered), (VECTORS,), NAMED, asks=True),
+    "blocks_by_letter": Foreign(residual(lettered), (VECTORS,), NAMED),
     "weight_norm": Foreign(
         residual(weight_normed), (VECTORS,),
         blocks("up_*", "down_*") | {"wn_*": "branch/vector"} | NET | trunk(norm="vector"),
-        asks=True,
     ),
     "rezero": Foreign(residual(rezero), (VECTORS,), NAMED | {"alpha_*": "branch/scalar"}),
     "layer_scale": Foreign(residual(layer_scaled), (VECTORS,), NAMED),

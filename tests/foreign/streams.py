@@ -1,0 +1,131 @@
+"""Residual streams of Linen that branch, meet, carry more than activations, or have blocks of two kinds."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tests.foreign.table import Foreign, blocks, ones, trunk
+
+
+def mlp(width, name, h):
+    return nn.Dense(width, name=f"{name}_down")(nn.gelu(nn.Dense(2 * width, name=f"{name}_up")(h)))
+
+
+class OuterSkip(nn.Module):
+    """Norms after the sums of the blocks, and a skip around all blocks (Temporal Fusion Transformer)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = first = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            h = nn.LayerNorm(name=f"block_{i}_norm")(h + mlp(self.width, f"block_{i}", h))
+        h = nn.LayerNorm(name="norm")(first + nn.Dense(self.width, name="around")(h))
+        return nn.Dense(3, name="head")(h)
+
+
+class ParallelBlocks(nn.Module):
+    """The mean of two stacks of blocks that begin with one state (HiFi-GAN)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, ends = nn.Dense(self.width, name="embed")(x), []
+        for stack in "ab":
+            y = h
+            for i in range(self.depth):
+                y = y + mlp(self.width, f"stack_{stack}_{i}", nn.LayerNorm(name=f"stack_{stack}_{i}_norm")(y))
+            ends.append(y)
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(sum(ends) / 2))
+
+
+class CarriedScores(nn.Module):
+    """Attention logits that each layer adds to those of the layer before, norms after the sum, and outputs in the units
+    of the inputs (RealFormer, RevIN, PatchTST)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        mean, std = x.mean(1, keepdims=True), jnp.sqrt(x.var(1, keepdims=True) + 1e-5)
+        gain = self.param("gain", nn.initializers.ones, (3,))
+        shift = self.param("shift", nn.initializers.zeros, (3,))
+        h, scores = nn.Dense(self.width, name="embed")((x - mean) / std * gain + shift), 0.0
+        for i in range(self.depth):
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(h) for name in "qkv")
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (self.width // 4) ** -0.5 + scores
+            y = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
+            y = nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+            h = nn.LayerNorm(name=f"block_{i}_norm1")(h + y)
+            h = nn.LayerNorm(name=f"block_{i}_norm2")(h + mlp(self.width, f"block_{i}", h))
+        return (nn.Dense(3, name="head")(h) - shift) / gain * std + mean
+
+
+class DenseBeforeExperts(nn.Module):
+    """The first block is dense, all others are mixtures of experts beside a shared one (DeepSeek-V3)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.RMSNorm(name=f"block_{i}_norm")(h)
+            if not i:
+                h = h + mlp(self.width, "block_0_dense", y)
+                continue
+            gates = nn.sigmoid(nn.Dense(4, use_bias=False, name=f"block_{i}_router")(y))
+            init = nn.initializers.lecun_normal(batch_axis=0)
+            up = self.param(f"block_{i}_experts_up", init, (4, self.width, self.width))
+            down = self.param(f"block_{i}_experts_down", init, (4, self.width, self.width))
+            routed = jnp.einsum("...ef,efd,...e->...d", nn.silu(jnp.einsum("...d,edf->...ef", y, up)), down, gates)
+            h = h + (routed + mlp(self.width, f"block_{i}_shared", y))
+        return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
+
+
+class PickedTokens(nn.Module):
+    """Blocks that act on half of the tokens alone (mixture of depths)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            router = nn.Dense(1, use_bias=False, name=f"block_{i}_router")(h)[..., 0]
+            weights, picked = jax.lax.top_k(router, 3)
+            y = jnp.take_along_axis(h, picked[..., None], axis=1)
+            y = nn.sigmoid(weights)[..., None] * mlp(self.width, f"block_{i}", nn.RMSNorm(name=f"block_{i}_norm")(y))
+            h = jax.vmap(lambda h, i, y: h.at[i].add(y))(h, picked, y)
+        return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
+
+
+ENDS = trunk(embed="input", head="readout")
+MODELS = {
+    "outer_skip": Foreign(
+        OuterSkip, (ones(4, 5),),
+        blocks("block_*") | {"block_*_norm/*": "stream/vector"} | ENDS | trunk(around="hidden", norm="vector"),
+    ),
+    "parallel_blocks": Foreign(ParallelBlocks, (ones(4, 5),), blocks("stack_*") | ENDS | trunk(norm="vector")),
+    "carried_scores": Foreign(
+        CarriedScores, (ones(2, 8, 3),),
+        blocks("block_*") | {"block_*_norm?/*": "stream/vector"} | ENDS | {"gain": "fixed", "shift": "fixed"},
+        queries=("block_*_q/*", "block_*_k/*"),
+    ),
+    "dense_before_experts": Foreign(
+        DenseBeforeExperts, (ones(4, 5),),
+        blocks("block_*") | {"block_*_experts_*": "branch/hidden", "block_*_router/kernel": "branch/output"}
+        | ENDS | trunk(norm="vector"),
+    ),
+    "picked_tokens": Foreign(
+        PickedTokens, (ones(2, 6, 5),),
+        blocks("block_*") | {"block_*_router/kernel": "branch/output"} | ENDS | trunk(norm="vector"),
+    ),
+}  # fmt: skip
