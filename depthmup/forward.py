@@ -132,8 +132,11 @@ def place(
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
     """The parameters that store the output factor: heads, without the biases beside them and the linear part of wide
-    and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same."""
+    and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same. A
+    stream of fixed size, in whose branches alone something grows (TSMixer), needs no factor."""
     parts = site.parts or {}
+    if all(spec.role in ("scalar", "fixed") for spec in leaves.values() if not spec.in_branch):
+        return {}
     roles = {leaves[path].role for path in parts}
     if roles <= {"scalar", "fixed"} and site.weights.intersection(parts):
         return {path: None for path in sorted(site.weights) if leaves[path].role == "readout"} or parts

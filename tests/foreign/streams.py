@@ -89,6 +89,20 @@ class DenseBeforeExperts(nn.Module):
         return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
 
 
+class FixedStream(nn.Module):
+    """The stream has the size of the data; the width is that inside the branches (TSMixer)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(self.depth):
+            y = nn.Dense(self.width, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(x))
+            x = x + nn.Dense(5, name=f"block_{i}_down")(nn.relu(y))
+        return nn.Dense(3, name="head")(x)
+
+
 class PickedTokens(nn.Module):
     """Blocks that act on half of the tokens alone (mixture of depths)."""
 
@@ -123,6 +137,11 @@ MODELS = {
         DenseBeforeExperts, (ones(4, 5),),
         blocks("block_*") | {"block_*_experts_*": "branch/hidden", "block_*_router/kernel": "branch/output"}
         | ENDS | trunk(norm="vector"),
+    ),
+    "fixed_stream": Foreign(
+        FixedStream, (ones(4, 5),),
+        {"block_*_up/*": "branch/vector", "block_*_up/kernel": "branch/input", "block_*_down/kernel": "branch/output"}
+        | {"block_*_down/bias": "branch/scalar", "block_*_norm/*": "branch/scalar", "head/*": "fixed"},
     ),
     "picked_tokens": Foreign(
         PickedTokens, (ones(2, 6, 5),),

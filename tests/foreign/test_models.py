@@ -28,6 +28,12 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
     assert "attention factor 1 / sqrt(head_dim)" in str(m.at(width, 4).explain())
 
 
+def test_a_stream_of_fixed_size_has_no_output_factor():
+    m, _ = MODELS["fixed_stream"].setup
+    assert "output factor 0.5 inside" not in str(m.explain())
+    assert not m.specs["head"]["kernel"].absorbs
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -54,6 +60,15 @@ def test_heads_of_a_fixed_size_need_no_factor(width):
         ),
         ("wide_and_deep", "output factor 0.5 inside head/kernel"),
         ("n_beats", "output factor 0.5 inside block_*_forecast/kernel"),
+        ("outer_skip", "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel"),
+        ("parallel_blocks", "branch factor 0.3536 inside stack_*_down/bias, stack_*_down/kernel"),
+        ("carried_scores", "output factor 0.5 inside head/bias, head/kernel"),
+        (
+            "dense_before_experts",
+            "branch factor 0.3536 inside block_0_dense_down/bias, block_0_dense_down/kernel, block_*_experts_down, "
+            "block_*_shared_down/bias, block_*_shared_down/kernel",
+        ),
+        ("picked_tokens", "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel"),
         ("scaled_logits", "output factor 0.5 inside scale"),
         ("fixed_head", "output factor 0.5 inside hidden/kernel"),
         (
