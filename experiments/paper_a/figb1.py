@@ -52,10 +52,14 @@ SWEEPS: dict[str, Callable[[str], Any]] = {**OWN, **fig1.EXPERIMENT.sweeps}
 
 
 class Best(NamedTuple):
-    """A network's number of parameters, and its training losses at its best learning rate: (seeds,)."""
+    """A network's number of parameters, and its training losses at its best learning rate, by seed."""
 
     parameters: int
-    losses: np.ndarray
+    losses: pandas.Series
+
+    def over(self, other: Best) -> np.ndarray:
+        """Ratios of the losses at the seeds that both have."""
+        return (self.losses / other.losses).dropna().to_numpy(float)
 
 
 def parameters(width: int, depth: int) -> int:
@@ -72,7 +76,7 @@ def bests(sweeps: Sweeps) -> dict[tuple[int, int], Best]:
     result = {}
     for (width, depth), trials in rows.groupby(["width", "depth"]):
         scores = trials.pivot(index="learning_rate", columns="seed", values="score")
-        losses = scores.loc[scores.mean(axis=1).idxmin()].to_numpy(float)
+        losses = scores.loc[scores.mean(axis=1).idxmin()].dropna()
         result[int(width), int(depth)] = Best(parameters(int(width), int(depth)), losses)
     return result
 
@@ -84,7 +88,7 @@ def larger_is_better(sweeps: Sweeps) -> Outcome:
         ("width", [((w, d), (2 * w, d)) for d in DEPTHS for w in WIDTHS[:-1]]),
         ("depth", [((w, d), (w, 2 * d)) for w in WIDTHS for d in DEPTHS[:-1]]),
     ):
-        changes = [percent(by_size[b].losses / by_size[a].losses) for a, b in steps]
+        changes = [percent(by_size[b].over(by_size[a])) for a, b in steps]
         falls, rises = sum(high < 0 for _, _, high in changes), sum(low > 0 for _, low, _ in changes)
         answer = decided(falls == len(changes), rises > 0)
         parts.append((f"{falls} of {len(changes)} doublings of the {along} surely lower the loss", answer))
@@ -97,8 +101,8 @@ def best_depth(sweeps: Sweeps) -> Outcome:
     """At each width the depth of the lowest loss; the paper's prediction for large widths is nearest to the deepest."""
     by_size = bests(sweeps)
     best = [min(DEPTHS, key=lambda depth: by_size[width, depth].losses.mean()) for width in WIDTHS]
-    *others, deepest = [by_size[WIDTHS[-1], depth].losses for depth in DEPTHS]
-    changes = [percent(deepest / losses) for losses in others]
+    *others, deepest = [by_size[WIDTHS[-1], depth] for depth in DEPTHS]
+    changes = [percent(deepest.over(other)) for other in others]
     answer = decided(all(high < 0 for _, _, high in changes), any(low > 0 for _, low, _ in changes))
     number = f"best depth at widths {', '.join(map(str, WIDTHS))}: {', '.join(map(str, best))}"
     return Outcome(answer, number)
