@@ -61,8 +61,12 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
         ("wide_and_deep", "output factor 0.5 inside head/kernel"),
         ("n_beats", "output factor 0.5 inside block_*_forecast/kernel"),
         ("outer_skip", "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel"),
-        ("parallel_blocks", "branch factor 0.3536 inside stack_*_down/bias, stack_*_down/kernel"),
-        ("carried_scores", "output factor 0.5 inside head/bias, head/kernel"),
+        (
+            "parallel_blocks",
+            "branch factor 0.3536 inside stack_a_*_down/bias, stack_a_*_down/kernel, stack_b_*_down/bias, "
+            "stack_b_*_down/kernel",
+        ),
+        ("carried_scores", "output factor 0.5 inside head/kernel"),
         (
             "dense_before_experts",
             "branch factor 0.3536 inside block_0_dense_down/bias, block_0_dense_down/kernel, block_*_experts_down, "
