@@ -135,7 +135,8 @@ def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
     and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same. A
     stream of fixed size, in whose branches alone something grows (TSMixer), needs no factor."""
     parts = site.parts or {}
-    if all(spec.role in ("scalar", "fixed") for spec in leaves.values() if not spec.in_branch):
+    fixed = all(spec.role in ("scalar", "fixed") for spec in leaves.values() if not spec.in_branch)
+    if fixed and not any(leaves[path].role == "readout" for path in parts):
         return {}
     roles = {leaves[path].role for path in parts}
     if roles <= {"scalar", "fixed"} and site.weights.intersection(parts):

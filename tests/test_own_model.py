@@ -527,7 +527,7 @@ class PostNorm(nn.Module):
         for i in range(self.depth):
             f = nn.relu(nn.Dense(2 * self.width, name=f"up_{i}")(h))
             f = nn.Dense(self.width, name=f"down_{i}")(f)
-            h = (h if self.skipped else 0.5 * h) + f
+            h = (h if self.skipped else nn.relu(h)) + f
             h = nn.LayerNorm(name=f"norm_{i}")(h) if self.norm else h
         return nn.Dense(5, name="head")(h)
 

@@ -95,8 +95,8 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
 
 def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
     """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
-    turn, the sum of the one alone lies in a branch of the other."""
-    values = [_inside(graph, branch) for branch in branches]
+    turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too."""
+    values = [_inside(graph, branch) - graph.ancestors(graph.output, branch.end) for branch in branches]
     return [
         frozenset(
             number
@@ -115,8 +115,8 @@ def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     stream = {node for branch in outer for node in (branch.sum, branch.start)}
     inside = {branch.sum for branch in branches}.union(*(_inside(graph, branch) for branch in branches))
     additions = set(_additions(graph)) - inside
-    result = list[Branch]()
-    for total in graph.nodes:
+    result, starts = list[Branch](), {branch.start for branch in outer}
+    for total in (node for node in graph.nodes if node not in starts):  # (those are states of the stream)
         terms, scanned = _terms(graph, total, additions)
         of_blocks = []
         for end, node in terms.items():
@@ -125,8 +125,8 @@ def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
                 start = max(before, key=graph.order.__getitem__)
                 if graph.parameters_between(end, start) and stream.isdisjoint(graph.ancestors(end, start)):
                     of_blocks.append(Branch(node, end, start, start))
-        starts = {branch.start for branch in of_blocks}
-        if len(starts) == len(of_blocks) == len(terms) and len(starts) + scanned > 1:
+        blocks = {branch.start for branch in of_blocks}
+        if len(blocks) == len(of_blocks) == len(terms) and len(blocks) + scanned > 1:
             result += of_blocks
     return result
 

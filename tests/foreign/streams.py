@@ -131,7 +131,6 @@ MODELS = {
     "carried_scores": Foreign(
         CarriedScores, (ones(2, 8, 3),),
         blocks("block_*") | {"block_*_norm?/*": "stream/vector"} | ENDS | {"gain": "fixed", "shift": "fixed"},
-        queries=("block_*_q/*", "block_*_k/*"),
     ),
     "dense_before_experts": Foreign(
         DenseBeforeExperts, (ones(4, 5),),
@@ -146,5 +145,6 @@ MODELS = {
     "picked_tokens": Foreign(
         PickedTokens, (ones(2, 6, 5),),
         blocks("block_*") | {"block_*_router/kernel": "branch/output"} | ENDS | trunk(norm="vector"),
+        queries=("*_router/kernel",),
     ),
 }  # fmt: skip

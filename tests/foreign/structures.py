@@ -305,11 +305,13 @@ TIED = {"attention/*": "branch/vector", "attention/*/attn/*_proj/weight": "branc
 
 class EdgesAndNodes(nn.Module):
     """Two streams that feed each other in turn, as in MeshGraphNet and Evoformer. The last update of the edges acts
-    through that of the nodes alone. updates: the nodes read the updates of the edges, not their sum."""
+    through that of the nodes alone. updates: the nodes read the updates of the edges, not their sum. several: the edges
+    are updated once more, from themselves."""
 
     width: int
     depth: int
     updates: bool = False
+    several: bool = False
 
     @nn.compact
     def __call__(self, nodes, edges):
@@ -322,6 +324,7 @@ class EdgesAndNodes(nn.Module):
             ends = [jnp.broadcast_to(h[:, :, None], e.shape), jnp.broadcast_to(h[:, None], e.shape)]
             update = mlp(f"block_{i}_edge", jnp.concatenate([e, *ends], -1))
             e = e + update
+            e = e + mlp(f"block_{i}_again", e) if self.several else e
             h = h + mlp(f"block_{i}_node", jnp.concatenate([h, (update if self.updates else e).mean(2)], -1))
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
 
@@ -384,6 +387,11 @@ MODELS = {
     ),
     "edges_and_nodes": Foreign(
         EdgesAndNodes,
+        (ones(2, 3, 5), ones(2, 3, 3, 4)),
+        blocks("block_*") | trunk(nodes="input", edges="input", norm="vector", head="readout"),
+    ),
+    "several_updates_of_edges": Foreign(
+        functools.partial(EdgesAndNodes, several=True),
         (ones(2, 3, 5), ones(2, 3, 3, 4)),
         blocks("block_*") | trunk(nodes="input", edges="input", norm="vector", head="readout"),
     ),

@@ -5,6 +5,7 @@ import dataclasses
 import fnmatch
 import functools
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,7 +58,9 @@ class Foreign:
     def set_up(self, **options: Any) -> dm.Setup:
         shape = {"width": 64, "depth": 4, "base": (32, 2)}
         settings = {"name": "depth_mup", **shape, "fan_in_init": False, **self.options, **options}
-        return dm.setup(settings.pop("name"), self.factory, *self.inputs, **settings)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* joins a part of fixed size to one that grows", dm.SetupWarning)
+            return dm.setup(settings.pop("name"), self.factory, *self.inputs, **settings)
 
     def expected(self, depth: int) -> Expected:
         return self.roles(depth) if callable(self.roles) else self.roles

@@ -58,6 +58,11 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
             "branch factor 0.3536 inside block_*_edge_down/bias, block_*_edge_down/kernel, block_*_node_down/bias, "
             "block_*_node_down/kernel",
         ),
+        (
+            "several_updates_of_edges",
+            "branch factor 0.3536 inside block_*_again_down/bias, block_*_again_down/kernel, block_*_edge_down/bias, "
+            "block_*_edge_down/kernel, block_*_node_down/bias, block_*_node_down/kernel",
+        ),
         ("wide_and_deep", "output factor 0.5 inside head/kernel"),
         ("n_beats", "output factor 0.5 inside block_*_forecast/kernel"),
         ("outer_skip", "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel"),

@@ -108,7 +108,7 @@ def test_densenet():
 
 def test_all_at_once():
     """A line for each parameter that is unclear, of whatever kind, and of one kind a glob."""
-    init = around(lambda w, d: {"h": blocks({"cube": z((w, w, w)), "odd": z((w + 1, w))}, d), "more": z((w, 7))})
+    init = around(lambda w, d: {"h": blocks({"cube": z((w, w, w)), "odd": z((int(w**0.5), w))}, d), "more": z((w, 7))})
     assert refused(init, "three axes grow") == {
         "h/*/cube": "branch/hidden",
         "h/*/odd": "branch/hidden",

@@ -216,11 +216,6 @@ def test_plateaus():
     assert infer(init, 64)["h/0/k"] == "branch/hidden"
     assert fans(init, 32, overrides={"h/*": "branch/hidden"})["h/0/k"] == (32, 16)
 
-    def joined(w, d):
-        return {"in": z((20, w)), "h": blocks({"qkv": z((w, 2 * w + 16)), "o": z((w, w))}, d), "out": z((w, 10))}
-
-    refused(joined, "h/0/qkv: axis 1 grows from 144 to 272 to 528", 64)
-
 
 # S11: another shape than the specs'.
 def test_parameters_of_another_shape():

@@ -32,7 +32,8 @@ NAMES = (
     "time_beside_the_branch", "input_in_every_block", "griffin", "stacked_in_a_loop", "wavenet",
     "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat", "attention_pooling",
     "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
-    "masked_autoencoder", "fixed_head", "multi_query",
+    "masked_autoencoder", "fixed_head", "multi_query", "outer_skip", "parallel_blocks", "picked_tokens",
+    "several_updates_of_edges", "one_list_of_inverted_residuals",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
@@ -41,7 +42,7 @@ SHALLOW = (
 )  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
-LATE = {"wavenet": (4, 8, 16, 32), "nanochat": (4, 8, 16)}
+LATE = {"wavenet": (4, 8, 16, 32), "nanochat": (4, 8, 16), "one_list_of_inverted_residuals": (4, 8, 16)}
 
 
 def changes(m: dm.Setup, model: Foreign) -> dict[str, float]:
@@ -119,3 +120,29 @@ def test_towers_before_a_joint_space_of_fixed_size():
     over_width = slopes(WIDTHS, [changes(model.setup[0].at(width, 4), model) for width in WIDTHS])
     assert all(abs(slope - 0.5) < LIMIT for path, slope in over_width.items() if path.startswith(("image/", "text/")))
     assert all(abs(over_width[path]) < LIMIT for path in ("image_proj/kernel", "text_proj/kernel"))
+
+
+@pytest.mark.slow
+def test_inside_branches_on_a_stream_of_fixed_size():
+    """All that the width computes goes through random projections of variance 1/width to the stream: what is in front
+    of them moves it as width^1/2 in the first step (docs/rules.md, section 0)."""
+    model = MODELS["fixed_stream"]
+    found = [changes(model.setup[0].at(width, 4), model) for width in WIDTHS]
+    measured = slopes(WIDTHS, found)
+    inside = [slope for path, slope in measured.items() if "_up/" in path]
+    assert all(0.4 < slope < 0.6 for slope in inside), measured
+    assert all(abs(slope) < LIMIT for path, slope in measured.items() if "_up/" not in path), measured
+
+
+@pytest.mark.slow
+def test_a_dense_block_before_experts_counts_as_a_block():
+    """One block of L moves the logits as 1/L, the L - 1 others together as (L - 1)/L."""
+    model = MODELS["dense_before_experts"]
+    depths = (4, 8, 16)
+    measured = slopes(depths, [changes(model.setup[0].at(64, depth), model) for depth in depths])
+    others = np.polyfit(np.log(depths), np.log([1 - 1 / depth for depth in depths]), 1)[0]
+    for path, slope in measured.items():
+        if "_dense_" in path:
+            assert abs(slope + 1) < LIMIT, measured
+        elif path.startswith("block_"):
+            assert abs(slope - others) < LIMIT, measured
