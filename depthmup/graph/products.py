@@ -63,24 +63,9 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
                     yield query, key, product
 
 
-def attention_logits(graph: Graph) -> set[Node]:
-    """The values between a product of two activations and its softmax. A bias that all attentions add to them, and
-    that their inputs depend on, is no residual stream."""
-    logits = set[Node]()
-    for node in graph.nodes:
-        products, passed = _next_to(graph, node, "operands") if node.op in SOFTMAX else ([], set[Node]())
-        logits |= passed & graph.descendants(products)
-    return logits
-
-
 def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
-    return _next_to(graph, node, side)[0]
-
-
-def _next_to(graph: Graph, node: Node, side: str) -> tuple[list[Node], set[Node]]:
-    """(the products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
-    product in between, the values on the way). A sum over the positions of one, which normalizes it, is no product of
-    its own."""
+    """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
+    product in between. A sum over the positions of one, which normalizes it, is no product of its own."""
     products, todo, passed = [], [node], {node}
     while todo:
         for neighbour in getattr(todo.pop(), side):
@@ -92,7 +77,7 @@ def _next_to(graph: Graph, node: Node, side: str) -> tuple[list[Node], set[Node]
                 products += inner or [neighbour]
             elif neighbour.op not in PRODUCTS:
                 todo.append(neighbour)
-    return products, passed
+    return products
 
 
 def _multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
-from depthmup.graph.products import attention_logits, source
+from depthmup.graph.products import source
 
 
 class Branch(NamedTuple):
@@ -31,7 +31,7 @@ def branches(graph: Graph) -> list[Branch]:
     mlp(h); or a projection of it: one weight layer, where the branch has more of them and is not linear. Last come
     values that are added to the stream and computed from something else, such as a condition.
     """
-    result, others = list[Branch](), {*repeated_states(graph)} | attention_logits(graph)
+    result, others = list[Branch](), repeated_states(graph)
     for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
         ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
