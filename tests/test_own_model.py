@@ -785,6 +785,30 @@ def test_layout_of_equinox_is_only_what_is_usual():
         assert (m.specs.a.role, m.specs.c.role) == ("input", "readout")
 
 
+def test_a_head_named_as_an_embedding():
+    """As EGNN has one; by its name it would be a table (outputs, width)."""
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        embedding_in: eqx.nn.Linear
+        blocks: list
+        embedding_out: eqx.nn.Linear
+
+        def __init__(self, width, depth, *, key):
+            self.embedding_in = eqx.nn.Linear(X.shape[-1], width, key=key)
+            self.blocks = [eqx.nn.Linear(width, width, key=one) for one in jax.random.split(key, depth)]
+            self.embedding_out = eqx.nn.Linear(width, 3, key=key)
+
+        def __call__(self, x):
+            h = self.embedding_in(x)
+            for block in self.blocks:
+                h = h + jax.nn.relu(block(h))
+            return self.embedding_out(h)
+
+    specs = setup(Net, call=lambda model, x: jax.vmap(model)(x)).specs
+    assert (specs.embedding_in.weight.role, specs.embedding_out.weight.role) == ("input", "readout")
+
+
 def test_equinox_with_state():
     """What make_with_state makes: the call gives (outputs, state), and the optimizer trains the module."""
     eqx = pytest.importorskip("equinox")
