@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,7 +15,6 @@ from depthmup.forward import check_readout, paths_of
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
-from depthmup.infer.overrides import match
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
@@ -144,7 +144,9 @@ def _joined(source: Source, width: int, depth: int) -> str:
     """Axes that join a part of fixed size to one that grows: one rule of width does not hold for both."""
     trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
     parts: dict[str, str] = {}
-    for path in trees[0].keys() & trees[1].keys() & trees[2].keys() - match(source.overrides, trees[0]).keys():
+    for path in trees[0].keys() & trees[1].keys() & trees[2].keys():
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.overrides):
+            continue
         for axis, sizes in enumerate(zip(*(tree[path] for tree in trees), strict=False)):
             if part := fixed_part(*sizes):
                 parts[path] = f"axis {axis} is {part} + {sizes[0] - part} at width {width}"
