@@ -209,20 +209,17 @@ class Source:
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
         like all others is no entry: it has no shape of its own."""
-
-        def outside(depth: int) -> dict[str, Sequence[int]]:
-            inside = places(self.sites(width, depth))
-            shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
-            return {path: shape for path, shape in shapes.items() if not inside.get(path)}
-
-        paths = outside(depth)
-        few, many = (Counter(map(starred, found)) for found in (paths, outside(2 * depth)))
-        entries = [path for path in paths if few[starred(path)] == many[starred(path)]]
         shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
-        in_branches = {(starred(path), shape) for path, shape in shapes.items() if path not in paths}
-        kinds = {kind for kind, _ in in_branches}
-        of_blocks = [path for path in entries if starred(path) in kinds]
-        if all((starred(path), paths[path]) in in_branches for path in of_blocks):
+        inside = {(starred(path), shapes[path]) for path, is_in in places(self.sites(width, depth)).items() if is_in}
+
+        def outside(depth: int) -> list[str]:
+            known = places(self.sites(width, depth))
+            return [path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if not known.get(path)]
+
+        few, many = (Counter(map(starred, outside(d))) for d in (depth, 2 * depth))
+        entries = [path for path in outside(depth) if few[starred(path)] == many[starred(path)]]
+        of_blocks = [path for path in entries if starred(path) in {kind for kind, _ in inside}]
+        if all((starred(path), shapes[path]) in inside for path in of_blocks):
             return [path for path in entries if path not in of_blocks]
         return entries
 
