@@ -1,4 +1,4 @@
-"""Which axis of a matrix a product of the forward pass sums over: that of its inputs."""
+"""Which axes of a matrix are inputs and outputs, as the products of a forward pass show."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from depthmup.specs import Layout, Shape
 
 
 class Matrix(NamedTuple):
-    """summed: the axis that a product sums over. grow: the axes that grow with width."""
+    """A matrix, or the kernel of a convolution. outputs, inputs: its axes. grow: the axes that grow with width. axes:
+    their number."""
 
-    summed: int
+    outputs: int
+    inputs: int
     grow: tuple[int, ...]
+    axes: int = 2
+
+    @property
+    def layout(self) -> Layout | None:
+        return "out_in" if self.outputs == 0 else "in_out" if self.outputs == self.axes - 1 else None
 
     @property
     def role(self) -> str:
         """An override for `infer_specs`."""
         if len(self.grow) == 1:
-            return "output" if self.grow == (self.summed,) else "input"
-        return "io" if self.summed == 0 else "oi"
+            return "output" if self.grow == (self.inputs,) else "input"
+        return "".join("o" if axis == self.outputs else "i" for axis in range(self.axes))
 
 
 def growing(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> dict[str, tuple[int, ...]]:
@@ -39,29 +46,35 @@ def matrices(
     terms: Sequence[int],
     terms_at_twice: Sequence[int],
 ) -> dict[str, Matrix]:
-    """{path: the matrix} where sizes tell the axis. terms: the number of terms of each product; at_twice: at twice the
-    width."""
-    result = {}
-    for path, product in applied(sites).items():
+    """{path: the matrix} where a convolution or sizes tell its axes. terms: the number of terms of each product;
+    terms_at_twice: at twice the width."""
+    result: dict[str, Matrix] = {}
+    for site in applied(sites):
+        (path,) = site.inside
         axes = grow.get(path, ())
+        if site.kernel:
+            outputs, inputs = site.kernel
+            if axes and set(axes) <= {outputs, inputs}:
+                result[path] = Matrix(outputs, inputs, axes, len(shapes[path]))
+            continue
         if len(axes) == 1:
-            summed = [axes[0] if terms_at_twice[product] != terms[product] else 1 - axes[0]]
+            summed = [axes[0] if terms_at_twice[site.product] != terms[site.product] else 1 - axes[0]]
         else:
-            summed = [axis for axis, size in enumerate(shapes[path]) if len(axes) == 2 and size == terms[product]]
+            summed = [axis for axis, size in enumerate(shapes[path]) if len(axes) == 2 and size == terms[site.product]]
         if len(summed) == 1:
-            result[path] = Matrix(summed[0], axes)
+            result[path] = Matrix(1 - summed[0], summed[0], axes)
     return result
 
 
-def applied(sites: Sequence[Site]) -> dict[str, int]:
-    """{path of a matrix: the number of the product that applies it to activations}"""
-    return {path: site.product for site in sites if site.kind == "applied" for path in site.inside}
+def applied(sites: Sequence[Site]) -> list[Site]:
+    """What products apply to activations."""
+    return [site for site in sites if site.kind == "applied"]
 
 
 def layout_of(matrices: Mapping[str, Matrix]) -> Layout | None:
     """The layout of most matrices."""
-    outputs_first = sum(matrix.summed for matrix in matrices.values())
-    return None if not matrices else "out_in" if 2 * outputs_first > len(matrices) else "in_out"
+    layouts = [matrix.layout for matrix in matrices.values() if matrix.layout]
+    return None if not layouts else "out_in" if 2 * layouts.count("out_in") > len(layouts) else "in_out"
 
 
 def mistaken(
@@ -72,11 +85,10 @@ def mistaken(
 ) -> dict[str, str]:
     """{path: an override} of what shapes and names mistake in a layout: matrices stored the other way round, heads with
     the name of an embedding, and vectors that a sum runs over."""
-    inputs = 1 if layout == "out_in" else 0
     roles = {
         path: matrix.role
         for path, matrix in matrices.items()
-        if matrix.summed != inputs or (len(matrix.grow) == 1 and names.is_embedding(path))
+        if matrix.layout != (layout or "in_out") or (len(matrix.grow) == 1 and names.is_embedding(path))
     }
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}

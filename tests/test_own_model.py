@@ -762,6 +762,31 @@ def test_some_matrices_the_other_way_round():
     assert (m.specs["read_in"].role, m.specs["head"].role) == ("input", "readout")
 
 
+def test_kernels_of_convolutions_in_another_layout():
+    """(out, in, *window) in a Linen module, as after PyTorch: the operation itself tells."""
+
+    class Net(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, x):
+            def conv(name, h, channels, init):
+                weight = self.param(f"{name}_weight", init, (channels, h.shape[1], 3, 3))
+                return jax.lax.conv_general_dilated(
+                    h, weight, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
+                )
+
+            h = conv("stem", x, self.width, nn.initializers.normal(0.2))
+            for i in range(self.depth):
+                h = h + conv(f"block_{i}", nn.relu(h), self.width, nn.initializers.normal(self.width**-0.5))
+            return nn.Dense(3, name="head")(h.mean((2, 3)))
+
+    specs = setup(Net, jnp.ones((2, 5, 4, 4))).specs
+    assert (specs["stem_weight"].role, specs["stem_weight"].fan_in) == ("input", 45)
+    assert (specs["block_0_weight"].placed_role, specs["block_0_weight"].fan_in) == ("branch/hidden", 9 * WIDTH)
+
+
 def test_layout_of_equinox_is_only_what_is_usual():
     """A module of one's own may hold matrices (in, out)."""
     eqx = pytest.importorskip("equinox")

@@ -29,16 +29,18 @@ def contracted(graph: Graph) -> dict[str, int]:
     return axes
 
 
-def applied(graph: Graph) -> dict[str, int]:
-    """{path of a matrix of two axes that is no table: the number in `contractions` of the first product that applies
-    it to activations}"""
-    numbers, matrices = dict[str, int](), weights(graph)
-    for node in graph.nodes:
-        for operand in node.operands if node.op == "dot_general" and graph.weighs(node) else ():
+def applied(graph: Graph) -> dict[str, Node]:
+    """{path of a matrix of two axes, or of the kernel of a convolution: the first product that applies it to
+    activations}. Tables are none of them."""
+    first, matrices = dict[str, Node](), weights(graph)
+    for node in (node for node in graph.nodes if graph.weighs(node)):
+        for operand in node.operands:
             parameter = as_stored(operand)
-            if parameter.path in matrices and len(parameter.shape) == 2:
-                numbers.setdefault(parameter.path, node.number)
-    return numbers
+            matrix = node.op == "dot_general" and len(parameter.shape) == 2
+            kernel = node.kernel and operand is node.operands[1] and operand.shape == parameter.shape
+            if parameter.path in matrices and (matrix or kernel):
+                first.setdefault(parameter.path, node)
+    return first
 
 
 def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:

@@ -26,7 +26,7 @@ class Site:
       "sum": a sum of two activations that is no residual addition;
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
-      "applied": a matrix (inside) that a product applies to activations;
+      "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
       "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unused": parameters (inside) on which the logits do not depend.
@@ -50,7 +50,7 @@ class Site:
     Field of a contracted parameter
       axis: the one that the product sums over.
     Fields of an attention and of an applied matrix
-      head_dim: the head size. product: the number of its product in `contractions`.
+      head_dim: the head size. product: the number of its product in `contractions`. kernel: `Node.kernel`.
     """
 
     kind: Kind | Literal["sum", "unused", "cosine", "applied", "contracted", "again"]
@@ -68,6 +68,7 @@ class Site:
     axis: int = 0
     head_dim: int = 0
     product: int = 0
+    kernel: tuple[int, ...] = ()
     where: str = ""
 
 
@@ -84,12 +85,17 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     contracted = products.contracted(graph)
     return [
         *_branches(graph),
-        *(Site("applied", None, frozenset([path]), product=number) for path, number in products.applied(graph).items()),
+        *_applied(graph),
         *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
         *_attentions(graph),
         *_outputs(graph),
     ]
+
+
+def _applied(graph: Graph) -> Iterator[Site]:
+    for path, product in products.applied(graph).items():
+        yield Site("applied", None, frozenset([path]), product=product.number, kernel=product.kernel)
 
 
 def _branches(graph: Graph) -> list[Site]:
