@@ -37,7 +37,8 @@ def applied(graph: Graph) -> dict[str, Node]:
         for operand in node.operands:
             parameter = as_stored(operand)
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
-            kernel = node.kernel and operand is node.operands[1] and operand.shape == parameter.shape
+            stored = operand.operands[0] if operand.op == "convert_element_type" else operand
+            kernel = node.kernel and stored is parameter
             if parameter.path in matrices and (matrix or kernel):
                 first.setdefault(parameter.path, node)
     return first
