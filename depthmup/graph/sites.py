@@ -46,7 +46,8 @@ class Site:
         is added behind one, or for another value that its block adds beside the stream.
       multiplier: the number that its block multiplies the stream by.
     Fields of an output
-      weights: all parameters that products alone apply to activations (`products.weights`).
+      weights: all parameters that products alone apply to activations (`products.weights`), but those that stand in one
+        product with a part, as the direction of a normalized weight does.
     Field of a contracted parameter
       axis: the one that the product sums over.
     Fields of an attention and of an applied matrix
@@ -163,7 +164,9 @@ def _attentions(graph: Graph) -> Iterator[Site]:
 def _outputs(graph: Graph) -> Iterator[Site]:
     weights = products.weights(graph)
     for logits, parts in products.readouts(graph):
-        yield Site("output", parts, weights=weights, where=logits.op)
+        applied = [graph.parameters_of(node) for node in graph.nodes if graph.weighs(node)]
+        beside = frozenset[str]().union(*(paths for paths in applied if not paths.isdisjoint(parts or ())))
+        yield Site("output", parts, weights=weights - (beside - set(parts or ())), where=logits.op)
         for factor in products.cosine(graph, logits):
             layer = products.last_layer(graph, factor)
             if factor not in graph.fed:

@@ -103,6 +103,20 @@ class FixedStream(nn.Module):
         return nn.Dense(3, name="head")(x)
 
 
+class NormalizedHead(nn.Module):
+    """The head's weights have the norms that a parameter gives (HiFi-GAN)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.WeightNorm(nn.Dense(3, name="head"), name="norms")(h)
+
+
 class PickedTokens(nn.Module):
     """Blocks that act on half of the tokens alone (mixture of depths)."""
 
@@ -136,6 +150,10 @@ MODELS = {
         DenseBeforeExperts, (ones(4, 5),),
         blocks("block_*") | {"block_*_experts_*": "branch/hidden", "block_*_router/kernel": "branch/output"}
         | ENDS | trunk(norm="vector"),
+    ),
+    "normalized_head": Foreign(
+        NormalizedHead, (ones(4, 5),),
+        blocks("block_*") | ENDS | {"head/kernel": "input", "norms/*": "fixed"},
     ),
     "fixed_stream": Foreign(
         FixedStream, (ones(4, 5),),

@@ -77,6 +77,7 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
             "branch factor 0.3536 inside block_0_dense_down/bias, block_0_dense_down/kernel, block_*_experts_down, "
             "block_*_shared_down/bias, block_*_shared_down/kernel",
         ),
+        ("normalized_head", "output factor 0.5 inside norms/head/kernel/scale"),
         ("picked_tokens", "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel"),
         ("scaled_logits", "output factor 0.5 inside scale"),
         ("fixed_head", "output factor 0.5 inside hidden/kernel"),
