@@ -79,22 +79,23 @@ def place(
     leaves = {spec.path: spec for spec in leaves_of(specs)}
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
+
+    def move(paths: Collection[str], in_branch: bool) -> None:
+        for path in set(paths) - set(placed):
+            leaves[path] = dataclasses.replace(leaves[path], in_branch=in_branch)
+
     repeating = {path for path, spec in leaves.items() if spec.in_branch}
     branches = repeated(sites, repeating)
     for site in branches:
         if repeating.isdisjoint(site.parts or site.inside):
-            paths = exclusive(site, branches) - set(placed)
-            leaves |= {path: dataclasses.replace(leaves[path], in_branch=True) for path in paths}
-    projections = frozenset[str]().union(*(site.skip for site in branches)) - set(placed)
-    leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in projections}
+            move(exclusive(site, branches), in_branch=True)
+        move(site.skip, in_branch=False)
     settled = {*placed, *paths_of(sites, "unused")}
-    streamed, others = on_the_stream(leaves, branches, settled)
-    if others:
-        leaves |= {path: dataclasses.replace(leaves[path], in_branch=False) for path in entries()}
-        streamed, others = on_the_stream(leaves, branches, settled)
+    if on_the_stream(leaves, branches, settled)[1]:
+        move(entries(), in_branch=False)
+    leaves, others = on_the_stream(leaves, branches, settled)
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    leaves = streamed
     for site in sites:
         if site.kind == "output" and "output" in kinds and site.parts is not None:
             check_readout(specs, site.parts)

@@ -90,12 +90,14 @@ class Source:
     def head_dim(self, width: int, depth: int) -> int | None:
         """The head size of a model that takes factors: its attribute of this name, else the number of terms of the
         products of queries and keys. None without attention, or if the products differ in it."""
-        model = self.model(width, self.shallow(depth))
+        depth = self.shallow(depth)
+        model = self.model(width, depth)
         if hasattr(model.made, "head_dim"):
             return model.made.head_dim
-        attentions = self._attentions(width, self.shallow(depth))
-        products = contractions(*_abstract(model), *self.inputs) if attentions else []
-        sizes = {products[site.product] for site in attentions}
+        # The numbers of the products are those of any width: without a base, `width` may be large.
+        numbers = self._once(("attentions", depth), lambda: {site.product for site in self._attentions(width, depth)})
+        products = contractions(*_abstract(model), *self.inputs) if numbers else []
+        sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
 
     def _attentions(self, width: int, depth: int) -> list[Site]:
@@ -173,7 +175,7 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        layout, seen = self._seen(width, depth)
+        layout, seen = self._once(("seen", depth), lambda: self._seen(width, depth))
         specs = infer_specs(
             zeros,
             width=width,
@@ -187,14 +189,15 @@ class Source:
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 
     def _seen(self, width: int, depth: int) -> tuple[Layout | None, dict[str, str]]:
-        """(the layout, overrides for what shapes in this layout mistake) as the forward pass shows them."""
-        given, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
+        """(the layout, overrides for what shapes in this layout mistake) as the forward pass shows them: the same at
+        all widths."""
+        layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
         try:
             sites = self.sites(width, depth)
         except ForwardError:
             if self.p.kinds:
                 raise
-            return given, {}
+            return layout, {}
         few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
         shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
         grow = orientation.growing(shapes, wide)
@@ -203,7 +206,7 @@ class Source:
             terms, twice = (contractions(*_abstract(model), *self.inputs) for model in (few, many))
             if len(terms) == len(twice):
                 matrices = orientation.matrices(sites, shapes, grow, terms, twice)
-        layout = given or orientation.layout_of(matrices)
+        layout = layout or orientation.layout_of(matrices)
         return layout, orientation.mistaken(sites, matrices, grow, layout)
 
     def _entries(self, width: int, depth: int) -> list[str]:
@@ -262,8 +265,8 @@ class Source:
         lacking = [site for site in sites if site.kind == "attention" and site.parts is None and site.head_dim]
         if not lacking:
             return sites
-        narrow, shallow = self.traced_shape(width, depth)
-        wide = self.model(2 * narrow, shallow)
+        narrow, _ = self.traced_shape(width, depth)
+        wide = self.model(2 * narrow, depth)
         products = contractions(*_abstract(wide), *wide.inputs)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
         fixed = [site for site in based if site.head_dim == products[site.product]]

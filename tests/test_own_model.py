@@ -19,7 +19,7 @@ from flax import nnx
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
 from depthmup.models import MLP, ResidualMLP, ViT, states
-from depthmup.specs import is_spec
+from depthmup.specs import Absorbed, is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
 WIDTH, DEPTH, BASE = 16, 4, (8, 2)
@@ -1133,16 +1133,23 @@ def test_norms_after_the_sum_of_a_model_with_factors():
 
 
 class NormedQueries(nn.Module):
-    """Norms without a scale behind queries and keys: heads of one size, or as many heads at every width."""
+    """Norms without a scale behind queries and keys: heads of one size, or as many heads at every width. condition: all
+    blocks but the first add the inputs, times numbers of an array, whose first multiplies the first state."""
 
     width: int
     depth: int
     head_dim: int | None = 4
+    condition: bool = False
 
     @nn.compact
     def __call__(self, x):
         norm, h = nn.RMSNorm(use_scale=False), nn.Dense(self.width, name="read_in")(x)
+        if self.condition:
+            again = nn.Dense(self.width, name="again")(x)
+            numbers = self.param("numbers", nn.initializers.zeros, (self.depth,))
+            h = h * (1 + numbers[0])
         for i in range(self.depth):
+            h = h + numbers[i] * again if self.condition and i else h
             heads = self.width // self.head_dim if self.head_dim else 2
             q, k, v = (nn.DenseGeneral((heads, self.width // heads), name=f"block_{i}_{name}")(h) for name in "qkv")
             mixed = nn.dot_product_attention(norm(q), norm(k), v).reshape(h.shape)
@@ -1155,6 +1162,10 @@ def test_heads_of_one_size_need_no_place_for_the_attention_factor():
     text = str(setup(NormedQueries, tokens).explain())
     assert "branch factor" in text
     assert "attention" not in text
+    deep = setup(
+        lambda w, d: NormedQueries(w, d, condition=True), tokens, depth=4 * DEPTH
+    )  # no shallow model tells all
+    assert deep.specs["numbers"].absorbs == (Absorbed("branch", 0, 0, ((1, 4 * DEPTH),)),)
     for refused in ({"factory": lambda w, d: NormedQueries(w, d, None), "width": BASE[0]}, {"base": None}):
         with pytest.raises(dm.ForwardError, match="queries and keys are homogeneous in no parameters alone"):
             setup(*(refused.pop("factory", NormedQueries), tokens), **refused)

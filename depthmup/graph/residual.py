@@ -178,10 +178,11 @@ def biases(graph: Graph, branch: Branch) -> Iterator[Node]:
 
 def multiplier(graph: Graph, branch: Branch) -> float:
     """The number that a block multiplies the stream by: in front of the sum, or right behind it."""
-    number = before_numbers(graph, branch.skip)[1] if branch.skip is not branch.start else 1.0
-    consumers = branch.sum.consumers
-    behind = before_numbers(graph, consumers[0]) if len(consumers) == 1 else (None, 1.0)
-    return number * behind[1] if behind[0] is branch.sum else number
+    number = 1.0 if branch.skip is branch.start else before_numbers(graph, branch.skip)[1]
+    for consumer in branch.sum.consumers if len(branch.sum.consumers) == 1 else ():
+        value, behind = before_numbers(graph, consumer)
+        number *= behind if value is branch.sum else 1.0
+    return number
 
 
 def before_numbers(graph: Graph, node: Node) -> tuple[Node, float]:

@@ -71,6 +71,7 @@ class Blocks:
         for i in [*positions, *tied(path)]:
             star = starred(path, i)
             a, b, a_shape, b_shape = self._count(star, shape)
+            # Where one index alone repeats, though not twice as often, equal indices are chance (layers/1/w1).
             if (b == 2 * a or b_shape == 2 * a_shape) and (i in positions or not ambiguous):
                 self.explained.add(star)
                 return self._is_block(name, i % len(path))

@@ -16,7 +16,7 @@ sizes       lost                                  32 to 256 channels in the last
 branches    factor 1/sqrt(layers)                 factor sqrt(3 / blocks); --scale=paper counts layers
 loss        "train loss after ... epochs"         mean over the last tenth of the steps: at a constant learning rate
                                                   a single step's loss scatters more than the learning rates differ
-seeds       lost                                  3
+seeds       lost                                  3 to 24
 
 Judged by the mean training loss of the last tenth of the steps; footnote 2 and B.1 too. All depths and widths count.
 

@@ -4,11 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from tests.foreign.queries import mlp
 from tests.foreign.table import Foreign, blocks, ones, trunk
-
-
-def mlp(width, name, h):
-    return nn.Dense(width, name=f"{name}_down")(nn.gelu(nn.Dense(2 * width, name=f"{name}_up")(h)))
 
 
 class OuterSkip(nn.Module):
@@ -21,7 +18,7 @@ class OuterSkip(nn.Module):
     def __call__(self, x):
         h = first = nn.Dense(self.width, name="embed")(x)
         for i in range(self.depth):
-            h = nn.LayerNorm(name=f"block_{i}_norm")(h + mlp(self.width, f"block_{i}", h))
+            h = nn.LayerNorm(name=f"block_{i}_norm")(h + mlp(h, self.width, f"block_{i}"))
         h = nn.LayerNorm(name="norm")(first + nn.Dense(self.width, name="around")(h))
         return nn.Dense(3, name="head")(h)
 
@@ -38,7 +35,7 @@ class ParallelBlocks(nn.Module):
         for stack in "ab":
             y = h
             for i in range(self.depth):
-                y = y + mlp(self.width, f"stack_{stack}_{i}", nn.LayerNorm(name=f"stack_{stack}_{i}_norm")(y))
+                y = y + mlp(nn.LayerNorm(name=f"stack_{stack}_{i}_norm")(y), self.width, f"stack_{stack}_{i}")
             ends.append(y)
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(sum(ends) / 2))
 
@@ -62,7 +59,7 @@ class CarriedScores(nn.Module):
             y = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
             y = nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
             h = nn.LayerNorm(name=f"block_{i}_norm1")(h + y)
-            h = nn.LayerNorm(name=f"block_{i}_norm2")(h + mlp(self.width, f"block_{i}", h))
+            h = nn.LayerNorm(name=f"block_{i}_norm2")(h + mlp(h, self.width, f"block_{i}"))
         return (nn.Dense(3, name="head")(h) - shift) / gain * std + mean
 
 
@@ -78,14 +75,14 @@ class DenseBeforeExperts(nn.Module):
         for i in range(self.depth):
             y = nn.RMSNorm(name=f"block_{i}_norm")(h)
             if not i:
-                h = h + mlp(self.width, "block_0_dense", y)
+                h = h + mlp(y, self.width, "block_0_dense")
                 continue
             gates = nn.sigmoid(nn.Dense(4, use_bias=False, name=f"block_{i}_router")(y))
             init = nn.initializers.lecun_normal(batch_axis=0)
             up = self.param(f"block_{i}_experts_up", init, (4, self.width, self.width))
             down = self.param(f"block_{i}_experts_down", init, (4, self.width, self.width))
             routed = jnp.einsum("...ef,efd,...e->...d", nn.silu(jnp.einsum("...d,edf->...ef", y, up)), down, gates)
-            h = h + (routed + mlp(self.width, f"block_{i}_shared", y))
+            h = h + (routed + mlp(y, self.width, f"block_{i}_shared"))
         return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
 
 
@@ -130,7 +127,7 @@ class PickedTokens(nn.Module):
             router = nn.Dense(1, use_bias=False, name=f"block_{i}_router")(h)[..., 0]
             weights, picked = jax.lax.top_k(router, 3)
             y = jnp.take_along_axis(h, picked[..., None], axis=1)
-            y = nn.sigmoid(weights)[..., None] * mlp(self.width, f"block_{i}", nn.RMSNorm(name=f"block_{i}_norm")(y))
+            y = nn.sigmoid(weights)[..., None] * mlp(nn.RMSNorm(name=f"block_{i}_norm")(y), self.width, f"block_{i}")
             h = jax.vmap(lambda h, i, y: h.at[i].add(y))(h, picked, y)
         return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
 

@@ -127,8 +127,7 @@ def test_inside_branches_on_a_stream_of_fixed_size():
     """All that the width computes goes through random projections of variance 1/width to the stream: what is in front
     of them moves it as width^1/2 in the first step (docs/rules.md, section 0)."""
     model = MODELS["fixed_stream"]
-    found = [changes(model.setup[0].at(width, 4), model) for width in WIDTHS]
-    measured = slopes(WIDTHS, found)
+    measured = slopes(WIDTHS, [changes(model.setup[0].at(width, 4), model) for width in WIDTHS])
     inside = [slope for path, slope in measured.items() if "_up/" in path]
     assert all(0.4 < slope < 0.6 for slope in inside), measured
     assert all(abs(slope) < LIMIT for path, slope in measured.items() if "_up/" not in path), measured
