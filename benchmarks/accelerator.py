@@ -1,6 +1,6 @@
 """One command for a GPU or TPU that is lent for minutes: does it compute what a CPU does, and how fast?
 
-    python -m benchmarks.accelerator [--seconds=480] [--out=accelerator.json]
+    python -m benchmarks.accelerator [--seconds=480] [--only=checks|speeds] [--out=accelerator.json]
     python -m benchmarks.accelerator --smoke     # tiny, on any machine: that it runs; no figure
 
 It needs jax with the accelerator, flax, optax and NumPy, no data set and no network. PyTorch is timed too where it is
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -51,6 +52,7 @@ from depthmup.models import MODELS  # noqa: E402
 from depthmup.recipe import Recipe  # noqa: E402
 from depthmup.train import BatchOverDevices, Task, TrialLoop, TrialsOverDevices, flops  # noqa: E402
 from depthmup.train.chips import chip_of  # noqa: E402
+from depthmup.train.devices import Layout  # noqa: E402
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mlp": dict(width=32, depth=4),
@@ -200,22 +202,23 @@ def torch_seconds(*of: Any) -> float | None:
 
 
 def sweep_speed(rates: int, seeds: int, steps: int) -> Report:
-    """A whole sweep in one program on one device; PyTorch's trainings one after another, of which one is timed."""
+    """A whole sweep in one program on one device, all trainings at once ("vmap") and one after another ("map");
+    PyTorch's trainings one after another, of which one is timed."""
     task, batches, p = case("simple_resnet", 16, 64, 20_000, **PATCHES)
     hypers = [
         task.hyper(p, rate, seed=s, steps=steps) for rate in np.geomspace(1e-4, 1e-1, rates) for s in range(seeds)
     ]
-    loop = TrialLoop(task, batches, TrialsOverDevices(len(hypers), jax.devices()[:1]))
-    begin = time.perf_counter()
-    losses(loop, hypers, steps)
-    first = time.perf_counter() - begin
-    losses(loop, hypers, steps)
-    seconds = time.perf_counter() - begin - first
-    report: Report = {"trials": len(hypers), "steps": steps, "seconds": seconds, "first, with compilation": first}
+    report: Report = {"trials": len(hypers), "steps": steps}
+    for layout in get_args(Layout):
+        loop = TrialLoop(task, batches, TrialsOverDevices(len(hypers), jax.devices()[:1], layout=layout))
+        begin = time.perf_counter()
+        losses(loop, hypers, steps)
+        first = time.perf_counter() - begin
+        losses(loop, hypers, steps)
+        report |= {f"{layout} seconds": time.perf_counter() - begin - first, f"{layout}, first call": first}
     other = torch_seconds("simple_resnet", 16, 10, 64, PATCHES, "float32", steps)
     if other:
-        theirs = other * steps * len(hypers)
-        report |= {"PyTorch seconds": theirs, "PyTorch / ours": theirs / seconds}
+        report |= {"PyTorch seconds": other * steps * len(hypers)}
     return report
 
 
@@ -243,13 +246,16 @@ def theory_speed(examples: int, samples: int) -> Report:
     return report
 
 
-def parts(smoke: bool) -> Iterator[tuple[str, Callable[[], Report]]]:
-    """(name, part): the checks first, then what is measured, the most telling first."""
+def checks(smoke: bool) -> Iterator[tuple[str, Callable[[], Report]]]:
     for family in ("residual_mlp", "vit") if smoke else FAMILIES:
         yield f"check {family}", lambda family=family: check_family(family, 2 if smoke else 10)  # type: ignore[misc]
     yield "check resume", lambda: check_resume(2 if smoke else 20)
     yield "check sweep", lambda: check_sweep(3 if smoke else 10)
     yield "check theory", lambda: check_theory(500 if smoke else 4000)
+
+
+def speeds(smoke: bool) -> Iterator[tuple[str, Callable[[], Report]]]:
+    """The most telling first."""
     if smoke:
         yield "sweep", lambda: sweep_speed(2, 1, 3)
     else:
@@ -264,15 +270,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--seconds", type=float, default=480.0, help="no part begins later")
+    parser.add_argument("--only", choices=("checks", "speeds"))
     parser.add_argument("--out", type=Path, default=Path("accelerator.json"))
     options = parser.parse_args()
     prepare_cpu(1)
+    kinds = {"checks": [checks], "speeds": [speeds], None: [checks, speeds]}[options.only]
     begin, device = time.perf_counter(), jax.devices()[0]
     if device.platform == "cpu" and not options.smoke:
         sys.exit("no accelerator: JAX has only a CPU here; --smoke tries the script")
     report: Report = {"device": device.device_kind, "jax": jax.__version__, "smoke": options.smoke}
     print(f"{device.device_kind}, jax {jax.__version__}")
-    for name, part in parts(options.smoke):
+    for name, part in itertools.chain(*(kind(options.smoke) for kind in kinds)):
         if time.perf_counter() - begin > options.seconds:
             report[name] = {"left out": f"{options.seconds:g} s were over"}
         else:

@@ -87,7 +87,7 @@ def simple_resnet(side: int, classes: int, sizes: Sizes) -> nn.Module:
             super().__init__()
             channels = [sizes["width"] // 2**i for i in (3, 2, 1, 0)]
             self.first = nn.Conv2d(3, channels[0], 3, 1, 1, bias=False)
-            self.double = nn.ModuleList(nn.Conv2d(c, 2 * c, 3, 1, 1, bias=False) for c in channels[:3])
+            self.doubling = nn.ModuleList(nn.Conv2d(c, 2 * c, 3, 1, 1, bias=False) for c in channels[:3])
             self.stages = nn.ModuleList(
                 nn.ModuleList(nn.Conv2d(c, c, 3, 1, 1, bias=False) for _ in range(bounds[i + 1] - bounds[i]))
                 for i, c in enumerate(channels)
@@ -97,7 +97,7 @@ def simple_resnet(side: int, classes: int, sizes: Sizes) -> nn.Module:
         def forward(self, images: Any) -> Any:
             h = self.first(images)
             for i, stage in enumerate(self.stages):
-                h = self.double[i - 1](nn.functional.avg_pool2d(h, 2)) if i else h
+                h = self.doubling[i - 1](nn.functional.avg_pool2d(h, 2)) if i else h
                 for conv in stage:
                     h = h + conv(nn.functional.relu(h))
             return self.readout(nn.functional.relu(h).flatten(1))

@@ -35,7 +35,7 @@ SCALE = 1000  # of the losses in "curve", which are whole numbers of thousandths
 
 
 class Sweep(NamedTuple):
-    """A published sweep. rows: the trials; about: the content of NAME.json."""
+    """A published sweep. rows: the trials; about: the content of NAME.json; curves: none where it is not judged."""
 
     rows: pandas.DataFrame
     settings: Settings
@@ -43,10 +43,11 @@ class Sweep(NamedTuple):
     about: Mapping[str, Any]
 
 
-def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
+def read(path: Path, settings: Settings, extended: bool = False, so_far: bool = False) -> Sweep:
     """The sweep published at `path`.parquet. Raises ValueError if its rows were computed with other settings.
 
-    extended: the settings may ask for more trials than were published. An unfinished sweep has no curves.
+    extended: the settings may ask for more trials than were published. An unfinished sweep has no curves, unless it is
+    judged by what it has `so_far`.
     """
     about = json.loads(path.with_suffix(".json").read_text())
     check(path.name, about["settings"], settings, extended)
@@ -56,7 +57,7 @@ def read(path: Path, settings: Settings, extended: bool = False) -> Sweep:
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(lists, np.float64)) for key, lists in about["calibration"].items()}
     whole = about.get("complete", True) and not difference(about["settings"], settings)
-    judged = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole else []
+    judged = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole or so_far else []
     return Sweep(rows, settings, judged, about)
 
 

@@ -462,7 +462,7 @@ def test_channels(exponent, says):
         assert channels.answer(of) == says
     assert channels.EXPERIMENT.outcome(sweeps).verdict == says
     rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
-    sizes = ["8 channels, 16x16", "16 channels, 16x16", "8 channels, 32x32", "32 channels, 16x16"]
+    sizes = ["8 channels, 16x16", "16 channels, 16x16", "8 channels, 32x32", "32 channels, 16x16", "64 channels, 32x32"]
     assert [row[:2] for row in rows] == [[network, size] for network in channels.NETWORKS for size in sizes]
     assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", says), ("5.4", "3.6", says)}
     for row in rows:
@@ -475,7 +475,7 @@ def test_a_size_that_differs_from_8_channels():
     sweeps = {name: planted(name, exponent, noise=0.01) for name, exponent in planted_at.items()}
     del sweeps["channels32_last"]
     rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
-    assert len(rows) == 7
+    assert len(rows) == 9
     (more,) = (row[4] for row in rows if row[:2] == ["baseline", "16 channels, 16x16"])
     value, low, high = map(float, re.findall(r"-?[\d.]+", more))
     assert value == pytest.approx(0.5 * math.log2(12), abs=0.25)

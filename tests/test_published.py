@@ -62,7 +62,8 @@ def test_what_is_missing_is_trained(finished, tmp_path):
     settings, workdir = finished
     published.write(tmp_path / "rows", settings, workdir, complete=False, classes=10)
     there = published.read(tmp_path / "rows", settings)
-    assert not there.curves  # an unfinished sweep is not judged
+    assert not there.curves  # an unfinished sweep is not judged, unless it is asked for
+    assert published.read(tmp_path / "rows", settings, so_far=True).curves
     published.restore(there._replace(rows=there.rows.iloc[::2]), tmp_path / "other")
     rows = train(settings, tmp_path / "other", progress=False)
     whole = sweep.load(workdir).set_index("key")["loss"]

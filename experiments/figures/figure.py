@@ -56,7 +56,8 @@ class Experiment(NamedTuple):
     figure: such as "1". claim: the paper's. sweeps: {name: scale ("demo" or "paper") -> its config}; figures that share
     a sweep share its trials. question: of the first table of docs/results.md; "": the figure is not in it. classes: of
     the folder of images that its sweeps are trained on. needs: the sweeps without which there is no outcome; the others
-    enter it when they are finished; none named: all. printed: more numbers, which the command prints.
+    enter it when they are finished; none named: all. so_far: sweeps that enter it before, since what they lack is far
+    from every optimum. printed: more numbers, which the command prints.
     """
 
     figure: str
@@ -67,6 +68,7 @@ class Experiment(NamedTuple):
     question: str = ""
     classes: int = 10
     needs: Sequence[str] = ()
+    so_far: Sequence[str] = ()
     printed: Callable[[Sweeps], str] = lambda sweeps: ""
 
     @classmethod

@@ -29,8 +29,10 @@ OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is
 def read(paper: Paper) -> dict[str, Sweep]:
     """The sweeps of all figures of a paper whose rows are committed."""
     committed = {name: config for name, config in paper.sweeps.items() if (paper.rows / f"{name}.json").exists()}
+    so_far = {name for figure in paper.figures.values() for name in figure.so_far}
     return {
-        name: published.read(paper.rows / name, from_config(config("demo")), True) for name, config in committed.items()
+        name: published.read(paper.rows / name, from_config(config("demo")), True, name in so_far)
+        for name, config in committed.items()
     }
 
 
