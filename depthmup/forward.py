@@ -150,9 +150,10 @@ def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
 def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
     """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
     output factor, read-ins are no weights of a product. A projection in front of a cosine is an output, which keeps its
-    size: the cosine needs no factor. A table that is normalized itself is an embedding."""
+    size: the cosine needs no factor. A table that is normalized itself is an embedding. What the logits do not depend
+    on is missing."""
     heads = [site for site in sites if site.kind == "output"]
-    weights = frozenset[str]().union(*(site.weights for site in heads))
+    weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
     roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}

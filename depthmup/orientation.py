@@ -12,23 +12,25 @@ from depthmup.specs import Layout, Shape
 
 class Matrix(NamedTuple):
     """A matrix, or the kernel of a convolution. outputs, inputs: its axes. grow: the axes that grow with width. axes:
-    their number."""
+    their number. stacked: whether the first axis runs over blocks."""
 
     outputs: int
     inputs: int
     grow: tuple[int, ...]
     axes: int = 2
+    stacked: bool = False
 
     @property
     def layout(self) -> Layout | None:
-        return "out_in" if self.outputs == 0 else "in_out" if self.outputs == self.axes - 1 else None
+        return "out_in" if self.outputs == self.stacked else "in_out" if self.outputs == self.axes - 1 else None
 
     @property
     def role(self) -> str:
         """An override for `infer_specs`."""
         if len(self.grow) == 1:
             return "output" if self.grow == (self.inputs,) else "input"
-        return "".join("o" if axis == self.outputs else "i" for axis in range(self.axes))
+        letters = ["o" if axis == self.outputs else "i" for axis in range(self.axes)]
+        return "-" * self.stacked + "".join(letters[self.stacked :])
 
 
 def growing(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> dict[str, tuple[int, ...]]:
@@ -51,18 +53,21 @@ def matrices(
     result: dict[str, Matrix] = {}
     for site in applied(sites):
         (path,) = site.inside
-        axes = grow.get(path, ())
+        axes, count = grow.get(path, ()), len(shapes[path])
         if site.kernel:
             outputs, inputs = site.kernel
             if axes and set(axes) <= {outputs, inputs}:
-                result[path] = Matrix(outputs, inputs, axes, len(shapes[path]))
+                result[path] = Matrix(outputs, inputs, axes, count)
+            continue
+        both = (count - 2, count - 1)
+        if not set(axes) <= set(both):
             continue
         if len(axes) == 1:
-            summed = [axes[0] if terms_at_twice[site.product] != terms[site.product] else 1 - axes[0]]
+            summed = [axis for axis in both if (axis in axes) == (terms_at_twice[site.product] != terms[site.product])]
         else:
-            summed = [axis for axis, size in enumerate(shapes[path]) if len(axes) == 2 and size == terms[site.product]]
+            summed = [axis for axis in both if axes == both and shapes[path][axis] == terms[site.product]]
         if len(summed) == 1:
-            result[path] = Matrix(1 - summed[0], summed[0], axes)
+            result[path] = Matrix(sum(both) - summed[0], summed[0], axes, count, stacked=count > 2)
     return result
 
 
@@ -84,11 +89,12 @@ def mistaken(
     layout: Layout | None,
 ) -> dict[str, str]:
     """{path: an override} of what shapes and names mistake in a layout: matrices stored the other way round, heads with
-    the name of an embedding, and vectors that a sum runs over."""
+    the name of an embedding or of no matrix, and vectors that a sum runs over."""
     roles = {
         path: matrix.role
         for path, matrix in matrices.items()
-        if matrix.layout != (layout or "in_out") or (len(matrix.grow) == 1 and names.is_embedding(path))
+        if matrix.layout != (layout or "in_out")
+        or (len(matrix.grow) == 1 and (names.is_embedding(path) or not names.is_matrix(path)))
     }
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}

@@ -38,7 +38,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     p, small = source.p, source.traced_shape(width, depth)
     base = p.base_or(width, depth)
     takes_factors = source.model(width, depth).factors is not None
-    texts = [_branches(p, source.specs(width, depth)), *_constants(source, *small)]
+    texts = [_branches(p, source.specs(width, depth)) if source.deepens(*small) else "", *_constants(source, *small)]
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
@@ -94,7 +94,8 @@ def _depth(source: Source, width: int, depth: int) -> str:
 
 def _constants(source: Source, width: int, depth: int) -> list[str]:
     """A text for each number of the forward pass that changes with the size of the model. Roots of at most half the
-    width count as those of heads, whose product of queries and keys may have no softmax, or be a sum of two."""
+    width count as those of heads, whose product of queries and keys may have no softmax, or be a sum of two. What
+    blocks that share their weights add is divided by the depth."""
     p, texts = source.p, []
 
     def numbers(width: int, depth: int) -> list[Constant]:
@@ -120,9 +121,8 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
             )
         elif not any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS)):
             texts.append(text(change, "width", width))
-    for change in changes(small, numbers(width, 2 * depth)) if p.alpha is not None else ():
-        texts.append(text(change, "depth", depth))
-    return texts
+    deep = numbers(width, 2 * depth) if p.alpha is not None and source.deepens(width, depth) else small
+    return texts + [text(change, "depth", depth) for change in changes(small, deep)]
 
 
 def _unused(source: Source, width: int, depth: int) -> str:

@@ -22,7 +22,7 @@ from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
 from depthmup.infer import infer_specs
-from depthmup.infer.overrides import placed_by
+from depthmup.infer.overrides import placed_by, with_roles
 from depthmup.parameterization import Parameterization
 from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
@@ -124,14 +124,20 @@ class Source:
     def _sites_at(self, width: int, depth: int) -> list[Site]:
         return self._once(("sites", width, depth), lambda: sites(*traceable(self.model(width, depth)), *self.inputs))
 
+    def deepens(self, width: int, depth: int) -> bool:
+        """Whether more depth adds parameters, which blocks that share their weights do not."""
+        shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
+        return shapes != deeper
+
     def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches. False if it cannot
         be followed. The answer at the first width holds for all: without a base, `width` may be large."""
 
         def answer() -> bool:
-            shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
             try:
-                return shapes != deeper and not any(site.kind in ("branch", "sum") for site in self.sites(width, depth))
+                return self.deepens(width, depth) and not any(
+                    site.kind in ("branch", "sum") for site in self.sites(width, depth)
+                )
             except ForwardError:
                 return False
 
@@ -182,7 +188,7 @@ class Source:
             depth=depth,
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=layout,
-            overrides={**seen, **self.overrides},
+            overrides=with_roles(self.overrides, seen),
             inside=lambda: dict.fromkeys(self._entries(width, depth), False) | places(self.sites(width, depth)),
             ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
         )

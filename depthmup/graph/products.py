@@ -30,13 +30,14 @@ def contracted(graph: Graph) -> dict[str, int]:
 
 
 def applied(graph: Graph) -> dict[str, Node]:
-    """{path of a matrix of two axes, or of the kernel of a convolution: the first product that applies it to
+    """{path of a matrix, of a stack of matrices or of the kernel of a convolution: the first product that applies it to
     activations}. Tables are none of them."""
     first, matrices = dict[str, Node](), weights(graph)
     for node in (node for node in graph.nodes if graph.weighs(node)):
         for operand in node.operands:
             parameter = as_stored(operand)
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
+            parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a scan
             stored = operand.operands[0] if operand.op == "convert_element_type" else operand
             kernel = node.kernel and stored is parameter
             if parameter.path in matrices and (matrix or kernel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
-from depthmup.graph.products import source
+from depthmup.graph.products import attentions, source
 
 
 class Branch(NamedTuple):
@@ -31,7 +32,7 @@ def branches(graph: Graph) -> list[Branch]:
     mlp(h); or a projection of it: one weight layer, where the branch has more of them and is not linear. Last come
     values that are added to the stream and computed from something else, such as a condition.
     """
-    result, others = list[Branch](), repeated_states(graph)
+    result, others = list[Branch](), repeated_states(graph).keys() | _biased_attentions(graph)
     for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
         ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
@@ -74,6 +75,18 @@ def _additions(graph: Graph, operations: Sequence[str] = ADDITIONS) -> Iterator[
         alike = node.op in operations and all(operand.shape == node.shape for operand in node.operands)
         if alike and node.is_last_copy and node.operands[0] is not node.operands[1]:
             yield node
+
+
+def _biased_attentions(graph: Graph) -> set[Node]:
+    """Attention logits to which several layers add one and the same bias, such as of distances in a graph: they start
+    anew in each layer."""
+    products = {product for *_, product in attentions(graph)}
+    biased = collections.defaultdict[Node, list[Node]](list)
+    for node in _additions(graph):
+        for logits, bias in (node.operands, node.operands[::-1]):
+            if as_stored(before_numbers(graph, as_stored(logits))[0]) in products:
+                biased[bias].append(node)
+    return {node for nodes in biased.values() if len(nodes) > 1 for node in nodes}
 
 
 def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:

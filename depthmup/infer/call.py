@@ -88,7 +88,7 @@ def infer_specs(
                   stacked[name], in_stream=rules.get(name, Override()).place == "stream")
         for name, (role, axes) in cast("dict[str, tuple[Role, str]]", roled).items()
     ]  # fmt: skip
-    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, inside, ends)
+    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, ends)
     return jax.tree.unflatten(shapes.structure, specs)
 
 

@@ -8,7 +8,7 @@ from depthmup.infer import names
 from depthmup.infer.overrides import Override
 from depthmup.infer.roles import NEEDED, Leaf, Roles
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, SpecError, globs
+from depthmup.specs import Layout, ParamSpec, SpecError
 
 
 def checked_layout(layout: Layout | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> Layout:
@@ -50,20 +50,17 @@ def check_whole(
     rules: Mapping[str, Override],
     flat: bool,
     layout: Layout,
-    inside: Callable[[], Mapping[str, bool]] | None,
     ends: Callable[[], Mapping[str, Role]] | None,
 ) -> None:
     """Raises SpecError for a network that cannot be right as a whole. flat: it should be residual, but no shape changes
-    with depth. settled: the parameters whose role the user gave. inside, ends: as in `infer_specs`."""
+    with depth. settled: the parameters whose role the user gave. ends: as in `infer_specs`."""
     by_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
     if flat and by_role["hidden"] and not any(s.in_branch for s in specs):
-        places = inside() if inside else {}
-        shared = sorted(path for path in places if places[path]) or [s.path for s in by_role["hidden"]]
-        shared_in_branch = globs(dict.fromkeys(shared, "branch"), [s.path for s in specs])
         raise SpecError(
             "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
             "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
-            f"residual branches, or, if its blocks share their weights, overrides={shared_in_branch}"
+            "residual branches; if its blocks share their weights, whose contributions add up as depth, divide them by "
+            "it in the model, h + branch(h) / depth, and pass residual=False"
         )
     inputs, readouts = by_role["input"], by_role["readout"]
     body = by_role["hidden"] or by_role["output"]

@@ -110,6 +110,42 @@ class SecondAxis(nn.Module):
         return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
 
 
+# A gate of two factors, of which one has no name (flash-linear-attention)
+
+
+def low_rank(width, depth, key):
+    keys = jax.random.split(key, 6)
+    up, down = normal(keys[1], depth, width, 2 * width), normal(keys[2], depth, 2 * width, width)
+    gate = [normal(keys[3], depth, width, 8), {"w": normal(keys[4], depth, 8, 2 * width)}]
+    layers = {"up": {"w": up}, "gate": gate, "down": {"w": down}}
+    return {"embed": jax.random.normal(keys[0], (20, width)), "layers": layers, "head": normal(keys[5], width, 20)}
+
+
+def call_low_rank(params, tokens):
+    def step(h, layer):
+        x = rms(h)
+        gate = jax.nn.sigmoid(x @ layer["gate"][0] @ layer["gate"][1]["w"])
+        return h + (gate * (x @ layer["up"]["w"])) @ layer["down"]["w"], None
+
+    return rms(jax.lax.scan(step, params["embed"][tokens], params["layers"])[0]) @ params["head"]
+
+
+# Stacked matrices (out, in) beside a read-in and a head (in, out)
+
+
+def the_other_way_round(width, depth, key):
+    params = stacked(width, depth, key)
+    layers = {name: jnp.swapaxes(leaf, 1, -1) for name, leaf in params["layers"].items() if name != "scale"}
+    return params | {"layers": {**layers, "scale": params["layers"]["scale"]}}
+
+
+def call_the_other_way_round(params, tokens):
+    layers = params["layers"]
+    turned = {name: leaf if name == "scale" else jnp.swapaxes(leaf, 1, -1) for name, leaf in layers.items()}
+    return call_stacked(lambda h, layers: jax.lax.scan(lambda h, layer: (block(h, layer), None), h, layers)[0],
+                        {**params, "layers": turned}, tokens)  # fmt: skip
+
+
 # A number of each block in one vector, as in modded-nanogpt
 
 
@@ -132,8 +168,13 @@ class Lambdas(nn.Module):
 
 
 ENDS = {"embed": "input", "head": "readout"}
+LOW_RANK = {"layers/*/w": "branch/hidden", "layers/gate/0": "branch/output", "layers/gate/1/w": "branch/input"}
 STACKED = ENDS | {"layers/*": "branch/hidden", "layers/scale": "branch/vector"}
 MODELS = {
+    "stacked_the_other_way_round": Foreign(
+        the_other_way_round, (TOKENS,), STACKED, {"call": call_the_other_way_round}
+    ),
+    "low_rank": Foreign(low_rank, (TOKENS,), ENDS | LOW_RANK, {"call": call_low_rank}, queries=("layers/gate/?",)),
     **{
         f"stacked_{run.__name__}": Foreign(
             stacked, (TOKENS,), STACKED, {"call": functools.partial(call_stacked, run)}

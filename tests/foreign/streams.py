@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.foreign.queries import mlp
 from tests.foreign.table import Foreign, blocks, ones, trunk
@@ -114,6 +115,41 @@ class NormalizedHead(nn.Module):
         return nn.WeightNorm(nn.Dense(3, name="head"), name="norms")(h)
 
 
+class SharedBlock(nn.Module):
+    """One block at all depths, whose contributions are divided by the depth (ALBERT, Universal Transformer)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, norm = nn.Dense(self.width, name="embed")(x), nn.LayerNorm(name="norm")
+        up, down = nn.Dense(2 * self.width, name="up"), nn.Dense(self.width, name="down")
+        for _ in range(self.depth):
+            h = h + down(nn.relu(up(norm(h)))) / self.depth
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="last")(h))
+
+
+class GraphDistances(nn.Module):
+    """A bias of the attention logits that all layers share and that is looked up from the input (Graphormer)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, distances):
+        h = nn.Dense(self.width, name="embed")(x)
+        bias = jnp.moveaxis(nn.Embed(6, 4, name="distances")(distances), -1, 1)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm1")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(y) for name in "qkv")
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (self.width // 4) ** -0.5 + bias
+            y = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+            h = h + mlp(nn.LayerNorm(name=f"block_{i}_norm2")(h), self.width, f"block_{i}")
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 class PickedTokens(nn.Module):
     """Blocks that act on half of the tokens alone (mixture of depths)."""
 
@@ -156,6 +192,15 @@ MODELS = {
         FixedStream, (ones(4, 5),),
         {"block_*_up/*": "branch/vector", "block_*_up/kernel": "branch/input", "block_*_down/kernel": "branch/output"}
         | {"block_*_down/bias": "branch/scalar", "block_*_norm/*": "branch/scalar", "head/*": "fixed"},
+    ),
+    "shared_block": Foreign(
+        SharedBlock, (ones(4, 5),), ENDS | trunk(up="hidden", down="hidden", norm="vector", last="vector"),
+        {"residual": False},
+    ),
+    "graph_distances": Foreign(
+        GraphDistances, (ones(2, 8, 5), np.arange(128).reshape(2, 8, 8) % 6),
+        blocks("block_*") | ENDS | {"distances/*": "fixed"} | trunk(norm="vector"),
+        queries=("*_q/*", "*_k/*", "distances/*"),
     ),
     "picked_tokens": Foreign(
         PickedTokens, (ones(2, 6, 5),),

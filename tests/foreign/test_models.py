@@ -99,6 +99,10 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
             "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
+        (
+            "graph_distances",
+            "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",
+        ),
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         (

@@ -33,7 +33,7 @@ NAMES = (
     "siglip_joint_grows", "cosine_classifier", "edges_and_nodes", "post_ln", "nanochat", "attention_pooling",
     "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
     "masked_autoencoder", "fixed_head", "multi_query", "outer_skip", "parallel_blocks", "picked_tokens",
-    "several_updates_of_edges", "one_list_of_inverted_residuals",
+    "several_updates_of_edges", "one_list_of_inverted_residuals", "shared_block", "graph_distances", "low_rank",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
