@@ -757,7 +757,7 @@ def test_some_matrices_the_other_way_round():
     assert (block["narrow"].role, block["narrow"].fan_in) == ("output", 16)
     assert (block["wide"].role, block["wide"].fan_in, block["wide"].fan_out) == ("hidden", 16, 48)
     assert (m.specs["read_in"].role, m.specs["head"].role) == ("input", "readout")
-    placed = setup(factory, call=call, overrides={"blocks/*": "branch", "blocks/*/out": "branch/hidden oi"})
+    placed = setup(factory, call=call, overrides={"read_in": "trunk", "blocks/*/out": "branch/hidden oi"})
     assert placed.specs == m.specs  # a place leaves the axes as they are
 
 

@@ -130,20 +130,22 @@ def call_low_rank(params, tokens):
     return rms(jax.lax.scan(step, params["embed"][tokens], params["layers"])[0]) @ params["head"]
 
 
-# Stacked matrices (out, in) beside a read-in and a head (in, out)
+# A stack of matrices (out, in) beside others (in, out)
 
 
 def the_other_way_round(width, depth, key):
     params = stacked(width, depth, key)
-    layers = {name: jnp.swapaxes(leaf, 1, -1) for name, leaf in params["layers"].items() if name != "scale"}
-    return params | {"layers": {**layers, "scale": params["layers"]["scale"]}}
+    return params | {"layers": turned(params["layers"])}
+
+
+def turned(layers):
+    return layers | {"down": jnp.swapaxes(layers["down"], 1, 2)}
 
 
 def call_the_other_way_round(params, tokens):
-    layers = params["layers"]
-    turned = {name: leaf if name == "scale" else jnp.swapaxes(leaf, 1, -1) for name, leaf in layers.items()}
-    return call_stacked(lambda h, layers: jax.lax.scan(lambda h, layer: (block(h, layer), None), h, layers)[0],
-                        {**params, "layers": turned}, tokens)  # fmt: skip
+    step = lambda h, layer: (block(h, layer), None)  # noqa: E731
+    run = lambda h, layers: jax.lax.scan(step, h, turned(layers))[0]  # noqa: E731
+    return call_stacked(run, params, tokens)
 
 
 # A number of each block in one vector, as in modded-nanogpt

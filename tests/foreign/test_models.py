@@ -103,6 +103,11 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
             "graph_distances",
             "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",
         ),
+        (
+            "carried_scores",
+            "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel, "
+            "block_*_q/bias, block_*_q/kernel",
+        ),
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         (
