@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import sys
 import time
@@ -270,21 +269,24 @@ def speeds(smoke: bool) -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "theory", lambda: theory_speed(8 if smoke else 256, 3000 if smoke else 16_000)
 
 
+PARTS = {"checks": checks, "speeds": speeds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--seconds", type=float, default=480.0, help="no part begins later")
-    parser.add_argument("--only", choices=("checks", "speeds"))
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--out", type=Path, default=Path("accelerator.json"))
     options = parser.parse_args()
     prepare_cpu(1)
-    kinds = {"checks": [checks], "speeds": [speeds], None: [checks, speeds]}[options.only]
+    kinds = [PARTS[options.only]] if options.only else PARTS.values()
     begin, device = time.perf_counter(), jax.devices()[0]
     if device.platform == "cpu" and not options.smoke:
         sys.exit("no accelerator: JAX has only a CPU here; --smoke tries the script")
     report: Report = {"device": device.device_kind, "jax": jax.__version__, "smoke": options.smoke}
     print(f"{device.device_kind}, jax {jax.__version__}")
-    for name, part in itertools.chain(*(kind(options.smoke) for kind in kinds)):
+    for name, part in (part for kind in kinds for part in kind(options.smoke)):
         if time.perf_counter() - begin > options.seconds:
             report[name] = {"left out": f"{options.seconds:g} s were over"}
         else:

@@ -37,7 +37,7 @@ def applied(graph: Graph) -> dict[str, Node]:
         for operand in node.operands:
             parameter = as_stored(operand)
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
-            parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a scan
+            parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
             stored = operand.operands[0] if operand.op == "convert_element_type" else operand
             kernel = node.kernel and stored is parameter
             if parameter.path in matrices and (matrix or kernel):

@@ -54,8 +54,10 @@ def placed_by(overrides: Mapping[str, str], names: Iterable[str]) -> set[str]:
 def with_roles(overrides: Mapping[str, str], roles: Mapping[str, str]) -> dict[str, str]:
     """Overrides in which a parameter that only gets a place from them has the role or the axes that `roles` say, and so
     has one that gets nothing. roles: {path: a role, or letters of axes}."""
-    rules = {path: rule for path in roles for pattern, value in overrides.items()
-             if fnmatch.fnmatchcase(path, pattern) for rule in [_parse(pattern, value)]}  # fmt: skip
+    rules = dict[str, Override]()
+    for pattern, value in overrides.items():
+        matched = [path for path in roles if fnmatch.fnmatchcase(path, pattern)]
+        rules.update(dict.fromkeys(matched, _parse(pattern, value)))
     placed = {
         path: f"{rule.place}/{roles[path]}" if roles[path] in ROLES else f"{rule.place} {roles[path]}"
         for path, rule in rules.items()

@@ -23,12 +23,12 @@ interval of the fall excludes 5.4 octaves, agrees where the interval holds 5.4 a
 undecided else. The size matters where the interval of the difference to 8 channels excludes 0.
 
 **At the paper's own size**, 64 channels on 32x32 pixels, the same question, rule and predictions: the paper's -3/2 is
-5.4 octaves; we expect 0 for the baseline and 3.6 for "last", within an octave and a half. Those trainings, and those of
-32 channels and 32x32 pixels, run on one GPU, whose products of float32 round to TF32.
+5.4 octaves; we expect 0 for the baseline and 3.6 for "last", within an octave and a half. These trainings run on a GPU,
+one at a time; by JAX's default its products of float32 round to TF32.
 
 Outcome at the paper's own size: the baseline as predicted and against -3/2, .8 [-.1, 1.6] octaves after 40 trainings.
-"last" is undecided after 54, 5.3 [3.3, 7.4], of which we expected 3.6 within 1.5. Five more, at rates below
-every optimum, are a minute of an H100: the outcome does not wait for them (`so_far`).
+"last" is undecided after 54, 5.3 [3.3, 7.4], of which we expected 3.6 within 1.5. Five more trainings, at rates below
+every optimum, take a minute of an H100: the outcome does not wait for them (`so_far`).
 
 Outcome at 16 channels: the baseline as predicted, .6 [-1.9, 3.2]; "last" is undecided after 54 trainings, 4.8 [3.3,
 6.4] octaves, of which we expected 3.6 within 1.5.

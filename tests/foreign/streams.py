@@ -116,18 +116,20 @@ class NormalizedHead(nn.Module):
 
 
 class SharedBlock(nn.Module):
-    """One block at all depths, whose contributions are divided by the depth (ALBERT, Universal Transformer)."""
+    """One block at all depths, whose contributions are divided by the depth (ALBERT, Universal Transformer), or by a
+    power of it."""
 
     width: int
     depth: int
+    power: float = 1.0
 
     @nn.compact
     def __call__(self, x):
         h, norm = nn.Dense(self.width, name="embed")(x), nn.LayerNorm(name="norm")
         up, down = nn.Dense(2 * self.width, name="up"), nn.Dense(self.width, name="down")
         for _ in range(self.depth):
-            h = h + down(nn.relu(up(norm(h)))) / self.depth
-        return nn.Dense(3, name="head")(nn.LayerNorm(name="last")(h))
+            h = h + down(nn.relu(up(norm(h)))) / self.depth**self.power
+        return nn.Dense(3, name="head")(h)
 
 
 class GraphDistances(nn.Module):
@@ -194,7 +196,7 @@ MODELS = {
         | {"block_*_down/bias": "branch/scalar", "block_*_norm/*": "branch/scalar", "head/*": "fixed"},
     ),
     "shared_block": Foreign(
-        SharedBlock, (ones(4, 5),), ENDS | trunk(up="hidden", down="hidden", norm="vector", last="vector"),
+        SharedBlock, (ones(4, 5),), ENDS | trunk(up="hidden", down="hidden", norm="vector"),
         {"residual": False},
     ),
     "graph_distances": Foreign(

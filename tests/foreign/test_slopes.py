@@ -17,6 +17,7 @@ import pytest
 import depthmup as dm
 from tests.foreign.models import MODELS
 from tests.foreign.roles import by_path
+from tests.foreign.streams import SharedBlock
 from tests.foreign.table import Foreign
 
 WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8, 16)  # at depth 4 and at width 64
@@ -110,6 +111,18 @@ def test_norms_after_the_sum_as_layers_outside_the_blocks():
     norms = {path: slope for path, slope in over_depth.items() if "/norm" in path}
     assert norms
     assert all(abs(slope - 1) < LIMIT for slope in norms.values()), norms
+
+
+@pytest.mark.slow
+def test_blocks_that_share_their_weights_add_up_as_depth():
+    """Divided by sqrt(depth), what they add still grows, and so does their first step."""
+    model = Foreign(
+        functools.partial(SharedBlock, power=0.5), MODELS["shared_block"].inputs, options={"residual": False}
+    )
+    m = model.set_up()
+    measured = slopes(DEPTHS, [changes(m.at(64, depth), model) for depth in DEPTHS])
+    of_blocks = [slope for path, slope in measured.items() if path.startswith(("up/", "down/"))]
+    assert all(0.5 < slope < 0.65 for slope in of_blocks), measured
 
 
 @pytest.mark.slow
