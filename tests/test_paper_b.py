@@ -17,7 +17,7 @@ from depthmup.settings import from_config
 from depthmup.train.build import steps_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.plan import grid_points, shapes, trials
-from experiments import output, published, tiny_imagenet_folder
+from experiments import output, patches_folder, published
 from experiments.figures import command, page
 from experiments.output import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
@@ -722,21 +722,24 @@ def test_exponents_of_what_is_measured():
     assert at_start.of_sharpness(found, (2, 4, 8, 16)) is None
 
 
-def test_classes_of_tiny_imagenet(tmp_path):
-    """Grey images become colour ones, as a folder needs; the first classes and images are taken."""
-    source = tmp_path / "source"
-    for name in ("n03", "n01", "n02"):
-        (source / "train" / name / "images").mkdir(parents=True)
-        for i in range(3):
-            mode = "L" if i else "RGB"
-            Image.new(mode, (64, 64), 128).save(source / "train" / name / "images" / f"{name}_{i}.JPEG")
-    tiny_imagenet_folder.write(source, tmp_path / "out", classes=2, images=2)
-    written = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*.png"))
-    assert [str(path) for path in written] == [f"train/n0{c}/n0{c}_{i}.png" for c in (1, 2) for i in (0, 1)]
-    for path in written:
-        with Image.open(tmp_path / "out" / path) as image:
-            assert image.mode == "RGB"
-    with pytest.raises(ValueError, match="3 classes, fewer than 4"):
-        tiny_imagenet_folder.write(source, tmp_path / "out", classes=4, images=2)
-    with pytest.raises(ValueError, match=r"n01 .* has 3 images, fewer than 5"):
-        tiny_imagenet_folder.write(source, tmp_path / "out", classes=2, images=5)
+def test_a_hundred_kinds_of_patches(tmp_path):
+    """Every region of a photograph is a class of its own pixels, and no cell has patches of two splits."""
+    cells = 4, 10
+    rows, columns = (np.arange(48 * count) // 48 for count in cells)
+    numbered = (columns[None, :] + cells[1] * rows[:, None]).astype(np.uint8)  # every pixel says in which cell it is
+    patches_folder.write(tmp_path, (np.stack([numbered] * 3, axis=-1),))
+    owners: dict[int, set[tuple[str, str]]] = {}
+    for path in tmp_path.rglob("*.png"):
+        with Image.open(path) as image:
+            (cell,) = set(np.asarray(image).ravel().tolist())  # a patch lies in one cell
+        owners.setdefault(cell, set()).add(path.relative_to(tmp_path).parts[:2])
+    assert sorted(owners) == list(range(40))
+    assert all(len(classes) == 1 for classes in owners.values())
+    for split, images in patches_folder.IMAGES.items():
+        assert {len(list(folder.iterdir())) for folder in (tmp_path / split).iterdir()} == {images}
+        for number in range(10):
+            corner = 2 * (number // 5) * cells[1] + 2 * (number % 5)
+            inside = {corner, corner + 1, corner + cells[1], corner + cells[1] + 1}
+            chosen = {cell for cell, ((of, name),) in owners.items() if (of, name) == (split, f"astronaut{number}")}
+            assert chosen
+            assert chosen <= inside
