@@ -80,7 +80,7 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     curves: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
         curves |= {name: sweep.curves for name, sweep in page.read(paper).items()}
-    curves["study"] = published("study").curves
+    curves["study"] = published().curves
     return markdown(COLUMNS, [(*choice, *_words(curves, evidence, choice[-1])) for choice, evidence in ROWS.items()])
 
 

@@ -91,7 +91,7 @@ def _numbers(name: str) -> Any:
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
-    "language_study": lambda _: tables("study"),
+    "language": lambda _: tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
     "checks_rules": lambda _: coordinate_checks.rules(),
@@ -122,7 +122,7 @@ def main() -> None:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
-    draw("study")
+    draw()
     scaling.draw()
     jump.draw()
     command.draw(*PAPERS)

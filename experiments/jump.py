@@ -1,8 +1,7 @@
 """Everything at once: a GPT with four times the width, depth, batch and steps, at the learning rate of the small one.
 
-    python -m experiments.jump               # trains what is missing in runs/jump: 75 minutes of two cores
-    python -m experiments.jump --publish     # writes the rows to docs/results/jump.parquet
-    python -m experiments.documents          # the table of docs/batch.md and the picture of README, from these rows
+    python -m experiments.jump          # trains what is missing, writes its rows: 75 minutes of two cores
+    python -m experiments.documents     # the table of docs/batch.md and the picture of README, from these rows
 
 The GPT of experiments/language on bytes of NumPy's docstrings, AdamW with b2 = .95, a warm-up over a tenth of the steps
 and a rate that falls to 0. Tuned at width 16, 2 blocks, batches of 8 sequences, 256 steps; used at width 64, 8 blocks,
@@ -30,7 +29,6 @@ rows decide nothing. Nothing is trained again after looking but by more seeds fo
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import jax.numpy as jnp
 import pandas
@@ -51,7 +49,7 @@ from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
 from experiments.output import Interval, markdown
-from experiments.published import RESULTS, ROOT
+from experiments.published import RESULTS, ROOT, replace
 from experiments.scaling import regret
 
 RUNS, ROWS = ROOT / "runs" / "jump", RESULTS / "jump.parquet"
@@ -84,12 +82,6 @@ def train(case: str) -> pandas.DataFrame:
         warmup=steps // 10, chance=CHANCE, workdir=RUNS / case.replace(" + ", "_"),
     )  # fmt: skip
     return result.rows.assign(parameterization=case, loss=result.rows["last_loss"])[COLUMNS]
-
-
-def publish() -> Path:
-    """Write the rows of all cases to docs/results/. What is missing is trained."""
-    write_atomically(ROWS, pandas.concat([train(case) for case in CASES]).to_parquet(index=False))
-    return ROWS
 
 
 def curves() -> list[TransferCurve]:
@@ -140,15 +132,11 @@ def draw() -> None:
 
 
 def main() -> None:
-    parser = command_line.parser("experiments.jump", __doc__.splitlines()[0])
-    parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
-    arguments = parser.parse_args()
+    cases = command_line.parser("experiments.jump", __doc__, "case", CASES).parse_args().cases
     prepare_cpu()
-    if arguments.publish:
-        print(publish())
-    else:
-        for case in CASES:
-            train(case)
+    for case in cases:
+        replace(ROWS, train(case), ["parameterization"])
+    print(table())
 
 
 if __name__ == "__main__":

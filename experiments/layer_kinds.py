@@ -54,7 +54,7 @@ from experiments.language import sweeps
 from experiments.language.gpt_linen import VOCABULARY
 from experiments.language.sweeps import CHANCE, loss
 from experiments.output import markdown
-from experiments.published import RESULTS, ROOT
+from experiments.published import RESULTS, ROOT, replace
 
 HEADS, GROUPS, EXPERTS, ACTIVE = 4, 2, 4, 2
 CONTROL = "plain under sp"  # which has to fail
@@ -72,6 +72,8 @@ SWEEP: dict[str, Any] = {
 }  # fmt: skip
 CHECK: dict[str, Any] = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "steps": (4,), "seeds": 16, "max_seeds": 64}
 CHECK_BATCH = (4, 8)  # sequences, bytes of each
+COLUMNS = ["kind", "width", "depth", "learning_rate", "seed", "loss", "diverged"]
+TYPES = {"width": "int32", "depth": "int32", "seed": "int32", "loss": "float32"}
 ROWS = RESULTS / "layer_kinds.parquet"
 RUNS = ROOT / "runs" / "layer_kinds"
 
@@ -213,13 +215,11 @@ def read() -> tuple[pandas.DataFrame, dict[str, Any]]:
 
 def run(kind: str) -> None:
     """Train and check a kind, and put what came out in the place of its committed rows."""
-    _, trained = sweeps.sweep(setup(kind, "completep"), RUNS / kind.replace(" ", "_"), **SWEEP)
+    rows = sweeps.sweep(setup(kind, "completep"), RUNS / kind.replace(" ", "_"), **SWEEP)
     check = checked(kind)
-    rows, checks = read()
-    rows = pandas.concat([rows[rows["kind"] != kind], trained.assign(kind=kind)[list(rows)]], ignore_index=True)
-    rows = rows.astype({"width": "int32", "depth": "int32", "seed": "int32", "loss": "float32"})
-    write_atomically(ROWS, rows.to_parquet(index=False, compression="zstd"))
-    write_atomically(ROWS.with_suffix(".json"), (json.dumps({"checks": {**checks, kind: check}}) + "\n").encode())
+    replace(ROWS, rows.assign(kind=kind).astype(TYPES)[COLUMNS], ["kind"])
+    checks = {**read()[1], kind: check}
+    write_atomically(ROWS.with_suffix(".json"), json.dumps({"checks": checks}) + "\n")
 
 
 def answers(rows: pandas.DataFrame) -> dict[str, str]:
@@ -254,7 +254,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = command_line.parser("experiments.layer_kinds", __doc__.splitlines()[0], "kind", KINDS)
+    parser = command_line.parser("experiments.layer_kinds", __doc__, "kind", KINDS)
     arguments = parser.parse_args()
     prepare_cpu()
     for kind in arguments.kinds:

@@ -1,14 +1,14 @@
 """The rows of sweeps in docs/results/: tables and pictures are drawn from them, and sweeps go on from them.
 
-NAME.parquet has the rows of a sweep, NAME.json its settings, the calibrations that its rules start from, what it was
-computed with, and the number of classes of its data.
+Of a config's sweep NAME.parquet has the rows, NAME.json its settings, the calibrations that its rules start from, what
+it was computed with, and the number of classes of its data. Sweeps of `m.sweep` have rows alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -127,6 +127,18 @@ def restore(sweep: Sweep, workdir: Path) -> None:
             group.append(Finished(row, {"step": ends, "loss": losses, "grad_norm": np.full(len(losses), np.nan)}))
         if group:
             store.add(group)
+
+
+def replace(path: Path, rows: pandas.DataFrame, by: Sequence[str]) -> None:
+    """Put rows of `m.sweep` into the table `path`, in the place of those that equal them in the columns `by`."""
+    table = pandas.concat([pandas.read_parquet(path), rows]) if path.exists() else rows
+    keys = list(table[[*by]].itertuples(index=False, name=None))
+    place = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    old = len(table) - len(rows)
+    replaced = set(keys[old:])
+    kept = [i for i, key in enumerate(keys) if i >= old or key not in replaced]
+    kept.sort(key=lambda i: place[keys[i]])
+    write_atomically(path, table.iloc[kept].to_parquet(index=False, compression="zstd"))
 
 
 def _curves(workdir: Path, rows: pandas.DataFrame) -> list[np.ndarray]:

@@ -1,9 +1,9 @@
 """How does the best learning rate go with the batch size and with the number of steps? A GPT and a residual CNN.
 
-    python -m experiments.scaling                     # trains what is missing in runs/scaling: half an hour for a case
-    python -m experiments.scaling adamw --publish     # writes a case's rows to docs/results/
-    python -m experiments.scaling --noise             # the gradient noise scale of the base
-    python -m experiments.documents                   # the tables of docs/batch.md, from the committed rows
+    python -m experiments.scaling             # trains what is missing, writes its rows: half an hour for a case
+    python -m experiments.scaling adamw       # this case
+    python -m experiments.scaling --noise     # the gradient noise scale of the base
+    python -m experiments.documents           # the tables of docs/batch.md, from the rows
 
 The GPT of experiments/language (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
 Base: batches of 32 sequences, 512 steps. Along the batch size, 8 to 512, all trainings see as many sequences; along
@@ -37,8 +37,7 @@ hold, the one of the smallest largest cost is recommended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -64,7 +63,7 @@ from experiments.figures.figure import IMAGES, best_losses
 from experiments.language import gpt_linen
 from experiments.language.sweeps import CHANCE, batches, loss, setup
 from experiments.output import Interval, markdown, percent
-from experiments.published import RESULTS, ROOT
+from experiments.published import RESULTS, ROOT, replace
 
 RUNS = ROOT / "runs" / "scaling"
 ROWS = RESULTS / "scaling.parquet"
@@ -139,14 +138,6 @@ def train(case: str) -> pandas.DataFrame:
 def case_of(name: str) -> str:
     """The case of a row: with several decays they are part of the row's name."""
     return max((case for case in CASES if name.startswith(case)), key=len)
-
-
-def publish(cases: Iterable[str]) -> Path:
-    """Write the rows of cases to docs/results/, in the place of those they had there. What is missing is trained."""
-    kept = pandas.read_parquet(ROWS) if ROWS.exists() else pandas.DataFrame(columns=COLUMNS)
-    rows = [kept[~kept["case"].map(case_of).isin(list(cases))], *(train(case) for case in cases)]
-    write_atomically(ROWS, pandas.concat([part for part in rows if len(part)]).to_parquet(index=False))
-    return ROWS
 
 
 def curves(decay: bool = False) -> list[TransferCurve]:
@@ -271,18 +262,16 @@ def noise() -> str:
 
 
 def main() -> None:
-    parser = command_line.parser("experiments.scaling", __doc__.splitlines()[0], "case", CASES)
-    parser.add_argument("--publish", action="store_true", help="write the rows to docs/results/")
+    parser = command_line.parser("experiments.scaling", __doc__, "case", CASES)
     parser.add_argument("--noise", action="store_true", help="print the gradient noise scale of the base's training")
     arguments = parser.parse_args()
     prepare_cpu()
     if arguments.noise:
         print(noise())
-    elif arguments.publish:
-        print(publish(arguments.cases))
-    else:
-        for case in arguments.cases:
-            train(case)
+        return
+    for case in arguments.cases:
+        replace(ROWS, train(case), ["case"])
+    print(table())
 
 
 if __name__ == "__main__":

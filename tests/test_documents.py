@@ -68,12 +68,12 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents, "draw_sweep", made.append)
     monkeypatch.setattr(documents, "DOCUMENTS", ())
     monkeypatch.setattr(documents.command, "draw", lambda *papers: made.extend(paper.name for paper in papers))
-    monkeypatch.setattr(documents, "draw", made.append)
+    monkeypatch.setattr(documents, "draw", lambda: made.append("language"))
     monkeypatch.setattr(documents.scaling, "draw", lambda: made.append("scaling"))
     monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
     monkeypatch.setattr("sys.argv", ["documents"])
     documents.main()
-    assert made == ["digits_transfer", "study", "scaling", "jump", "paper_a", "paper_b"]
+    assert made == ["digits_transfer", "language", "scaling", "jump", "paper_a", "paper_b"]
 
 
 def test_what_is_committed_is_small():
@@ -90,6 +90,15 @@ def test_rows_of_other_settings_are_refused(tmp_path, monkeypatch):
         ValueError, match=r"computed with other settings than its config has: epochs was 3\.0, now it is 4"
     ):
         documents.read("digits_transfer")
+
+
+def test_rows_take_the_place_of_those_of_their_case(tmp_path):
+    """New cases stand last; no other row is touched."""
+    path = tmp_path / "rows.parquet"
+    for cases, losses in (("abb", (1, 2, 3)), ("cb", (4, 5)), ("aa", (6, 7))):
+        published.replace(path, pandas.DataFrame({"case": list(cases), "loss": losses}), ["case"])
+    table = pandas.read_parquet(path)
+    assert list(zip(table["case"], table["loss"], strict=True)) == [("a", 6), ("a", 7), ("b", 5), ("c", 4)]
 
 
 def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):

@@ -20,21 +20,18 @@ TINY = {"widths": (8,), "depths": (1, 2), **RATES, "seeds": 2, "steps": 12}
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(sweeps, "RESULTS", tmp_path)
+    monkeypatch.setattr(sweeps, "ROWS", tmp_path / "language.parquet")
     monkeypatch.setattr(page, "IMAGES", tmp_path / "images")
     return tmp_path
 
 
-def test_a_scale_is_trained_and_published(folder, monkeypatch):
+def test_a_case_is_trained(folder, monkeypatch):
     """completep is depth_mup at the base depth, to the last bit, and nowhere else."""
     two = sweeps.Case(gpt_linen.GPT, ("depth_mup", "completep"), suffix=" here")
     monkeypatch.setattr(sweeps, "CASES", {"two": two})
     monkeypatch.setattr(sweeps, "BASE", (8, 1))
-    monkeypatch.setitem(sweeps.SCALES, "demo", TINY)
-    with pytest.raises(FileNotFoundError, match="demo_two"):
-        sweeps.publish("demo")
-    sweeps.train("two", "demo")
-    rows = pandas.read_parquet(sweeps.publish("demo"))
+    monkeypatch.setattr(sweeps, "SWEEP", TINY)
+    rows = sweeps.train("two")
     assert rows["loss"].between(2, math.log(256) + 0.5).all()
     means = rows.groupby("learning_rate")["loss"].mean()
     assert means[2**-4] < means[2**-8]  # it learns
@@ -51,19 +48,19 @@ def plant(folder, centre):
     noise = functools.cache(lambda *trial: 0.001 * rng.standard_normal())
     for case in sweeps.CASES.values():
         names = [f"{name}{case.suffix}" for name in case.parameterizations]
-        shapes = [(32, d) for d in (2, 4, 8, 16)] + [(64, 2), (128, 2)]
+        shapes = [(32, d) for d in sweeps.SWEEP["depths"]] + [(64, 2), (128, 2)]
         for name, (w, d), octave, seed in itertools.product(names, shapes, range(-11, -2), (0, 1)):
             twin = "mup" if d == 2 and name in ("depth_mup", "completep", "depth_ode") else name
             twin = "sp" if (twin, w) == ("mup", 32) else twin
             value = 2.0 + 0.05 * (octave - centre(name, d)) ** 2 + noise(case.optimizer, twin, w, d, octave, seed)
             rows.append((case.optimizer, name, w, d, 2.0**octave, seed, value, False))
-    pandas.DataFrame(rows, columns=sweeps.COLUMNS).to_parquet(folder / "language_demo.parquet")
+    pandas.DataFrame(rows, columns=sweeps.COLUMNS).to_parquet(sweeps.ROWS)
 
 
 def test_the_tables(folder):
     """sp, which is mup over depth, falls by half an octave a doubling, the others stay; pictures are drawn."""
     plant(folder, lambda name, depth: -6 - 0.5 * math.log2(depth / 2) * (name in ("sp", "mup")))
-    text = page.tables("demo")
+    text = page.tables()
     rows = {tuple(line.split(" | ")[:2]): line for line in text.splitlines() if line.startswith("| ")}
     assert re.search(r"depth \| -0\.(4|5)\d \[", rows["| sp = mup, adamw", "depth"])
     assert ", does not transfer" in rows["| sp = mup, adamw", "depth"]
@@ -74,7 +71,7 @@ def test_the_tables(folder):
     assert ", transfers, " in rows["| depth_mup = depth_ode, muon", "width"]
     assert len(rows) == 1 + 10  # a header; the same trainings have one row
     (folder / "images" / "language").mkdir(parents=True)
-    page.draw("demo")
+    page.draw()
     pictures = set(re.findall(r"\]\(images/(.*?)\)", text))
     assert {str(path.relative_to(folder / "images")) for path in folder.rglob("*.png")} == pictures
     assert len(pictures) == 2

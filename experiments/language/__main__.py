@@ -1,17 +1,13 @@
-"""Trains the sweeps of a scale, or commits their rows; the package's docstring says how."""
+"""Trains the sweeps and writes their rows; the package's docstring says how."""
 
 from depthmup.backend import prepare_cpu
-from experiments import command_line
-from experiments.language import sweeps
+from experiments import command_line, language
+from experiments.language import page, sweeps
+from experiments.published import replace
 
 if __name__ == "__main__":
-    parser = command_line.parser("experiments.language", __doc__, "case", sweeps.CASES)
-    parser.add_argument("--scale", choices=sweeps.SCALES, default="demo")
-    parser.add_argument("--publish", action="store_true", help="commit the rows to docs/results/, train nothing")
-    arguments = parser.parse_args()
+    cases = command_line.parser("experiments.language", language.__doc__, "case", sweeps.CASES).parse_args().cases
     prepare_cpu()
-    if arguments.publish:
-        print(sweeps.publish(arguments.scale))
-    else:
-        for name in arguments.cases:
-            print(sweeps.train(name, arguments.scale))
+    for case in cases:
+        replace(sweeps.ROWS, sweeps.train(case), ["optimizer", "parameterization"])
+    print(page.tables())

@@ -11,7 +11,7 @@ from depthmup.files import write_atomically
 from depthmup.report import figures
 from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import IMAGES, along, best_losses, cells, loss_pictures
-from experiments.language.sweeps import SCALES, published
+from experiments.language.sweeps import SWEEP, published
 from experiments.output import markdown, percent
 
 COLUMNS = ("model", "along", "best learning rate: drift, verdict, cost", "best loss at each size")
@@ -29,9 +29,9 @@ def merged(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
     return list(kept.values())
 
 
-def tables(scale: str) -> str:
-    """What the rows of a scale say, as Markdown."""
-    curves, rows, best = published(scale).curves, [], {}
+def tables() -> str:
+    """What the rows say, as Markdown."""
+    curves, rows, best = published().curves, [], {}
     for c in curves:
         best[c.name, c.optimizer, c.axis] = [best_losses(c.result, i) for i in range(len(c.result.values))]
     for c in merged(curves):
@@ -39,17 +39,17 @@ def tables(scale: str) -> str:
         losses = best[c.name.split(" = ")[0], c.optimizer, c.axis]
         means = " ".join(f"{at_size.mean():.3f}" for at_size in losses)
         rows.append((f"{c.name}, {c.optimizer}", c.axis, ", ".join(filter(None, (drift, verdict, cost))), means))
-    parts = [markdown(COLUMNS, rows), *(f"![{name}](images/language/{name}.png)" for name in along((), f"gpt_{scale}"))]
+    parts = [markdown(COLUMNS, rows), *(f"![{name}](images/language/{name}.png)" for name in along((), "gpt"))]
     for name, other, optimizer in PAIRS:
         losses, others = (best[parameterization, optimizer, "depth"] for parameterization in (name, other))
-        changes = compared(losses, others, SCALES[scale]["depths"])
+        changes = compared(losses, others, SWEEP["depths"])
         parts.append(f"Best loss of `{name}` against `{other}` with {optimizer} (paired seeds): {changes}.")
     return "\n\n".join(parts)
 
 
-def draw(scale: str) -> None:
-    """Write the pictures of a scale."""
-    for name, picture in loss_pictures(along(merged(published(scale).curves), f"gpt_{scale}")).items():
+def draw() -> None:
+    """Write the pictures."""
+    for name, picture in loss_pictures(along(merged(published().curves), "gpt")).items():
         write_atomically(IMAGES / "language" / f"{name}.png", figures.png(picture))
 
 

@@ -16,27 +16,20 @@ import pandas
 
 import depthmup as dm
 from depthmup.data.text import docstrings
-from depthmup.files import write_atomically
 from depthmup.parameterization import Name
 from depthmup.report.result import SweepResult
 from depthmup.sweep import judge
 from experiments.language import gpt_linen, gpt_nnx
 from experiments.published import RESULTS, ROOT
 
-RUNS = ROOT / "runs" / "language"
+RUNS, ROWS = ROOT / "runs" / "language", RESULTS / "language.parquet"
 COLUMNS = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed", "loss", "diverged"]
 BASE, CONTEXT = (32, 2), 32
 CHANCE = math.log(gpt_linen.VOCABULARY)
 # Arguments of `m.sweep`. Depths are compared at the base width, widths at the base depth.
-SCALES: dict[str, dict[str, Any]] = {
-    "demo": {
-        "widths": (32, 64, 128), "depths": (2, 4, 8, 16), "learning_rates": 2.0 ** np.arange(-11, -2), "per_octave": 1,
-        "seeds": 2, "steps": 150,
-    },
-    "study": {
-        "widths": (32, 64, 128, 256), "depths": (2, 4, 8, 16, 32), "learning_rates": 2.0 ** np.arange(-10, -2.9, 0.5),
-        "adaptive": True, "seeds": 3, "steps": 300,
-    },
+SWEEP: dict[str, Any] = {
+    "widths": (32, 64, 128, 256), "depths": (2, 4, 8, 16, 32), "learning_rates": 2.0 ** np.arange(-10, -2.9, 0.5),
+    "adaptive": True, "seeds": 3, "steps": 300,
 }  # fmt: skip
 
 
@@ -75,8 +68,8 @@ def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     return windows[:, :-1], windows[:, 1:]
 
 
-def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> tuple[SweepResult, pandas.DataFrame]:
-    """(what `m.sweep` says, its rows with the columns `COLUMNS`) on `batch` sequences a step."""
+def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> pandas.DataFrame:
+    """The rows of `m.sweep` on `batch` sequences a step, with the columns `COLUMNS`."""
     result = m.sweep(
         loss,
         functools.partial(batches, batch_size=batch),
@@ -85,28 +78,18 @@ def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> tuple[
         workdir=workdir,
         **options,
     )
-    return result, result.rows.assign(loss=result.rows["last_loss"])[COLUMNS]
+    return result.rows.assign(loss=result.rows["last_loss"])[COLUMNS]
 
 
-def train(name: str, scale: str) -> SweepResult:
-    """Train what is missing of a case in its workdir, runs/language/SCALE_NAME; write its rows there."""
-    case, folder = CASES[name], RUNS / f"{scale}_{name}"
+def train(name: str) -> pandas.DataFrame:
+    """Train what is missing of a case in its workdir, runs/language/NAME: its rows."""
+    case = CASES[name]
     first, *others = case.parameterizations
     m = setup(first, case.factory, fan_in_init=True)
-    result, rows = sweep(m, folder, optimizer=case.optimizer, against=others, **SCALES[scale])
-    rows["parameterization"] += case.suffix
-    write_atomically(folder / "published.parquet", rows.to_parquet(index=False))
-    return result
+    rows = sweep(m, RUNS / name, optimizer=case.optimizer, against=others, **SWEEP)
+    return rows.assign(parameterization=rows["parameterization"] + case.suffix)
 
 
-def publish(scale: str) -> Path:
-    """Commit the rows of all cases. Raises FileNotFoundError for a case that is not finished."""
-    rows = [pandas.read_parquet(RUNS / f"{scale}_{name}" / "published.parquet") for name in CASES]
-    path = RESULTS / f"language_{scale}.parquet"
-    write_atomically(path, pandas.concat(rows).to_parquet(index=False, compression="zstd"))
-    return path
-
-
-def published(scale: str) -> SweepResult:
-    """What the committed rows of a scale say."""
-    return judge(pandas.read_parquet(RESULTS / f"language_{scale}.parquet"), chance=CHANCE)
+def published() -> SweepResult:
+    """What the committed rows say."""
+    return judge(pandas.read_parquet(ROWS), chance=CHANCE)
