@@ -8,20 +8,27 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from depthmup.specs import PyTree
+from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.loop import Reader, TrialLoop
-from depthmup.train.stop import Stopped
+from depthmup.train.stop import Stop, Stopped
 from depthmup.train.trainable import Hyper
 
 SAVE, STOP = 1, 2  # what `Hooks.asked` may ask for
 
 
 class Hooks:
-    """What happens around the steps of a training; a subclass says what. Here nothing does.
+    """What happens around the steps of a training: saving and stopping here, reading and looking in a subclass.
 
-    looks: the steps after which `look` is called.
+    checkpoints: None: nothing is saved. stop: None: nothing asks to stop. saving: steps from one checkpoint to the
+    next; None: they are not due by steps. looks: the steps after which `look` is called.
     """
 
     looks: Collection[int] = ()
+
+    def __init__(
+        self, checkpoints: Checkpoints | None = None, stop: Stop | None = None, saving: int | None = None
+    ) -> None:
+        self.checkpoints, self.stop, self.saving = checkpoints, stop, saving
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Take the metrics of a stretch that ends at `step`, (trials, steps) each. The devices have the next one."""
@@ -31,18 +38,20 @@ class Hooks:
 
     def asked(self) -> int:
         """What is asked for from outside: nothing (0), SAVE, or STOP, which saves too. Called once for each stretch."""
-        return 0
+        if self.requested:
+            return STOP
+        return SAVE if self.checkpoints and self.checkpoints.overdue() else 0
 
     def due(self, step: int) -> bool:
         """Whether the state after `step` steps is to be saved without being asked for."""
-        return False
+        return bool(self.saving and step % self.saving == 0)
 
     def save(self, step: int, state: PyTree) -> None:
         """Begin to save the state, if there is a place for it."""
 
     def saved(self, step: int) -> bool:
         """Whether the state after `step` steps is saved; this waits for it."""
-        return False
+        return self.checkpoints is not None and self.checkpoints.has(step)
 
     def over(self) -> bool:
         """Whether all trials are frozen, so that no further step changes them."""
@@ -51,7 +60,7 @@ class Hooks:
     @property
     def requested(self) -> signal.Signals | None:
         """The signal that asks to stop, if it came to this process."""
-        return None
+        return self.stop.requested if self.stop else None
 
 
 def drive(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
 from depthmup.train.divergence import NEVER, finite
-from depthmup.train.drive import SAVE, STOP, Hooks, drive
+from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
@@ -154,21 +153,18 @@ def train_loop(
 
 
 class RunHooks(Hooks):
-    """Log, evaluations and checkpoints of a lone run.
-
-    evaluating, saving: steps between two evaluations, between two checkpoints; None for none.
-    """
+    """Log, evaluations and checkpoints of a lone run. evaluating: steps between two evaluations; None for none."""
 
     def __init__(
         self, settings: Settings, loop: TrialLoop, report: Report, checkpoints: Checkpoints | None, stop: Stop
     ) -> None:
         per_epoch, self.steps = loop.batches.steps_per_epoch, steps_of(settings)
-        self._loop, self._report, self._checkpoints, self._stop = loop, report, checkpoints, stop
+        super().__init__(checkpoints, stop, settings.checkpoint.every.steps(per_epoch) if checkpoints else None)
+        self._loop, self._report = loop, report
         self.evaluating = settings.evaluate_every.steps(per_epoch)
-        self.saving = settings.checkpoint.every.steps(per_epoch) if checkpoints else None
         self.looks = range(self.evaluating, self.steps, self.evaluating) if self.evaluating else ()
         self.scores: dict[int, dict[str, float]] = {}  # {step: its evaluation}, of the last one
-        self._agreed = _agreed(loop, self._wish)
+        self._agreed = _agreed(loop, super().asked)
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         self._report(step, metrics)
@@ -183,26 +179,13 @@ class RunHooks(Hooks):
         return self._agreed()
 
     def due(self, step: int) -> bool:
-        if not self._checkpoints:
-            return False
-        best = step in self.scores and self._checkpoints.improves(self.scores[step][METRIC])
-        return best or bool(self.saving and step % self.saving == 0)
+        score = self.scores.get(step)
+        best = self.checkpoints and score and self.checkpoints.improves(score[METRIC])
+        return bool(best) or super().due(step)
 
     def save(self, step: int, state: PyTree) -> None:
-        if self._checkpoints and self._loop.halted(state)[0] == NEVER:
-            self._checkpoints.save(step, self._loop.placement.get(state), self.scores.get(step))
-
-    def saved(self, step: int) -> bool:
-        return self._checkpoints is not None and self._checkpoints.has(step)
-
-    @property
-    def requested(self) -> signal.Signals | None:
-        return self._stop.requested
-
-    def _wish(self) -> int:
-        if self._stop.requested:
-            return STOP
-        return SAVE if self._checkpoints and self._checkpoints.overdue() else 0
+        if self.checkpoints and self._loop.halted(state)[0] == NEVER:
+            self.checkpoints.save(step, self._loop.placement.get(state), self.scores.get(step))
 
 
 def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -> TrialLoop:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from depthmup.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import TrialsOverDevices
 from depthmup.train.divergence import diverged
-from depthmup.train.drive import SAVE, STOP, Hooks, drive
+from depthmup.train.drive import Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
 from depthmup.train.trainable import Hyper
@@ -107,10 +106,7 @@ class Runner:
 
 
 class GroupHooks(Hooks):
-    """History, measurements and checkpoints of a group of trials.
-
-    saving: steps from one checkpoint to the next; None if checkpoints are not due by steps.
-    """
+    """History, measurements and checkpoints of a group of trials."""
 
     def __init__(
         self,
@@ -121,12 +117,12 @@ class GroupHooks(Hooks):
         checkpoints: GroupCheckpoints | None,
         stop: Stop | None,
     ) -> None:
+        super().__init__(checkpoints, stop, checkpoints.steps_between if checkpoints else None)
         sweep, self._last = group.study.sweep, max(steps)
-        self._loop, self._progress, self._checkpoints, self._stop = loop, progress, checkpoints, stop
+        self._loop, self._progress = loop, progress
         self.history = History(len(group.trials), self._last)
         points = sweep.measure_points if sweep.measure else 0
         self.looks = {step for count in steps for step in measured_after(count, points)}
-        self.saving = checkpoints.steps_between if checkpoints else None
         self._frozen = np.zeros(group.size, bool)
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
@@ -137,27 +133,12 @@ class GroupHooks(Hooks):
     def look(self, step: int, state: PyTree, hyper: PyTree) -> None:
         self.history.measure(step, self._loop.measure(state, hyper))
 
-    def asked(self) -> int:
-        if self.requested:
-            return STOP
-        return SAVE if self._checkpoints and self._checkpoints.overdue() else 0
-
-    def due(self, step: int) -> bool:
-        return bool(self.saving and step % self.saving == 0)
-
     def save(self, step: int, state: PyTree) -> None:
-        if self._checkpoints:
-            self._checkpoints.save(step, self._loop.placement.get(state), more=self.history.arrays(step))
-
-    def saved(self, step: int) -> bool:
-        return self._checkpoints is not None and self._checkpoints.has(step)
+        if self.checkpoints:
+            self.checkpoints.save(step, self._loop.placement.get(state), more=self.history.arrays(step))
 
     def over(self) -> bool:
         return bool(self._frozen.all())
-
-    @property
-    def requested(self) -> signal.Signals | None:
-        return self._stop.requested if self._stop else None
 
 
 def placement(
