@@ -134,14 +134,17 @@ def place(
 def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
     """The parameters that store the output factor: heads, without the biases beside them and the linear part of wide
     and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same. A
-    stream of fixed size, in whose branches alone something grows (TSMixer), needs no factor."""
+    stream of fixed size, in whose branches alone something grows (TSMixer), needs no factor, and a head that a norm
+    follows (AlphaZero) has no place for one."""
     parts = site.parts or {}
     fixed = all(spec.role in ("scalar", "fixed") for spec in leaves.values() if not spec.in_branch)
     if fixed and not any(leaves[path].role == "readout" for path in parts):
         return {}
     roles = {leaves[path].role for path in parts}
     if roles <= {"scalar", "fixed"} and site.weights.intersection(parts):
-        return {path: None for path in sorted(site.weights) if leaves[path].role == "readout"} or parts
+        heads = {path: None for path in sorted(site.weights) if leaves[path].role == "readout"}
+        lost = [path for path in site.normalized if leaves[path].role == "output" and not leaves[path].in_branch]
+        return heads or ({} if lost else parts)
     if "readout" in roles:
         return {path: mask for path, mask in parts.items() if leaves[path].role not in ("scalar", "fixed")}
     return parts
@@ -150,12 +153,13 @@ def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
 def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
     """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
     output factor, read-ins are no weights of a product. A projection in front of a cosine is an output, which keeps its
-    size: the cosine needs no factor. A table that is normalized itself is an embedding. What the logits do not depend
-    on is missing."""
+    size: the cosine needs no factor. So is a projection that a norm follows. A table that is normalized itself is an
+    embedding. What the logits do not depend on is missing."""
     heads = [site for site in sites if site.kind == "output"]
     weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
+    roles |= {path: "output" for site in heads for path in site.normalized}
     roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
 

@@ -1,7 +1,8 @@
 """Standard deviations of a model's initial parameters, without making the parameters.
 
 The program that makes them is traced. Each parameter is then computed backwards from its result, on SAMPLE numbers that
-stand for arrays of any size: initializers are elementwise functions of random numbers.
+stand for arrays of any size: initializers are elementwise functions of random numbers. An orthogonal matrix has
+columns of norm 1, so that the mean square of its entries is one over the number of rows.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class InitProgram(NamedTuple):
     def stds(self) -> dict[str, Std]:
         """{path: the standard deviation of its entries} of the parameters. Nothing of their size is made.
 
-        An initializer that is no elementwise function of random numbers, such as an orthogonal one, has None.
+        An initializer that is neither an elementwise function of random numbers nor orthogonal has None.
         """
         outs = self.closed.jaxpr.outvars
         return {path: _std(self.closed, out) for path, out in zip(flatten_shapes(self.params)[0], outs, strict=False)}
@@ -156,6 +157,12 @@ class _Program:
         name, shape = equation.primitive.name, out.aval.shape
         if name == "random_bits":
             return Value("sample", _bits(self.rng, equation.params["bit_width"]))
+        if name == "qr":  # an orthogonal init multiplies the first result by the signs of the diagonal of the second
+            rows = equation.invars[0].aval.shape[-2]
+            first = out is equation.outvars[0]
+            return Value("sample", _normal(self.rng) / math.sqrt(rows)) if first else Value("same", np.ones(()))
+        if equation.params.get("name") == "diagonal" and (whole := self.read(equation.invars[0])).kind == "same":
+            return whole
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self._called(equation, *inner, out)
@@ -203,6 +210,12 @@ def _bits(rng: np.random.Generator, width: int) -> np.ndarray:
     """Random bits, as evenly spread as they can be."""
     levels = (np.arange(SAMPLE) + 0.5) / SAMPLE * 2.0**width
     return rng.permutation(levels.astype(f"uint{width}"))
+
+
+def _normal(rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers, as evenly spread as they can be, of mean square 1."""
+    numbers = np.asarray(jax.scipy.special.ndtri((np.arange(SAMPLE) + 0.5) / SAMPLE), np.float64)
+    return rng.permutation(numbers / numbers.std())
 
 
 def _whole(value: Value, shape: tuple[int, ...]) -> Any:

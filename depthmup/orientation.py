@@ -12,13 +12,15 @@ from depthmup.specs import Layout, Shape
 
 class Matrix(NamedTuple):
     """A matrix, or the kernel of a convolution. outputs, inputs: its axes. grow: the axes that grow with width. axes:
-    their number. stacked: whether the first axis runs over blocks."""
+    their number. stacked: whether the first axis runs over blocks or members of an ensemble. one_channel: whether no
+    axis is longer than 1 but one, so that the shape does not tell inputs from outputs."""
 
     outputs: int
     inputs: int
     grow: tuple[int, ...]
     axes: int = 2
     stacked: bool = False
+    one_channel: bool = False
 
     @property
     def layout(self) -> Layout | None:
@@ -27,7 +29,7 @@ class Matrix(NamedTuple):
     @property
     def role(self) -> str:
         """An override for `infer_specs`."""
-        if len(self.grow) == 1:
+        if len(self.grow) == 1 and not (self.stacked or self.one_channel):
             return "output" if self.grow == (self.inputs,) else "input"
         letters = ["o" if axis == self.outputs else "i" for axis in range(self.axes)]
         return "-" * self.stacked + "".join(letters[self.stacked :])
@@ -57,15 +59,17 @@ def matrices(
         if site.kernel:
             outputs, inputs = site.kernel
             if axes and set(axes) <= {outputs, inputs}:
-                result[path] = Matrix(outputs, inputs, axes, count)
+                one_channel = sum(size > 1 for size in shapes[path]) == 1
+                result[path] = Matrix(outputs, inputs, axes, count, one_channel=one_channel)
             continue
         both = (count - 2, count - 1)
         if not set(axes) <= set(both):
             continue
+        few, many = terms[site.product], terms_at_twice[site.product]
         if len(axes) == 1:
-            summed = [axis for axis in both if (axis in axes) == (terms_at_twice[site.product] != terms[site.product])]
+            summed = [axis for axis in both if (axis in axes) == (many != few) and shapes[path][axis] == few]
         else:
-            summed = [axis for axis in both if axes == both and shapes[path][axis] == terms[site.product]]
+            summed = [axis for axis in both if axes == both and shapes[path][axis] == few]
         if len(summed) == 1:
             result[path] = Matrix(sum(both) - summed[0], summed[0], axes, count, stacked=count > 2)
     return result
@@ -89,12 +93,14 @@ def mistaken(
     layout: Layout | None,
 ) -> dict[str, str]:
     """{path: an override} of what shapes and names mistake in a layout: matrices stored the other way round, heads with
-    the name of an embedding or of no matrix, and vectors that a sum runs over."""
+    the name of an embedding or of no matrix, stacked matrices with one axis that grows, kernels of one channel, and
+    vectors that a sum runs over."""
     roles = {
         path: matrix.role
         for path, matrix in matrices.items()
         if matrix.layout != (layout or "in_out")
         or (len(matrix.grow) == 1 and (names.is_embedding(path) or not names.is_matrix(path)))
+        or (len(matrix.grow) == 1 and (matrix.stacked or matrix.one_channel))
     }
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}

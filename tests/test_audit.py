@@ -89,12 +89,12 @@ def test_nothing_of_the_target_is_made():
 
 
 def test_an_initializer_that_is_no_elementwise_function_is_run():
-    """Of an orthogonal init only that of the anchor is made; what it needs at the target follows from its slopes."""
-    orthogonal = jax.nn.initializers.orthogonal()
+    """Of such an init only that of the anchor is made; what it needs at the target follows from its slopes."""
+    orthogonal = jax.nn.initializers.delta_orthogonal()
 
     def net(width, depth):
         keys = jax.random.split(jax.random.key(0), depth + 1)
-        blocks = [width**0.5 * orthogonal(key, (width, width)) for key in keys[1:]]
+        blocks = [width**0.5 * orthogonal(key, (3, 3, width, width)) for key in keys[1:]]
         return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
 
     report = dm.audit_init(dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, width=2**16, depth=4), net)

@@ -1,5 +1,7 @@
 """Standard deviations of initial parameters, from the program that makes them."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -61,8 +63,20 @@ def test_ratios_are_exact():
     assert of(64) / of(4096) == pytest.approx(8, rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(11, 64), (64, 64), (64, 3), (3, 3, 8, 16)])
+def test_orthogonal_initializers(shape):
+    """Rows or columns of norm 1, whichever are fewer, to the precision of float32; of members of an ensemble, too."""
+    init = nn.initializers.orthogonal(2**0.5)
+    found = stds(
+        lambda: {"w": init(KEY, shape), "members": jax.vmap(lambda key: init(key, shape))(jax.random.split(KEY))}
+    )
+    exact = (2 / max(math.prod(shape[:-1]), shape[-1])) ** 0.5
+    assert found == {"w": pytest.approx(exact, rel=1e-5), "members": pytest.approx(exact, rel=1e-5)}
+
+
 def test_what_no_sample_tells():
-    init = lambda: {"w": nn.initializers.orthogonal()(KEY, (64, 64)), "v": jax.random.normal(KEY, (64,))}  # noqa: E731
+    unseen = lambda: jnp.cumsum(jax.random.normal(KEY, (64, 64)), axis=0)  # noqa: E731
+    init = lambda: {"w": unseen(), "v": jax.random.normal(KEY, (64,))}  # noqa: E731
     found = traced(init).stds()
     assert (found["w"].value, found["w"].shape) == (None, (64, 64))
     assert found["v"].value == pytest.approx(1, rel=1e-3)  # of a vector of 64 numbers, without the error of drawing it

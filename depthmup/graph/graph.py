@@ -47,6 +47,7 @@ class Node:
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     heads: int = 0  # of a dot_general, the number of axes that it does not sum over and both operands have
+    axes: tuple[tuple[int, ...], ...] = ()  # of a dot_general, the axes of each operand that it sums over
     kernel: tuple[int, ...] = ()  # of a convolution, the axes of its kernel's outputs and inputs
     operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
     copies: tuple[Node, ...] = ()
@@ -179,7 +180,8 @@ class Graph:
             if name == "conv_general_dilated":
                 node.kernel = tuple(parameters["dimension_numbers"].rhs_spec[:2])
             if name == "dot_general":
-                node.heads = len(parameters["dimension_numbers"][1][0])
+                node.axes, batch = parameters["dimension_numbers"]
+                node.heads = len(batch[0])
             return [node]
         nodes = []
         for i in range(len(equation.outvars)):

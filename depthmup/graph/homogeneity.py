@@ -25,18 +25,19 @@ SUMS = (*ADDITIONS, "sub", "concatenate", "stack", "select_n", "stacked")
 PROPOSALS = 8  # the largest number of sets of parameters that are proposed for one value
 
 
-def homogeneous_in(graph: Graph, node: Node, stop: Node | None = None) -> Parts | None:
+def homogeneous_in(graph: Graph, node: Node, stop: Node | None = None, calls: Sequence[Node] = ()) -> Parts | None:
     """Parameters whose doubling doubles a value and changes nothing else, None if there are none.
 
+    calls: the same value in each call of a layer that is called several times, which doubles as well; `node` is one.
     The nearest parameters are tried first: all of their entries, then those that the value depends on, such as
     the queries' in a kernel that makes queries, keys and values.
     """
     for paths in _proposals(graph, node, stop):
         leaves: Parts = dict.fromkeys(sorted(paths))
-        if _doubles_alone(graph, node, leaves):
+        if _doubles_alone(graph, node, leaves, calls):
             return leaves
         parts = _entries(graph, node, sorted(paths), stop)
-        if any(mask is not None for mask in parts.values()) and _doubles_alone(graph, node, parts):
+        if any(mask is not None for mask in parts.values()) and _doubles_alone(graph, node, parts, calls):
             return parts
     return None
 
@@ -62,9 +63,9 @@ def _proposals(graph: Graph, node: Node, stop: Node | None) -> list[frozenset[st
     return list(proposals[node])
 
 
-def _doubles_alone(graph: Graph, node: Node, parts: Parts) -> bool:
+def _doubles_alone(graph: Graph, node: Node, parts: Parts, calls: Sequence[Node]) -> bool:
     """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
-    copies = node.copies or (node,)
+    copies = calls or node.copies or (node,)
     values = graph.changed(_doubled(graph, parts), set().union(*map(graph.ancestors, copies)), cut=copies)
     if values is None or node not in values:
         return False

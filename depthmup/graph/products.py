@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -34,13 +34,16 @@ def applied(graph: Graph) -> dict[str, Node]:
     activations}. Tables are none of them."""
     first, matrices = dict[str, Node](), weights(graph)
     for node in (node for node in graph.nodes if graph.weighs(node)):
-        for operand in node.operands:
+        for number, operand in enumerate(node.operands):
             parameter = as_stored(operand)
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
             parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
             stored = operand.operands[0] if operand.op == "convert_element_type" else operand
             kernel = node.kernel and stored is parameter
-            if parameter.path in matrices and (matrix or kernel):
+            # The members of an ensemble lie along the first axis, in one product.
+            first_axis = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
+            members = first_axis and bool(node.axes) and node.axes[number] in ((1,), (2,))
+            if parameter.path in matrices and (matrix or kernel or members):
                 first.setdefault(parameter.path, node)
     return first
 
@@ -218,6 +221,20 @@ def weights(graph: Graph) -> frozenset[str]:
     products = (graph.parameters_of(node) for node in graph.nodes if graph.weighs(node))
     tables = (graph.parameters_of(node) for node in graph.nodes if node.op == "gather" and node in graph.fed)
     return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
+
+
+def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
+    """Of these weights those whose size does not matter to the logits, since a norm takes it away."""
+    before, result = np.asarray(graph.output.value), set[str]()
+    allowed = graph.ancestors(graph.output)
+    for leaf in (node for node in graph.nodes if node.path in paths):
+        values = graph.changed({leaf: 2 * leaf.value}, allowed)
+        after = values.get(graph.output, before)
+        if np.linalg.norm(after - before) < 0.01 * np.linalg.norm(before):
+            products = (node for node in values if graph.weighs(node) and leaf.path in graph.parameters_of(node))
+            if any(np.array_equal(values[product], 2 * product.value) for product in products):  # no weight norm
+                result.add(leaf.path)
+    return frozenset(result)
 
 
 def _has_unit_norm(node: Node) -> bool:

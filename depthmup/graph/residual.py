@@ -106,6 +106,34 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     return injections
 
 
+def calls(graph: Graph, branches: Sequence[Branch]) -> list[list[Branch]]:
+    """The branches, those together that are one branch in several calls of its tower, in the order of the calls.
+    Blocks of one stream that share their weights are branches of their own, and so are parts of what one layer makes
+    of a state."""
+    groups = collections.defaultdict[frozenset[str], list[Branch]](list)
+    for branch in branches:
+        groups[graph.parameters_between(branch.end, branch.start)].append(branch)
+    result = list[list[Branch]]()
+    for group in groups.values():
+        sums = {branch.sum for branch in group}
+        one_stream = any(not _states(graph, branch.sum).isdisjoint(sums - {branch.sum}) for branch in group)
+        one_call = len({branch.start for branch in group}) < len(group)
+        result += [[branch] for branch in group] if one_stream or one_call else [group]
+    return result
+
+
+def _states(graph: Graph, state: Node) -> set[Node]:
+    """A state of the stream, and those that it is made of without weights, as by a norm after the sum."""
+    states, todo = set[Node](), [state]
+    while todo:
+        node = todo.pop()
+        if node not in states:
+            states.add(node)
+            todo += _chain(graph, node) - states
+            todo += [value for value in [source(graph, node)] if value is not None]
+    return states
+
+
 def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
     """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
     turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too."""
@@ -242,7 +270,7 @@ def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
         node = todo.pop()
         if node in before:
             summands.append(node)
-        elif node.op in ADDITIONS:
+        elif node.op in ADDITIONS or node.op == "transpose":  # (a matrix may give the transposed start of the stream)
             todo += graph.activations(node)
     return summands
 

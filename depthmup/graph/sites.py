@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from depthmup.graph import products, residual
-from depthmup.graph.graph import Graph
+from depthmup.graph.graph import Graph, Node
 from depthmup.graph.homogeneity import Parts, doubles, homogeneous_in
 from depthmup.graph.jaxpr import CLOSED
 from depthmup.parameterization import Kind
@@ -48,6 +49,7 @@ class Site:
     Fields of an output
       weights: all parameters that products alone apply to activations (`products.weights`), but those that stand in one
         product with a part, as the direction of a normalized weight does.
+      normalized: those outside the branches whose size a norm behind them takes away.
     Field of a contracted parameter
       axis: the one that the product sums over.
     Fields of an attention and of an applied matrix
@@ -66,6 +68,7 @@ class Site:
     times: int = 1
     multiplier: float = 1.0
     weights: frozenset[str] = frozenset()
+    normalized: frozenset[str] = frozenset()
     axis: int = 0
     head_dim: int = 0
     product: int = 0
@@ -84,13 +87,15 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
         graph = Graph(apply, params, inputs, seed, positive=True)
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     contracted = products.contracted(graph)
+    branches = _branches(graph)
+    inside = frozenset[str]().union(*(site.inside for site in branches))
     return [
-        *_branches(graph),
+        *branches,
         *_applied(graph),
         *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
         *_attentions(graph),
-        *_outputs(graph),
+        *_outputs(graph, products.normalized(graph, products.weights(graph) - inside)),
     ]
 
 
@@ -113,12 +118,16 @@ def _branches(graph: Graph) -> list[Site]:
     between = {outer: residual.between(graph, group, ends) for outer, group in groups.items()}
     sums = {branch.sum for branch in branches}
     joined = {value for total in sums for value in residual.joined(total)}
+    last_calls = {group[-1]: [branch.end for branch in group] for group in residual.calls(graph, branches)}
     for number, branch in enumerate(branches):
-        projected = branch.skip is not branch.start
-        alone = (sums | joined).issuperset(branch.end.consumers)
+        if branch not in last_calls:
+            continue
+        projected, calls = branch.skip is not branch.start, last_calls[branch]
+        alone = (sums | joined).issuperset(consumer for end in calls for consumer in end.consumers)
         parts: Parts | None = {}  # what queries that start at 0 attend to in their first block is 0: no factor
         if np.any(branch.end.value):
-            parts = homogeneous_in(graph, branch.end, stop=branch.start) if alone else None
+            several = calls if len(calls) > 1 else ()
+            parts = homogeneous_in(graph, branch.end, branch.start, several) if alone else None
         site = Site(
             "branch",
             parts,
@@ -148,8 +157,18 @@ def _branches(graph: Graph) -> list[Site]:
 
 
 def _attentions(graph: Graph) -> Iterator[Site]:
+    calls = collections.defaultdict[Any, list[tuple[Node, Node, Node]]](list)  # of one attention, by its layers
     for query, key, product in products.attentions(graph):
-        candidates = (homogeneous_in(graph, value) for value in (query, key))
+        layers = products.last_layer(graph, query), products.last_layer(graph, key)
+        weights = tuple(graph.parameters_of(layer) if layer else None for layer in layers)
+        calls[weights if None not in weights else product].append((query, key, product))
+    for group in calls.values():
+        query, key, product = group[-1]
+        values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
+        candidates = (
+            homogeneous_in(graph, value, calls=list(several) if len(several) > 1 else ())
+            for value, several in zip((query, key), values, strict=True)
+        )
         # (Where queries and keys are the same, their product grows by the square.)
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts)), None)
         if parts is None and products.is_cosine(graph, query, key):
@@ -161,12 +180,13 @@ def _attentions(graph: Graph) -> Iterator[Site]:
             yield Site("attention", None, where=node.op)
 
 
-def _outputs(graph: Graph) -> Iterator[Site]:
+def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
     weights = products.weights(graph)
     for logits, parts in products.readouts(graph):
         applied = [graph.parameters_of(node) for node in graph.nodes if graph.weighs(node)]
         beside = frozenset[str]().union(*(paths for paths in applied if not paths.isdisjoint(parts or ())))
-        yield Site("output", parts, weights=weights - (beside - set(parts or ())), where=logits.op)
+        others = weights - (beside - set(parts or ()))
+        yield Site("output", parts, weights=others, normalized=normalized, where=logits.op)
         for factor in products.cosine(graph, logits):
             layer = products.last_layer(graph, factor)
             if factor not in graph.fed:

@@ -228,7 +228,7 @@ def readouts(
         role = forward_ends.get(name)
         if name in kernels and role != "readout":
             # A product applies the kernel of one input channel; it does not apply a vector, such as a scale (1, N, 1).
-            role = "input" if role is None and "readout" in forward_ends.values() else None
+            role = "input" if role in (None, "output") and "readout" in forward_ends.values() else None
         if role is not None:
             roled[name] = (role, axes_for(role, roles.leaves[name], roles))
     heads = [name for name, (role, _) in roled.items() if role == "readout" and forward_ends.get(name) == "readout"]

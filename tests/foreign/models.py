@@ -6,14 +6,23 @@ from tests.foreign import (
     heads,
     queries,
     recurrent,
+    repeated,
     stacked,
     streams,
     structures,
     transformers,
 )
 
-MODELS = {
-    name: model
-    for kind in (conditioned, transformers, queries, recurrent, convolutional, heads, stacked, streams, structures)
-    for name, model in kind.MODELS.items()
-}
+KINDS = (
+    conditioned,
+    transformers,
+    queries,
+    recurrent,
+    convolutional,
+    heads,
+    repeated,
+    stacked,
+    streams,
+    structures,
+)
+MODELS = {name: model for kind in KINDS for name, model in kind.MODELS.items()}
