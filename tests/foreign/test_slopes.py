@@ -40,7 +40,7 @@ NAMES = (
 # 16 blocks take too long to compile.
 SHALLOW = (
     "dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before", "transformer_xl", "resampler",
-    "masked_autoencoder",
+    "masked_autoencoder", "siamese", "unrolled",
 )  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
