@@ -392,6 +392,27 @@ def test_parallel_branches():
         assert sorted(places(apply, PARAMS, X)["branch"]) == [["a_w"], ["b_w"], ["v_w"]]
 
 
+class Twice(nn.Module):
+    """Every block is applied twice in a row to one stream (MobileLLM): no two calls of a tower, each with its own."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            norm, layer = nn.LayerNorm(name=f"norm_{i}"), nn.Dense(self.width, name=f"block_{i}")
+            for _ in range(2):
+                h = h + layer(nn.relu(norm(h)))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_a_block_that_is_applied_twice_to_one_stream_has_no_place_for_its_factor():
+    with pytest.raises(ForwardError, match="homogeneous in none of its parameters alone"):
+        dm.setup("depth_mup", Twice, np.ones((4, 5), np.float32), width=16, depth=2, base=(8, 2))
+
+
 def test_parallel_branches_share_a_norm():
     """Both begin at the stream, before the norm."""
 

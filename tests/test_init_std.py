@@ -67,11 +67,11 @@ def test_ratios_are_exact():
 def test_orthogonal_initializers(shape):
     """Rows or columns of norm 1, whichever are fewer, to the precision of float32; of members of an ensemble, too."""
     init = nn.initializers.orthogonal(2**0.5)
-    found = stds(
+    deviations = stds(
         lambda: {"w": init(KEY, shape), "members": jax.vmap(lambda key: init(key, shape))(jax.random.split(KEY))}
     )
     exact = (2 / max(math.prod(shape[:-1]), shape[-1])) ** 0.5
-    assert found == {"w": pytest.approx(exact, rel=1e-5), "members": pytest.approx(exact, rel=1e-5)}
+    assert deviations == {"w": pytest.approx(exact, rel=1e-5), "members": pytest.approx(exact, rel=1e-5)}
 
 
 def test_what_no_sample_tells():

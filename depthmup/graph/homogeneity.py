@@ -65,7 +65,7 @@ def _proposals(graph: Graph, node: Node, stop: Node | None) -> list[frozenset[st
 
 def _doubles_alone(graph: Graph, node: Node, parts: Parts, calls: Sequence[Node]) -> bool:
     """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
-    copies = calls or node.copies or (node,)
+    copies = calls if len(calls) > 1 else node.copies or (node,)
     values = graph.changed(_doubled(graph, parts), set().union(*map(graph.ancestors, copies)), cut=copies)
     if values is None or node not in values:
         return False

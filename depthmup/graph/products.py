@@ -41,8 +41,8 @@ def applied(graph: Graph) -> dict[str, Node]:
             stored = operand.operands[0] if operand.op == "convert_element_type" else operand
             kernel = node.kernel and stored is parameter
             # The members of an ensemble lie along the first axis, in one product.
-            first_axis = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
-            members = first_axis and bool(node.axes) and node.axes[number] in ((1,), (2,))
+            stacked = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
+            members = stacked and bool(node.axes) and node.axes[number] in ((1,), (2,))
             if parameter.path in matrices and (matrix or kernel or members):
                 first.setdefault(parameter.path, node)
     return first

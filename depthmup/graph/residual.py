@@ -129,8 +129,7 @@ def _states(graph: Graph, state: Node) -> set[Node]:
         node = todo.pop()
         if node not in states:
             states.add(node)
-            todo += _chain(graph, node) - states
-            todo += [value for value in [source(graph, node)] if value is not None]
+            todo += [*_chain(graph, node), *filter(None, [source(graph, node)])]
     return states
 
 

@@ -126,8 +126,7 @@ def _branches(graph: Graph) -> list[Site]:
         alone = (sums | joined).issuperset(consumer for end in calls for consumer in end.consumers)
         parts: Parts | None = {}  # what queries that start at 0 attend to in their first block is 0: no factor
         if np.any(branch.end.value):
-            several = calls if len(calls) > 1 else ()
-            parts = homogeneous_in(graph, branch.end, branch.start, several) if alone else None
+            parts = homogeneous_in(graph, branch.end, branch.start, calls) if alone else None
         site = Site(
             "branch",
             parts,
@@ -166,8 +165,8 @@ def _attentions(graph: Graph) -> Iterator[Site]:
         query, key, product = group[-1]
         values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
         candidates = (
-            homogeneous_in(graph, value, calls=list(several) if len(several) > 1 else ())
-            for value, several in zip((query, key), values, strict=True)
+            homogeneous_in(graph, value, calls=list(of_calls))
+            for value, of_calls in zip((query, key), values, strict=True)
         )
         # (Where queries and keys are the same, their product grows by the square.)
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts)), None)

@@ -126,10 +126,6 @@ class Board(nn.Module):
         return jnp.concatenate(logits, -1)
 
 
-def one_critic(width, depth, key):
-    return Critic(width, depth, key)
-
-
 BOARD = blocks("block_*") | trunk(stem="input") | {"value/*": "fixed", "value_conv/kernel": "readout"}
 NORMED = {"policy*": "fixed", "value*": "fixed", "policy_conv/*": "output", "value_conv/*": "output"}
 CRITIC = trunk(embed="input", head="readout") | blocks("up/*", "down/*", matrix="weight") | {"norms/*": "branch/vector"}
@@ -149,7 +145,7 @@ MODELS = {
     ),
     "ensemble": Foreign(ensemble, (ones(4, 5),), CRITIC, {"call": call_ensemble}),
     "equinox_without_bias": Foreign(
-        one_critic, (ones(4, 5),), CRITIC, {"call": lambda model, x: jax.vmap(model)(x)}
+        Critic, (ones(4, 5),), CRITIC, {"call": lambda model, x: jax.vmap(model)(x)}
     ),
     "board": Foreign(Board, (BOARDS,), BOARD, queries=("value/kernel",)),
     "board_normed": Foreign(
