@@ -26,6 +26,7 @@ from depthmup.graph import (
     Parts,
     Site,
     last_layer,
+    last_matrices,
     residual,
     sites,
     values_at,
@@ -108,10 +109,11 @@ def place(
         for site in sites:
             if site.kind not in KINDS or site.kind not in kinds or (site.kind == "branch" and site not in branches):
                 continue
-            if site.parts is None:
+            parts = _heads(site, leaves, sites) if site.kind == "output" else site.parts
+            if parts is None:
                 raise ForwardError(_no_place(site, repeating))
             head_dim = head_dims[site.product] if head_dims and site.kind == "attention" else site.head_dim
-            for path, mask in (_heads(site, leaves) if site.kind == "output" else site.parts).items():
+            for path, mask in parts.items():
                 other = masks[path].get((site.kind, head_dim), mask)  # of another block in the same array
                 masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
         return masks
@@ -131,34 +133,42 @@ def place(
     )
 
 
-def _heads(site: Site, leaves: Mapping[str, ParamSpec]) -> Parts:
+def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:
     """The parameters that store the output factor: heads, without the biases beside them and the linear part of wide
-    and deep networks. Where layers of fixed size make the logits of a head's output, it is the head all the same. A
-    stream of fixed size, in whose branches alone something grows (TSMixer), needs no factor, and a head that a norm
-    follows (AlphaZero) has no place for one."""
+    and deep networks. Where layers of fixed size make the logits of a head's output, or where the output multiplies or
+    mixes logits, it is the head all the same. A stream of fixed size, in whose branches alone something grows
+    (TSMixer), needs no factor, and a head that a norm follows (AlphaZero) has no place for one. None: there is no
+    head."""
     parts = site.parts or {}
-    fixed = all(spec.role in ("scalar", "fixed") for spec in leaves.values() if not spec.in_branch)
-    if fixed and not any(leaves[path].role == "readout" for path in parts):
+    fixed = {path for path, spec in leaves.items() if spec.role in ("scalar", "fixed")}
+    heads = [path for path in sorted(site.weights) if leaves[path].role == "readout"]
+    if site.parts is None:
+        return dict.fromkeys(last_matrices(sites, leaves.keys() - fixed).intersection(heads)) or None
+    if fixed.issuperset(path for path, spec in leaves.items() if not spec.in_branch) and parts.keys() <= fixed:
         return {}
-    roles = {leaves[path].role for path in parts}
-    if roles <= {"scalar", "fixed"} and site.weights.intersection(parts):
-        heads = {path: None for path in sorted(site.weights) if leaves[path].role == "readout"}
+    if parts.keys() <= fixed and site.weights.intersection(parts):
         lost = [path for path in site.normalized if leaves[path].role == "output" and not leaves[path].in_branch]
-        return heads or ({} if lost else parts)
-    if "readout" in roles:
-        return {path: mask for path, mask in parts.items() if leaves[path].role not in ("scalar", "fixed")}
+        return dict.fromkeys(heads) or ({} if lost else parts)
+    if any(leaves[path].role == "readout" for path in parts):
+        logits = {path for site in sites if site.kind == "output" for path in site.parts or ()}
+        growing = {path: mask for path, mask in parts.items() if path not in fixed}
+        return growing | dict.fromkeys(path for path in heads if path not in logits)
     return parts
 
 
-def ends(sites: Sequence[Site], paths: Collection[str]) -> dict[str, Role]:
+def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]) -> dict[str, Role]:
     """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
-    output factor, read-ins are no weights of a product. A projection in front of a cosine is an output, which keeps its
-    size: the cosine needs no factor. So is a projection that a norm follows. A table that is normalized itself is an
-    embedding. What the logits do not depend on is missing."""
+    output factor, read-ins are no weights of a product. A projection behind which all layers have a fixed size is a
+    readout. A projection in front of a cosine is an output, which keeps its size: the cosine needs no factor. So is a
+    projection that a norm follows. A table that is normalized itself is an embedding. What the logits do not depend on
+    is missing.
+
+    growing: the parameters of which an axis grows with width."""
     heads = [site for site in sites if site.kind == "output"]
     weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
+    roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
     roles |= {path: "output" for site in heads for path in site.normalized}
     roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from depthmup.graph import Site
+from depthmup.graph import Site, last_matrices
 from depthmup.infer import names
 from depthmup.specs import Layout, Shape
 
@@ -105,4 +105,5 @@ def mistaken(
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}
     heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}
+    heads |= last_matrices(sites, [path for path, axes in grow.items() if axes])
     return {path: "readout" if path in heads and role == "output" else role for path, role in sorted(roles.items())}

@@ -190,7 +190,9 @@ class Source:
             layout=layout,
             overrides=with_roles(self.overrides, seen),
             inside=lambda: dict.fromkeys(self._entries(width, depth), False) | places(self.sites(width, depth)),
-            ends=lambda: ends(self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0]),
+            ends=lambda growing: ends(
+                self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing
+            ),
         )
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 

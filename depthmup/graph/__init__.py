@@ -8,7 +8,7 @@ from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardE
 from depthmup.graph.homogeneity import Parts
 from depthmup.graph.jaxpr import CLOSED, bind, contractions, inner_jaxpr, parts_of_scan, values_at
 from depthmup.graph.products import last_layer
-from depthmup.graph.sites import SHARED, Site, sites
+from depthmup.graph.sites import SHARED, Site, last_matrices, sites
 
 __all__ = [
     "ADDITIONS",
@@ -26,6 +26,7 @@ __all__ = [
     "contractions",
     "inner_jaxpr",
     "last_layer",
+    "last_matrices",
     "parts_of_scan",
     "sites",
     "values_at",

@@ -48,6 +48,16 @@ def applied(graph: Graph) -> dict[str, Node]:
     return first
 
 
+def behind(graph: Graph) -> dict[Node, frozenset[str]]:
+    """{value: the paths of the parameters that act on what is computed from it}"""
+    result = dict[Node, frozenset[str]]()
+    onward = dict[Node, frozenset[str]]()  # with the parameters of the operation itself
+    for node in reversed(graph.nodes):
+        result[node] = frozenset[str]().union(*(onward[consumer] for consumer in node.consumers))
+        onward[node] = result[node] | graph.parameters_of(node)
+    return result
+
+
 def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:
     """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
     shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
@@ -231,8 +241,9 @@ def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
         values = graph.changed({leaf: 2 * leaf.value}, allowed)
         after = values.get(graph.output, before)
         if np.linalg.norm(after - before) < 0.01 * np.linalg.norm(before):
-            products = (node for node in values if graph.weighs(node) and leaf.path in graph.parameters_of(node))
-            if any(np.array_equal(values[product], 2 * product.value) for product in products):  # no weight norm
+            products = [node for node in values if graph.weighs(node) and leaf.path in graph.parameters_of(node)]
+            doubles = any(np.array_equal(values[product], 2 * product.value) for product in products)  # no weight norm
+            if doubles and any(graph.normed(node) for node in values):  # no gate that is 0 or 1 anyway
                 result.add(leaf.path)
     return frozenset(result)
 

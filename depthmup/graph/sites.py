@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +52,8 @@ class Site:
       normalized: those outside the branches whose size a norm behind them takes away.
     Field of a contracted parameter
       axis: the one that the product sums over.
+    Field of an applied matrix
+      behind: the parameters that act on what becomes of its product.
     Fields of an attention and of an applied matrix
       head_dim: the head size. product: the number of its product in `contractions`. kernel: `Node.kernel`.
     """
@@ -70,6 +72,7 @@ class Site:
     weights: frozenset[str] = frozenset()
     normalized: frozenset[str] = frozenset()
     axis: int = 0
+    behind: frozenset[str] = frozenset()
     head_dim: int = 0
     product: int = 0
     kernel: tuple[int, ...] = ()
@@ -99,9 +102,18 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     ]
 
 
+def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[str]:
+    """The matrices that grow with width and behind which nothing does. growing: the parameters that do."""
+    ends = (site.inside for site in sites if site.kind == "applied" and site.behind.isdisjoint(growing))
+    return frozenset[str]().union(*ends).intersection(growing)
+
+
 def _applied(graph: Graph) -> Iterator[Site]:
+    behind = products.behind(graph)
     for path, product in products.applied(graph).items():
-        yield Site("applied", None, frozenset([path]), product=product.number, kernel=product.kernel)
+        yield Site(
+            "applied", None, frozenset([path]), behind=behind[product], product=product.number, kernel=product.kernel
+        )
 
 
 def _branches(graph: Graph) -> list[Site]:

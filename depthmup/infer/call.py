@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import cast, get_args
 
 import jax
@@ -27,7 +27,7 @@ def infer_specs(
     layout: Layout | None = None,
     overrides: Mapping[str, str] | None = None,
     inside: Callable[[], Mapping[str, bool]] | None = None,
-    ends: Callable[[], Mapping[str, Role]] | None = None,
+    ends: Callable[[Collection[str]], Mapping[str, Role]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -47,9 +47,9 @@ def infer_specs(
         in, out), or "oi" alone.
       inside: () -> {path: whether it is inside a residual branch}, for the parameters whose place the forward pass
         shows. It is called only where shapes do not tell.
-      ends: () -> {path: "readout", "output" or "input"}, for parameters whose role the forward pass shows: readouts
-        store the output factor, outputs come before a cosine, inputs are no weights of a product. It is called only
-        where shapes do not tell.
+      ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, for parameters
+        whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are
+        no weights of a product. It is called only where shapes do not tell.
 
     Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
     do, overrides must say what each is.
@@ -75,7 +75,9 @@ def infer_specs(
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, rules))
     roled = _roles(roles, rules, branch, unclear)
-    lookalikes, why = readouts(roles, roled, settled, branch, ends)
+    growing = [name for name, leaf in leaves.items() if leaf.grow]
+    shown = (lambda: ends(growing)) if ends else None
+    lookalikes, why = readouts(roles, roled, settled, branch, shown)
     if why:
         unclear.names.update(lookalikes)
         unclear.reasons.append(why)
@@ -88,7 +90,7 @@ def infer_specs(
                   stacked[name], in_stream=rules.get(name, Override()).place == "stream")
         for name, (role, axes) in cast("dict[str, tuple[Role, str]]", roled).items()
     ]  # fmt: skip
-    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, ends)
+    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, shown)
     return jax.tree.unflatten(shapes.structure, specs)
 
 

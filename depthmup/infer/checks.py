@@ -53,7 +53,7 @@ def check_whole(
     ends: Callable[[], Mapping[str, Role]] | None,
 ) -> None:
     """Raises SpecError for a network that cannot be right as a whole. flat: it should be residual, but no shape changes
-    with depth. settled: the parameters whose role the user gave. ends: as in `infer_specs`."""
+    with depth. settled: the parameters whose role the user gave. ends: () -> {path: role}, of `infer_specs`."""
     by_role = {role: [s for s in specs if s.role == role] for role in NEEDED}
     if flat and by_role["hidden"] and not any(s.in_branch for s in specs):
         raise SpecError(

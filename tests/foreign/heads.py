@@ -68,6 +68,35 @@ class FixedHead(nn.Module):
         return nn.Dense(3, name="head")(h)
 
 
+class Bottlenecks(nn.Module):
+    """A policy on the features, and a value behind a layer of one size at all widths, as in agents for board games."""
+
+    width: int
+    depth: int
+    policy: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        moves = h if self.policy is None else nn.relu(nn.Dense(self.policy, name="policy_few")(h))
+        few = nn.relu(nn.Dense(8, name="few")(h))
+        return nn.Dense(6, name="policy")(moves), nn.Dense(1, name="value")(few)
+
+
+class PointerGenerator(nn.Module):
+    """Words are written or copied: the logits are those of a mixture, which a gate weighs. mixed: or a gate alone."""
+
+    width: int
+    depth: int
+    mixed: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        h = Torso(self.width, self.depth, name="torso")(x)
+        logits, gate = nn.Dense(5, name="words")(h), nn.sigmoid(nn.Dense(1, name="gate")(h))
+        return jnp.log(gate * nn.softmax(logits) + (1 - gate) * nn.softmax(x)) if self.mixed else gate * logits
+
+
 class Squeezed(nn.Module):
     """A value, or a click's rate: features weigh each other by way of a few numbers before a head of one output."""
 
@@ -232,6 +261,7 @@ class CosineClassifier(nn.Module):
 
 SIGLIP = {path.replace("torso", tower): role for tower in ("image", "text") for path, role in TORSO.items()}
 SIGLIP |= {"temperature": "scalar", "bias": "scalar"}
+BOTTLENECKS = TORSO | trunk(few="readout", value="fixed") | {"value/bias": "fixed"}
 
 MODELS = {
     "siglip": Foreign(functools.partial(SigLIP, joint=16), (STATES, STATES), SIGLIP | {"*_proj/kernel": "output"}),
@@ -256,6 +286,20 @@ MODELS = {
     "fixed_head": Foreign(
         FixedHead, (STATES,), TORSO | trunk(hidden="readout", head="fixed") | {"head/bias": "fixed"},
         queries=("head/kernel",),
+    ),
+    "value_behind_a_bottleneck": Foreign(
+        Bottlenecks, (STATES,), BOTTLENECKS | trunk(policy="readout"), BESIDE, queries=("value/*",)
+    ),
+    "bottlenecks": Foreign(
+        functools.partial(Bottlenecks, policy=8), (STATES,),
+        BOTTLENECKS | trunk(policy_few="readout", policy="fixed") | {"policy/bias": "fixed"}, BESIDE,
+        queries=("policy/kernel", "value/kernel"),
+    ),
+    "pointer_generator": Foreign(
+        PointerGenerator, (STATES,), TORSO | trunk(words="readout", gate="readout"), queries=("gate/bias",)
+    ),
+    "gated_logits": Foreign(
+        functools.partial(PointerGenerator, mixed=False), (STATES,), TORSO | trunk(words="readout", gate="readout"),
     ),
     "squeezed": Foreign(
         Squeezed,

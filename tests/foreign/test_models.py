@@ -110,6 +110,9 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
         ),
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
+        ("bottlenecks", "output factor 0.5 inside few/kernel, policy_few/kernel"),
+        ("pointer_generator", "output factor 0.5 inside gate/kernel, words/kernel"),
+        ("gated_logits", "output factor 0.5 inside gate/kernel, words/kernel"),
         (
             "fused_qkv_along_the_second_axis",
             "attention factor 0.7071 / sqrt(head_dim) inside layers/qkv/kernel [0:64 of axis 2]",

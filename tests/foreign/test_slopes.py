@@ -36,6 +36,7 @@ NAMES = (
     "masked_autoencoder", "fixed_head", "multi_query", "outer_skip", "parallel_blocks", "picked_tokens",
     "several_updates_of_edges", "one_list_of_inverted_residuals", "shared_block", "graph_distances", "low_rank",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
+    "value_behind_a_bottleneck", "bottlenecks", "pointer_generator",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
