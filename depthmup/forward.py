@@ -31,6 +31,7 @@ from depthmup.graph import (
     sites,
     values_at,
 )
+from depthmup.infer.overrides import Place
 from depthmup.parameterization import KINDS, Kind, Role
 from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
 
@@ -179,16 +180,16 @@ def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
     return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
 
 
-def places(sites: Sequence[Site]) -> dict[str, bool]:
-    """{path: whether it is inside a branch} of the parameters inside branches, of those that project a skip, and of
-    those that act before the first branch. Other parameters that act between two branches, such as a norm after the
-    sum, are missing: they are in no branch, but each block may have its own."""
+def places(sites: Sequence[Site]) -> dict[str, Place]:
+    """{path: place} of the parameters inside branches, of those that project a skip or act before the first branch
+    ("trunk"), and of those that act between two branches, such as a norm after the sum ("stream")."""
     branches = [site for site in sites if site.kind == "branch"]
     inside = frozenset[str]().union(*(site.inside for site in branches))
     outside = frozenset[str]().union(*(site.skip for site in branches))
     if branches:
         outside |= branches[0].before
-    return {**dict.fromkeys(outside, False), **dict.fromkeys(inside, True)}
+    between = frozenset[str]().union(*(site.between for site in branches))
+    return {**dict.fromkeys(between, "stream"), **dict.fromkeys(outside, "trunk"), **dict.fromkeys(inside, "branch")}
 
 
 def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
@@ -258,10 +259,10 @@ def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequ
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    overrides = globs(dict.fromkeys(sorted(paths), "trunk"), names)
+    overrides = globs(dict.fromkeys(sorted(paths), "stream"), names)
     return (
-        "these parameters repeat with depth, but in the forward pass they are in no residual branch, where no rule of "
-        f"depth is known; if the forward pass is right, pass overrides={overrides} to setup or infer_specs"
+        "these parameters repeat with depth, but in the forward pass they are in no residual branch: they act on the "
+        f"stream itself. If that is right, pass overrides={overrides} to setup or infer_specs"
     )
 
 

@@ -296,6 +296,10 @@ class PytreeModel(Model):
         """What the user holds, as in evaluation if it is not training."""
         return model
 
+    def init(self, key: Any) -> tuple[PyTree, PyTree]:
+        # Static fields that compare by identity, such as a functools.partial, differ from one instance to the next.
+        return self.split(jax.tree.unflatten(jax.tree.structure(self.made), jax.tree.leaves(self.make(key))))
+
     def join(self, params: PyTree, state: PyTree) -> Any:
         return _merged(params, state, self.made)
 
@@ -306,7 +310,13 @@ class PytreeModel(Model):
     @functools.cached_property
     def made(self) -> Any:
         models = []
-        jax.eval_shape(lambda: models.append(self.make(jax.random.key(KEY))))
+        try:
+            jax.eval_shape(lambda: models.append(self.make(jax.random.key(KEY))))
+        except jax.errors.ConcretizationTypeError as error:
+            raise TypeError(
+                "the factory cannot be traced by jax.eval_shape, since it looks at the numbers of an array (the "
+                "traceback above says where): make that array with NumPy, or leave out what looks at it"
+            ) from error
         return jax.tree.map(lambda leaf: jax.typeof(leaf) if _is_array(leaf) else leaf, models[0])
 
 

@@ -89,18 +89,25 @@ def layout_of(matrices: Mapping[str, Matrix]) -> Layout | None:
 def mistaken(
     sites: Sequence[Site],
     matrices: Mapping[str, Matrix],
+    shapes: Mapping[str, Shape],
     grow: Mapping[str, tuple[int, ...]],
     layout: Layout | None,
 ) -> dict[str, str]:
     """{path: an override} of what shapes and names mistake in a layout: matrices stored the other way round, heads with
-    the name of an embedding or of no matrix, stacked matrices with one axis that grows, kernels of one channel, and
-    vectors that a sum runs over."""
+    the name of an embedding or of no matrix, stacked matrices with one axis that grows, kernels of one channel, vectors
+    that a sum runs over, and parameters of each pair of two axes that grow."""
     roles = {
         path: matrix.role
         for path, matrix in matrices.items()
         if matrix.layout != (layout or "in_out")
         or (len(matrix.grow) == 1 and (names.is_embedding(path) or not names.is_matrix(path)))
         or (len(matrix.grow) == 1 and (matrix.stacked or matrix.one_channel))
+    }
+    alone = (path for site in sites if site.kind == "elementwise" for path in site.inside)
+    squares = {path: grow[path] for path in alone if len(grow.get(path, ())) == 2}
+    roles |= {
+        path: "".join("o" if axis in axes else "-" for axis in range(len(shapes[path])))
+        for path, axes in squares.items()
     }
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}

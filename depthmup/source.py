@@ -189,7 +189,10 @@ class Source:
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=layout,
             overrides=with_roles(self.overrides, seen),
-            inside=lambda: dict.fromkeys(self._entries(width, depth), False) | places(self.sites(width, depth)),
+            inside=lambda: {
+                **dict.fromkeys(self._entries(width, depth), "trunk"),
+                **places(self.sites(width, depth)),
+            },
             ends=lambda growing: ends(
                 self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing
             ),
@@ -215,17 +218,23 @@ class Source:
             if len(terms) == len(twice):
                 matrices = orientation.matrices(sites, shapes, grow, terms, twice)
         layout = layout or orientation.layout_of(matrices)
-        return layout, orientation.mistaken(sites, matrices, grow, layout)
+        return layout, orientation.mistaken(sites, matrices, shapes, grow, layout)
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
         like all others is no entry: it has no shape of its own."""
         shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
-        inside = {(starred(path), shapes[path]) for path, is_in in places(self.sites(width, depth)).items() if is_in}
+        inside = {
+            (starred(path), shapes[path])
+            for path, place in places(self.sites(width, depth)).items()
+            if place == "branch"
+        }
 
         def outside(depth: int) -> list[str]:
             known = places(self.sites(width, depth))
-            return [path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if not known.get(path)]
+            return [
+                path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if known.get(path) != "branch"
+            ]
 
         few, many = (Counter(map(starred, outside(d))) for d in (depth, 2 * depth))
         entries = [path for path in outside(depth) if few[starred(path)] == many[starred(path)]]
@@ -328,7 +337,7 @@ def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
 def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
     logits, after = model.run(params, state, *inputs)
     idle = [new is old for new, old in zip(model.statistics(after), model.statistics(state), strict=True)]
-    if any(idle):
+    if idle and all(idle):
         raise ForwardError(
             "this call does not update the model's batch statistics, so it is not the one of training: pass the "
             "keyword arguments of training, such as options={'train': True}"
@@ -337,9 +346,9 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
 
 
 def made_up(leaf: jax.ShapeDtypeStruct) -> Any:
-    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances are."""
+    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances and limits are."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
-    return jnp.zeros(leaf.shape, leaf.dtype)
+    return jnp.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.integer), leaf.dtype)

@@ -635,6 +635,17 @@ def test_attention_that_the_forward_pass_is_not_followed_into():
         setup(lambda w, d: Closed(w, d, "attention"), name="mup")
 
 
+def test_a_factory_that_looks_at_numbers():
+    """As quantax 0.4 does."""
+
+    def factory(width, depth, key):
+        weights = jax.random.normal(key, (5, width))
+        return {"w": weights if weights[0, 0] > 0 else -weights}
+
+    with pytest.raises(TypeError, match="looks at the numbers of an array"):
+        setup(factory, call=lambda params, x: x @ params["w"])
+
+
 def test_evaluation_instead_of_training():
     """Batch norm in evaluation is linear: a factor would go before it, which training does not allow."""
 
@@ -654,6 +665,14 @@ def test_evaluation_instead_of_training():
         setup(factory)
     places = str(setup(factory, options={"train": True}).explain())
     assert "branch factor 0.7071 inside norm_*/bias, norm_*/scale" in places
+
+    class Renormalized(Normed):  # as BatchRenorm, whose limits stand among the statistics and do not change
+        @nn.compact
+        def __call__(self, x, train=False):
+            limit = self.variable("batch_stats", "limit", lambda: 3)
+            return super().__call__(x / (1 / limit.value), train)
+
+    assert "branch factor 0.7071" in str(setup(Renormalized, options={"train": True}).explain())
 
     class Evaluated(NNX):
         def __call__(self, x):

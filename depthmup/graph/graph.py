@@ -182,6 +182,8 @@ class Graph:
             if name == "dot_general":
                 node.axes, batch = parameters["dimension_numbers"]
                 node.heads = len(batch[0])
+                if not node.axes[0]:  # it sums over nothing: an einsum such as "ld,dn->ldn"
+                    node.op = "mul"
             return [node]
         nodes = []
         for i in range(len(equation.outvars)):

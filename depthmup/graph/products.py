@@ -8,6 +8,7 @@ import numpy as np
 
 from depthmup.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
 from depthmup.graph.homogeneity import Parts, homogeneous_in
+from depthmup.graph.jaxpr import CLOSED
 
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
@@ -56,6 +57,13 @@ def behind(graph: Graph) -> dict[Node, frozenset[str]]:
         result[node] = frozenset[str]().union(*(onward[consumer] for consumer in node.consumers))
         onward[node] = result[node] | graph.parameters_of(node)
     return result
+
+
+def elementwise(graph: Graph) -> frozenset[str]:
+    """The paths of the parameters that no product applies and from which no rows are taken: each entry acts alone."""
+    others = {node for node in graph.nodes if node.op in (*PRODUCTS, *CLOSED, "gather", "scan")}
+    ancestors = (graph.ancestors(operand) for node in others for operand in node.operands if operand not in graph.fed)
+    return frozenset(n.path for n in graph.nodes if n.path) - {n.path for nodes in ancestors for n in nodes}
 
 
 def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:
@@ -240,11 +248,9 @@ def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
     for leaf in (node for node in graph.nodes if node.path in paths):
         values = graph.changed({leaf: 2 * leaf.value}, allowed)
         after = values.get(graph.output, before)
-        if np.linalg.norm(after - before) < 0.01 * np.linalg.norm(before):
-            products = [node for node in values if graph.weighs(node) and leaf.path in graph.parameters_of(node)]
-            doubles = any(np.array_equal(values[product], 2 * product.value) for product in products)  # no weight norm
-            if doubles and any(graph.normed(node) for node in values):  # no gate that is 0 or 1 anyway
-                result.add(leaf.path)
+        without_effect = np.linalg.norm(after - before) < 0.01 * np.linalg.norm(before)
+        if without_effect and any(map(graph.normed, values)):  # no norm of weights, no gate that is 0 or 1 anyway
+            result.add(leaf.path)
     return frozenset(result)
 
 

@@ -10,7 +10,7 @@ import jax
 from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
-from depthmup.infer.overrides import Override, Unclear, match, question
+from depthmup.infer.overrides import Override, Place, Unclear, match, question
 from depthmup.infer.roles import Leaf, Roled, Roles, axes_for, fans, overridden_role, readouts
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
@@ -26,7 +26,7 @@ def infer_specs(
     residual: bool = True,
     layout: Layout | None = None,
     overrides: Mapping[str, str] | None = None,
-    inside: Callable[[], Mapping[str, bool]] | None = None,
+    inside: Callable[[], Mapping[str, Place]] | None = None,
     ends: Callable[[Collection[str]], Mapping[str, Role]] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
@@ -45,8 +45,8 @@ def infer_specs(
         "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
         each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
         in, out), or "oi" alone.
-      inside: () -> {path: whether it is inside a residual branch}, for the parameters whose place the forward pass
-        shows. It is called only where shapes do not tell.
+      inside: () -> {path: "branch", "stream" or "trunk"}, the places that the forward pass shows. It is called only
+        where shapes do not tell.
       ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, for parameters
         whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are
         no weights of a product. It is called only where shapes do not tell.
@@ -127,7 +127,7 @@ def _places(
     blocks: Blocks,
     rules: Mapping[str, Override],
     residual: bool,
-    inside: Callable[[], Mapping[str, bool]] | None,
+    inside: Callable[[], Mapping[str, Place]] | None,
     unclear: _Unclear,
 ) -> tuple[dict[str, int | None], dict[str, bool]]:
     """({path: stack axis}, {path: whether it is in a branch})"""
@@ -147,12 +147,13 @@ def _places(
                 in_stack = stacked[name] is not None and not names.is_shortcut(name)
                 branch[name] = in_stack or blocks.contain(name)
                 if not branch[name] and inside and blocks.repeats_otherwise(name):
-                    branch[name] = inside().get(name, False)
+                    branch[name] = inside().get(name) == "branch"
             except Unclear as error:
                 place = inside().get(name) if inside else None
-                if inside:  # a parameter that `inside` lacks acts between branches
+                if inside:  # a parameter that `inside` lacks acts behind the last branch
                     error = Unclear(error.why, "trunk")
-                branch[name] = unclear.ask(name, error) == "branch" if place is None else place
+                # The forward pass tells later which parameters act on the stream in every block.
+                branch[name] = (place or unclear.ask(name, error)) in ("branch", "stream")
     return stacked, branch
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -246,6 +247,45 @@ class LayersBetween(nn.Module):
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class GraphConvolutions(nnx.Module):
+    """As jraphx 0.1.0 has it: one list has read-in, blocks and readout, another the norms behind the sums."""
+
+    def __init__(self, width, depth, rngs):
+        sizes = [5, *[width] * (depth + 1), 3]
+        self.convs = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)])
+        self.norms = nnx.List([nnx.LayerNorm(size, rngs=rngs) for size in sizes[1:]])
+
+    def __call__(self, x):
+        for conv, norm in list(zip(self.convs, self.norms, strict=True))[:-1]:
+            y = conv(x)
+            x = nnx.relu(norm(y + x if y.shape == x.shape else y))
+        return self.convs[-1](x)
+
+
+class StateOfEachWidth(eqx.Module):
+    """As jaxonmodels 0.2.3 has Mamba: the state has as many entries as there are channels, and an einsum that sums over
+    nothing applies the matrix of their decays. The activation is a static field that equals no other."""
+
+    embed: eqx.nn.Linear
+    blocks: list
+    decays: list
+    head: eqx.nn.Linear
+    act: Callable = eqx.field(static=True)
+
+    def __init__(self, width, depth, key):
+        first, last, *keys = jax.random.split(key, depth + 2)
+        self.embed, self.head = eqx.nn.Linear(5, width, key=first), eqx.nn.Linear(width, 10, key=last)
+        self.blocks = [eqx.nn.Linear(width, width, key=key) for key in keys]
+        self.decays = [jnp.log(jnp.broadcast_to(jnp.arange(1.0, width + 1), (width, width))) for _ in range(depth)]
+        self.act = functools.partial(jax.nn.gelu, approximate=True)
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for block, decay in zip(self.blocks, self.decays, strict=True):
+            h = h + block(jnp.exp(-jnp.einsum("d,dn->dn", self.act(h), jnp.exp(decay))).mean(-1))
+        return self.head(h)
+
+
 def residual(branch):
     return functools.partial(Residual, branch=branch)
 
@@ -398,8 +438,19 @@ MODELS = {
     "layers_between": Foreign(
         LayersBetween, (VECTORS,),
         blocks("block_*") | trunk(embed="input", norm="vector", head="readout")
-        | {"block_*_fc1/kernel": "hidden", "block_*_fc1/bias": "stream/vector"},
+        | {"block_*_fc1/kernel": "stream/hidden", "block_*_fc1/bias": "stream/vector"},
         asks=True,
+    ),
+    "graph_convolutions": Foreign(
+        GraphConvolutions, (VECTORS,),
+        {"convs/*": "branch/hidden", "convs/*/bias": "branch/vector", "norms/*": "stream/vector"}
+        | trunk(**{"convs/0": "input", "norms/0": "vector"}) | {"norms/[05]/*": "vector", "norms/5/*": "fixed"}
+        | {"convs/5/kernel": "readout", "convs/5/bias": "scalar"},
+    ),
+    "state_of_each_width": Foreign(
+        StateOfEachWidth, (VECTORS,),
+        {"decays/*": "branch/vector", "blocks/*/weight": "branch/hidden", "blocks/*/bias": "branch/vector"}
+        | {"embed/weight": "input", "embed/bias": "vector", "head/weight": "readout", "head/bias": "scalar"}, VMAP,
     ),
     "mesh_graph_net": Foreign(
         functools.partial(EdgesAndNodes, updates=True), (ones(2, 3, 5), ones(2, 3, 3, 4)),
