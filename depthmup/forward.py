@@ -31,9 +31,8 @@ from depthmup.graph import (
     sites,
     values_at,
 )
-from depthmup.infer.overrides import Place
 from depthmup.parameterization import KINDS, Kind, Role
-from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
+from depthmup.specs import Absorbed, ParamSpec, Place, PyTree, globs, is_spec, leaves_of, starred
 
 # {(kind of the factor, head size): the entries of a parameter that are stored times the factor, None for all}
 Masks = dict[tuple[Kind, float], np.ndarray | None]
@@ -259,10 +258,11 @@ def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequ
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    overrides = globs(dict.fromkeys(sorted(paths), "stream"), names)
+    branched = {starred(path) for site in branches for path in site.inside}  # of other blocks
+    overrides = globs({path: "trunk" if starred(path) in branched else "stream" for path in sorted(paths)}, names)
     return (
-        "these parameters repeat with depth, but in the forward pass they are in no residual branch: they act on the "
-        f"stream itself. If that is right, pass overrides={overrides} to setup or infer_specs"
+        "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
+        f"pass overrides={overrides} to setup or infer_specs: 'stream' for what acts on the stream in every block"
     )
 
 

@@ -190,8 +190,8 @@ class Source:
             layout=layout,
             overrides=with_roles(self.overrides, seen),
             inside=lambda: {
-                **dict.fromkeys(self._entries(width, depth), "trunk"),
                 **places(self.sites(width, depth)),
+                **dict.fromkeys(self._entries(width, depth), "trunk"),
             },
             ends=lambda growing: ends(
                 self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing

@@ -39,6 +39,7 @@ from depthmup.parameterization import (
 PyTree = Any
 Shape = tuple[int, ...]
 Layout = Literal["in_out", "out_in"]  # of stored matrices
+Place = Literal["branch", "trunk", "stream"]  # in a residual branch, outside, on the stream in every block
 
 
 class SpecError(ValueError):

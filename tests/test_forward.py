@@ -235,10 +235,13 @@ def test_where_the_factors_go():
     assert "q_0/kernel" not in found
 
 
+OTHERS = ("unused", "applied", "elementwise")
+
+
 def places(apply, params, *inputs):
     """{kind: [the parameters of each site]}."""
     found = {}
-    for site in (site for site in sites(apply, params, *inputs) if site.kind not in ("unused", "applied")):
+    for site in (site for site in sites(apply, params, *inputs) if site.kind not in OTHERS):
         found.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
     return found
 
@@ -441,7 +444,7 @@ def specs_of(in_branch):
 def test_shapes_and_forward_pass_must_agree():
     """The norm behind a residual addition repeats with depth, but is not in the branch."""
     apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))
-    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'trunk'\} to setup or infer"):
+    with pytest.raises(ForwardError, match=r"pass overrides=\{'scale': 'stream'\} to setup or infer"):
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
     vector = {**specs_of(["a_w", "scale"]), "scale": dataclasses.replace(specs_of(["scale"])["scale"], role="vector")}
     assert absorb(vector, apply, PARAMS, X)["scale"].placed_role == "stream/vector"

@@ -1093,7 +1093,7 @@ class LastWithoutSkip(nn.Module):
 
 
 def test_no_block_is_taken_for_an_entry():
-    with pytest.raises(dm.ForwardError, match=r"no rule of depth is known; .* overrides=\{'block_1/kernel': 'trunk'"):
+    with pytest.raises(dm.ForwardError, match=r"in no residual branch; .* overrides=\{'block_1/kernel': 'trunk'"):
         setup(LastWithoutSkip)
 
 

@@ -10,12 +10,12 @@ import jax
 from depthmup.infer import names
 from depthmup.infer.blocks import Blocks
 from depthmup.infer.checks import check_whole, checked_layout
-from depthmup.infer.overrides import Override, Place, Unclear, match, question
+from depthmup.infer.overrides import Override, Unclear, match, question
 from depthmup.infer.roles import Leaf, Roled, Roles, axes_for, fans, overridden_role, readouts
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError
+from depthmup.specs import Layout, ParamSpec, Place, PyTree, SpecError
 
 
 def infer_specs(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 from depthmup.names import unknown
 from depthmup.parameterization import ROLES, Role
-from depthmup.specs import SpecError, globs, starred
+from depthmup.specs import Place, SpecError, globs, starred
 
-Place = Literal["branch", "trunk", "stream"]
 PLACES: tuple[Place, ...] = get_args(Place)
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 

@@ -233,15 +233,19 @@ class Residual(nn.Module):
 
 
 class LayersBetween(nn.Module):
-    """As in ConvMixer: between two residual sums the stream goes through a layer without a skip."""
+    """As in ConvMixer: between two residual sums the stream goes through a layer without a skip. kept: that keeps the
+    size of the stream."""
 
     width: int
     depth: int
+    kept: bool = False
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="embed")(x)
         for i in range(self.depth):
+            if self.kept:
+                h = 2**0.5 * nn.RMSNorm(name=f"block_{i}_norm1")(h)
             h = nn.relu(nn.Dense(self.width, name=f"block_{i}_fc1")(h))
             h = h + nn.Dense(self.width, name=f"block_{i}_fc2")(nn.LayerNorm(name=f"block_{i}_norm")(h))
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h))
@@ -439,6 +443,12 @@ MODELS = {
         LayersBetween, (VECTORS,),
         blocks("block_*") | trunk(embed="input", norm="vector", head="readout")
         | {"block_*_fc1/kernel": "stream/hidden", "block_*_fc1/bias": "stream/vector"},
+        asks=True,
+    ),
+    "layers_between_that_keep_size": Foreign(
+        functools.partial(LayersBetween, kept=True), (VECTORS,),
+        blocks("block_*") | trunk(embed="input", norm="vector", head="readout")
+        | {"block_*_fc1/kernel": "stream/hidden", "block_*_fc1/bias": "stream/vector", "*_norm1/*": "stream/vector"},
         asks=True,
     ),
     "graph_convolutions": Foreign(

@@ -37,6 +37,7 @@ NAMES = (
     "several_updates_of_edges", "one_list_of_inverted_residuals", "shared_block", "graph_distances", "low_rank",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator",
+    "layers_between_that_keep_size",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
@@ -45,7 +46,12 @@ SHALLOW = (
 )  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
-LATE = {"wavenet": (4, 8, 16, 32), "nanochat": (4, 8, 16), "one_list_of_inverted_residuals": (4, 8, 16)}
+LATE = {
+    "wavenet": (4, 8, 16, 32),
+    "nanochat": (4, 8, 16),
+    "layers_between_that_keep_size": (4, 8, 16),
+    "one_list_of_inverted_residuals": (4, 8, 16),
+}
 
 
 def changes(m: dm.Setup, model: Foreign) -> dict[str, float]:
