@@ -258,8 +258,8 @@ def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequ
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    branched = {starred(path) for site in branches for path in site.inside}  # of other blocks
-    overrides = globs({path: "trunk" if starred(path) in branched else "stream" for path in sorted(paths)}, names)
+    branched = _alike({path for site in branches for path in site.inside})  # in other blocks
+    overrides = globs({path: "trunk" if branched(path) else "stream" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs: 'stream' for what acts on the stream in every block"
