@@ -346,9 +346,9 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
 
 
 def made_up(leaf: jax.ShapeDtypeStruct) -> Any:
-    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances and limits are."""
+    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances are."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
-    return jnp.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.integer), leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)
