@@ -146,6 +146,37 @@ def test_a_model_that_takes_factors():
     assert m.model.factors.branch == 0.5**0.5
 
 
+def test_apply_fills_factors_in_every_framework():
+    def forward(model, x, factors):
+        h = x @ model["read_in"]
+        for block in model["blocks"]:
+            h = h + factors.branch * jax.nn.relu(h) @ block
+        return factors.output * h @ model["head"]
+
+    def factory(width, depth, key):
+        shapes = {"read_in": (X.shape[1], width), "blocks": [(width, width)] * depth, "head": (width, 5)}
+        leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+        keys = jax.random.split(key, len(leaves))
+        draw = [jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, draw)
+
+    class Module(nnx.Module):
+        def __init__(self, width, depth, rngs):
+            self.held = nnx.data(jax.tree.map(nnx.Param, factory(width, depth, rngs.params())))
+
+        def __call__(self, x, factors):
+            return forward(jax.tree.map(lambda leaf: leaf[...], self.held, is_leaf=_is_param), x, factors)
+
+    def _is_param(leaf):
+        return isinstance(leaf, nnx.Param)
+
+    for m in (setup(factory, call=forward), setup(Module)):
+        model, factors = m.init(KEY), m.model.factors
+        expected = model(X, factors) if isinstance(model, Module) else forward(model, X, factors)
+        assert factors.branch == 0.5**0.5
+        np.testing.assert_array_equal(m.apply(model, X), expected)
+
+
 # Frameworks
 
 
