@@ -235,6 +235,19 @@ def test_where_the_factors_go():
     assert "q_0/kernel" not in found
 
 
+def test_values_that_overflow_with_larger_parameters():
+    """As the coordinates of EGNN, whose updates are proportional to their squares."""
+    params = [jax.ShapeDtypeStruct((N, N), jnp.float32)] * 16
+
+    def apply(params, x):
+        for w in params:
+            x = x + jnp.mean(x**2, -1, keepdims=True) * x @ w
+        return x
+
+    branches = [site for site in sites(apply, params, X) if site.kind == "branch"]
+    assert len(branches) == 16 and all(site.parts for site in branches)
+
+
 OTHERS = ("unused", "applied", "elementwise")
 
 

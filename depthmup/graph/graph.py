@@ -74,6 +74,7 @@ class Graph:
     state: the arguments of `apply` before the inputs, such as batch statistics: neither parameters nor activations.
     positive: whether the random inputs are positive and below 1, such as the scale of noise, of which a logarithm is
       taken.
+    size: of the random parameters, by which they are multiplied.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Graph:
         open_scans: bool = True,
         state: Sequence[Any] = (),
         positive: bool = False,
+        size: float = 1.0,
     ) -> None:
         shapes, trainable = flatten_shapes(params)[0], parameters_only(params)
         leaves = jax.tree.leaves(trainable)
@@ -111,7 +113,10 @@ class Graph:
         self.fed: set[Node] = set()
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
-        arguments = [self._leaf("parameter", number(leaf), path) for leaf, path in zip(leaves, shapes, strict=True)]
+        numbers = [number(leaf) for leaf in leaves]
+        if size != 1:
+            numbers = [jnp.asarray(size * leaf, leaf.dtype) for leaf in numbers]
+        arguments = [self._leaf("parameter", leaf, path) for leaf, path in zip(numbers, shapes, strict=True)]
         arguments += [self._leaf("constant", value) for value in state_leaves]
         values = [number(leaf) for leaf in input_leaves]
         if positive:

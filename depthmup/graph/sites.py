@@ -83,11 +83,13 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
     """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
 
     Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
-    are random. Of the inputs, floating ones are replaced by random numbers too, positive ones if others give NaN.
+    are random. Of the inputs, floating ones are replaced by random numbers too, positive ones if others give NaN. If
+    these do, parameters are small: the values of a network without norms can overflow (EGNN).
     """
-    graph = Graph(apply, params, inputs, seed)
-    if np.isnan(graph.output.value).any():
-        graph = Graph(apply, params, inputs, seed, positive=True)
+    for positive, size in ((False, 1.0), (True, 1.0), (False, 0.125)):
+        graph = Graph(apply, params, inputs, seed, positive=positive, size=size)
+        if not np.isnan(graph.output.value).any():
+            break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     contracted = products.contracted(graph)
     branches = _branches(graph)
