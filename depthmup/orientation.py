@@ -95,7 +95,7 @@ def mistaken(
 ) -> dict[str, str]:
     """{path: an override} of what shapes and names mistake in a layout: matrices stored the other way round, heads with
     the name of an embedding or of no matrix, stacked matrices with one axis that grows, kernels of one channel, vectors
-    that a sum runs over, and parameters of each pair of two axes that grow."""
+    that a sum runs over, and arrays with two growing axes that no product applies."""
     roles = {
         path: matrix.role
         for path, matrix in matrices.items()
@@ -104,11 +104,9 @@ def mistaken(
         or (len(matrix.grow) == 1 and (matrix.stacked or matrix.one_channel))
     }
     alone = (path for site in sites if site.kind == "elementwise" for path in site.inside)
-    squares = {path: grow[path] for path in alone if len(grow.get(path, ())) == 2}
-    roles |= {
-        path: "".join("o" if axis in axes else "-" for axis in range(len(shapes[path])))
-        for path, axes in squares.items()
-    }
+    for path in alone:
+        if len(grow.get(path, ())) == 2:
+            roles[path] = "".join("o" if axis in grow[path] else "-" for axis in range(len(shapes[path])))
     contracted = ((path, site.axis) for site in sites if site.kind == "contracted" for path in site.inside)
     roles |= {path: "output" for path, axis in contracted if grow.get(path) == (axis,)}
     heads = {path for site in sites if site.kind == "output" for path in site.parts or ()}

@@ -336,8 +336,8 @@ def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
 
 def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
     logits, after = model.run(params, state, *inputs)
-    idle = [new is old for new, old in zip(model.statistics(after), model.statistics(state), strict=True)]
-    if idle and all(idle):
+    statistics = zip(model.statistics(after), model.statistics(state), strict=True)
+    if any(new is old for new, old in statistics if jnp.issubdtype(old.dtype, jnp.floating)):  # not limits or counts
         raise ForwardError(
             "this call does not update the model's batch statistics, so it is not the one of training: pass the "
             "keyword arguments of training, such as options={'train': True}"

@@ -146,35 +146,33 @@ def test_a_model_that_takes_factors():
     assert m.model.factors.branch == 0.5**0.5
 
 
-def test_apply_fills_factors_in_every_framework():
-    def forward(model, x, factors):
-        h = x @ model["read_in"]
-        for block in model["blocks"]:
+def test_apply_fills_factors_of_a_pytree_and_of_nnx():
+    def forward(params, x, factors):
+        h = x @ params["read_in"]
+        for block in params["blocks"]:
             h = h + factors.branch * jax.nn.relu(h) @ block
-        return factors.output * h @ model["head"]
+        return factors.output * h @ params["head"]
 
     def factory(width, depth, key):
-        shapes = {"read_in": (X.shape[1], width), "blocks": [(width, width)] * depth, "head": (width, 5)}
-        leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
-        keys = jax.random.split(key, len(leaves))
-        draw = [jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, draw)
+        draw = lambda a, b: jax.random.normal(key, (a, b)) / a**0.5  # noqa: E731
+        blocks = [draw(width, width) for _ in range(depth)]
+        return {"read_in": draw(X.shape[1], width), "blocks": blocks, "head": draw(width, 5)}
 
     class Module(nnx.Module):
         def __init__(self, width, depth, rngs):
-            self.held = nnx.data(jax.tree.map(nnx.Param, factory(width, depth, rngs.params())))
+            linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
+            self.read_in, self.head = linear(X.shape[1], width), linear(width, 5)
+            self.blocks = nnx.List([linear(width, width) for _ in range(depth)])
 
         def __call__(self, x, factors):
-            return forward(jax.tree.map(lambda leaf: leaf[...], self.held, is_leaf=_is_param), x, factors)
+            blocks = [block.kernel[...] for block in self.blocks]
+            return forward({"read_in": self.read_in.kernel, "blocks": blocks, "head": self.head.kernel}, x, factors)
 
-    def _is_param(leaf):
-        return isinstance(leaf, nnx.Param)
-
-    for m in (setup(factory, call=forward), setup(Module)):
-        model, factors = m.init(KEY), m.model.factors
-        expected = model(X, factors) if isinstance(model, Module) else forward(model, X, factors)
-        assert factors.branch == 0.5**0.5
-        np.testing.assert_array_equal(m.apply(model, X), expected)
+    tree, module = setup(factory, call=forward), setup(Module)
+    params, model = tree.init(KEY), module.init(KEY)
+    assert tree.model.factors.branch == module.model.factors.branch == 0.5**0.5
+    np.testing.assert_array_equal(tree.apply(params, X), forward(params, X, tree.model.factors))
+    np.testing.assert_array_equal(module.apply(model, X), model(X, module.model.factors))
 
 
 # Frameworks

@@ -233,8 +233,8 @@ class Residual(nn.Module):
 
 
 class LayersBetween(nn.Module):
-    """As in ConvMixer: between two residual sums the stream goes through a layer without a skip. kept: that keeps the
-    size of the stream."""
+    """As in ConvMixer: between two residual sums the stream goes through a layer without a skip. kept: whether a norm
+    in front of this layer keeps the size of the stream."""
 
     width: int
     depth: int
