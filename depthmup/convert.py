@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import optax
 
 from depthmup.optim import family_of
 from depthmup.parameterization import FAMILIES, Parameterization
-from depthmup.specs import PyTree, check_shapes, factors, leaves_of, multiplied
+from depthmup.specs import PyTree, check_shapes, factors, is_spec, leaves_of, multiplied
 
 
 def convert(
@@ -50,12 +51,16 @@ def convert(
     before, after = (factors(q, q_specs, family).init for q, q_specs in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
-    def scaled(tree: PyTree, by: list[Any]) -> PyTree:
+    without = jax.tree.map(lambda spec: dataclasses.replace(spec, offset=0.0), specs, is_leaf=is_spec)
+    # The specs of explicit factors have no offsets.
+    offset = max((specs, to_specs), key=lambda tree: sum(spec.offset for spec in leaves_of(tree)))
+
+    def scaled(tree: PyTree, by: list[Any], specs: PyTree) -> PyTree:
         check_shapes(to_specs, tree)
         return multiplied(specs, tree, by)
 
     def gradients(tree: PyTree) -> PyTree:
-        return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios]), specs, tree)
+        return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios], without), specs, tree)
 
     def converted(node: Any) -> Any:
         if isinstance(node, optax.MultiStepsState):
@@ -73,7 +78,7 @@ def convert(
     if optimizer is not None and FAMILIES[family].linear:
         _check_trace(state)
     state = jax.tree.map(converted, state, is_leaf=_holds_gradients)
-    return _of_parameters(lambda tree: scaled(tree, ratios), specs, params), state
+    return _of_parameters(lambda tree: scaled(tree, ratios, offset), specs, params), state
 
 
 def _holds_gradients(node: Any) -> bool:

@@ -128,8 +128,13 @@ def place(
         )
         for path, of_path in masks.items()
     }
+    added = dict.fromkeys(paths_of(sites, "offset"), 1.0)
     return jax.tree.map(
-        lambda spec: dataclasses.replace(leaves[spec.path], absorbs=absorbs[spec.path]), specs, is_leaf=is_spec
+        lambda spec: dataclasses.replace(
+            leaves[spec.path], absorbs=absorbs[spec.path], offset=added.get(spec.path, 0.0)
+        ),
+        specs,
+        is_leaf=is_spec,
     )
 
 
@@ -146,8 +151,8 @@ def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -
         return dict.fromkeys(last_matrices(sites, leaves.keys() - fixed).intersection(heads)) or None
     if fixed.issuperset(path for path, spec in leaves.items() if not spec.in_branch) and parts.keys() <= fixed:
         return {}
-    if parts.keys() <= fixed and site.weights.intersection(parts):
-        lost = [path for path in site.normalized if leaves[path].role == "output" and not leaves[path].in_branch]
+    lost = [path for path in site.normalized if leaves[path].role == "output" and not leaves[path].in_branch]
+    if parts.keys() <= fixed and (lost or site.weights.intersection(parts)):
         return dict.fromkeys(heads) or ({} if lost else parts)
     if any(leaves[path].role == "readout" for path in parts):
         logits = {path for site in sites if site.kind == "output" for path in site.parts or ()}

@@ -11,7 +11,7 @@ import optax
 
 from depthmup.names import NOT_NEGATIVE, POSITIVE, Range, check_32_bits, short, unknown
 from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, check_parameterization
-from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec, leaves_of
+from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec, leaves_of, rescaling, shift
 from depthmup.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
@@ -195,7 +195,7 @@ def optimizer(
     tx = from_factors(
         factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **chosen
     )
-    return _of_specs(specs, tx if applied is p else in_form_mup(p, specs, tx))
+    return _of_specs(specs, around_offsets(p, specs, tx if applied is p else in_form_mup(p, specs, tx)))
 
 
 def from_factors(
@@ -255,6 +255,30 @@ def divisor(p: Parameterization, specs: PyTree) -> PyTree:
     """What the form of `p` divides each weight of the form "mup" by to store it."""
     weights, stored = (leaf_factors(q, specs, p.init_family).init for q in (p.in_form("mup"), p))
     return jax.tree.map(lambda a, b: a / b, weights, stored)
+
+
+def around_offsets(
+    p: Parameterization, specs: PyTree, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`tx` on stored parameters without the part that stores their offsets, on which no weight decay acts."""
+    return shifted(shift(specs, rescaling(p, specs)), tx)
+
+
+def shifted(shift: PyTree | None, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` on weights, where weight + shift is stored. The shift may be traced."""
+    if shift is None:
+        return tx
+
+    def weights(params: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda w, s: w if is_hidden(w) else w - jnp.asarray(s, w.dtype), params, shift, is_leaf=is_hidden
+        )
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        params = None if params is None else weights(params)
+        return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(lambda params: tx.init(weights(params)), update)
 
 
 def stored_divided(divisor: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -208,6 +208,13 @@ class Setup:
     source: Source
     run: Run | None = None
 
+    def __repr__(self) -> str:
+        p, count = self.parameterization, len(leaves_of(self.specs))
+        return (
+            f"<Setup: {p.name}, width {self.width}, depth {self.depth}, base ({p.base_width}, {p.base_depth}), {count} "
+            "arrays of parameters; explain() shows them>"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _at, (self.source, self.width, self.depth, self.run)
 
@@ -367,18 +374,20 @@ class Setup:
         """A line for each kind of factor: its value and where it is."""
         if self.model.factors is not None:
             return [f"the model takes its factors: {self.model.factors}"]
-        p = self.parameterization.in_form("mup")
-        places: dict[str, dict[tuple[str, str], list[str]]] = {}
+        p, power = self.parameterization.in_form("mup"), self.source.attention_power(self.width, self.depth)
+        of_model = {0.0: "", 0.5: " / sqrt(head_dim)", 1.0: " / head_dim"}[power]
+        places: dict[str, dict[tuple[str, str, str], list[str]]] = {}
         for spec in leaves_of(self.specs):
             for kind, head_dim, axis, ranges in spec.absorbs or ():
                 factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
                 value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
-                over = " / sqrt(head_dim)" if kind == "attention" else ""
+                over = of_model if kind == "attention" else ""
                 part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
                 alike = places.setdefault(f"{kind} factor {value:.4g}{over}", {})
-                alike.setdefault((starred(spec.path), part), []).append(spec.path)
+                added = f"{spec.offset:g} + " if spec.offset else ""
+                alike.setdefault((starred(spec.path), added, part), []).append(spec.path)
         return [
-            f"{kind} inside {', '.join(pattern(paths) + part for (_, part), paths in alike.items())}"
+            f"{kind} inside {', '.join(added + pattern(paths) + part for (_, added, part), paths in alike.items())}"
             for kind, alike in places.items()
         ]
 

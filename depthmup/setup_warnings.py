@@ -17,7 +17,7 @@ from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
-from depthmup.size_constants import Change, Constant, changes, constants
+from depthmup.size_constants import Change, Constant, changes
 from depthmup.source import Source, traceable
 from depthmup.specs import PyTree, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
 
@@ -99,10 +99,7 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     p, texts = source.p, []
 
     def numbers(width: int, depth: int) -> list[Constant]:
-        model = source.model(width, depth)
-        if model.factors is not None:
-            model = dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0))
-        return constants(*traceable(model), *model.inputs)
+        return [constant for constant in source.numbers(width, depth) if not constant.normalized]
 
     def text(change: Change, axis: Literal["width", "depth"], size: int) -> str:
         before, after, names = f"{change.before:.4g}", f"{change.after:.4g}", ", ".join(sorted(change.behind))
@@ -114,12 +111,8 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     small = numbers(width, depth)
     heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
     for change in changes(small, numbers(2 * width, depth)) if p.table.width else ():
-        if change.size(-1) in heads:
-            texts.append(
-                "the attention's logits are multiplied by 1/head_dim, and the attention factor comes on top: write "
-                "1/sqrt(head_dim)"
-            )
-        elif not any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS)):
+        of_heads = any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS))
+        if change.size(-1) not in heads and not of_heads:
             texts.append(text(change, "width", width))
     deep = numbers(width, 2 * depth) if p.alpha is not None and source.deepens(width, depth) else small
     return texts + [text(change, "depth", depth) for change in changes(small, deep)]

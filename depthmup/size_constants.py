@@ -16,10 +16,12 @@ from depthmup.specs import PyTree, flatten_shapes, starred
 
 
 class Constant(NamedTuple):
-    """A number that multiplies a value of the forward pass. behind: the last parameter in front of it."""
+    """A number that multiplies a value of the forward pass. behind: the last parameter in front of it. normalized:
+    whether the value is behind a norm, as in x / ||x|| * sqrt(width)."""
 
     value: float
     behind: str
+    normalized: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +73,8 @@ def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change
 def constants(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[Constant]:
     """The numbers that multiply what `apply(params, *inputs)` computes from parameters, in the order of the program.
 
-    Left out are those of a mean (a sum divided by a number), those behind a norm, such as sqrt(width) in
-    x / ||x|| * sqrt(width), and those of what the logits do not depend on, such as an auxiliary loss. The body of a
-    scan counts once; nothing is computed.
+    Left out are those of a mean (a sum divided by a number), and those of what the logits do not depend on, such as an
+    auxiliary loss. The body of a scan counts once; nothing is computed.
     """
     closed = jax.make_jaxpr(apply)(params, *inputs)
     alive, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
@@ -111,9 +112,9 @@ def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -
     behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
     if name in ("mul", "div") and len(changed) == len(numbers) == 1:
         (value,), (number,) = changed, numbers
-        if behind and not (value.is_sum or value.is_normalized or value.is_moment):
+        if behind and not (value.is_sum or value.is_moment):
             divides = name == "div" and operands[1].number
-            result.append(Constant(1 / number if divides else number, behind))
+            result.append(Constant(1 / number if divides else number, behind, value.is_normalized))
         return dataclasses.replace(value, is_sum=False)  # a mean
     of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
     kept = name in ("add", "max", "min")  # eps

@@ -23,7 +23,8 @@ from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by, with_roles
-from depthmup.parameterization import Parameterization
+from depthmup.parameterization import ForwardFactors, Parameterization
+from depthmup.size_constants import Constant, changes, constants
 from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
 SHALLOW = 4  # depth of the forward pass where no base depth is given
@@ -102,6 +103,26 @@ class Source:
 
     def _attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind == "attention" and site.head_dim]
+
+    def attention_power(self, width: int, depth: int) -> float:
+        """The power of 1/head_dim that the model multiplies attention logits by, where heads grow with width: 1/2 as
+        most do, 0 (T5), or 1."""
+        width, depth = self.traced_shape(width, depth)
+        attentions = self._attentions(width, depth)
+        heads = {site.head_dim for site in attentions}
+        wide = self._once(("wide", depth), lambda: contractions(*_abstract(self.model(2 * width, depth)), *self.inputs))
+        if all(wide[site.product] == site.head_dim for site in attentions):
+            return 0.5
+        numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth))
+        powers = {power for change in numbers for power in (1.0, 0.5, 0.25) if change.size(-power) in heads}
+        return 1.0 if 1.0 in powers else 0.5 if powers else 0.0
+
+    def numbers(self, width: int, depth: int) -> list[Constant]:
+        """The numbers that multiply values of the forward pass, without those of factors."""
+        model = self.model(width, depth)
+        if model.factors is not None:
+            model = dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0))
+        return self._once(("numbers", width, depth), lambda: constants(*traceable(model), *model.inputs))
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""
@@ -254,10 +275,11 @@ class Source:
         values, (narrow, _) = self._needed(width, depth) if self.p.kinds else [], self.traced_shape(width, depth)
         head_dims: dict[int, float] = {}
         if "attention" in self.p.kinds:
-            products = contractions(*_abstract(model), *self.inputs)
+            products, power = contractions(*_abstract(model), *self.inputs), self.attention_power(width, depth)
             for site in [site for site in values if site.kind == "attention" and site.head_dim]:
                 base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
-                head_dims[site.product] = products[site.product] * self.p.base_head_dim / base
+                # The form "absorbed" takes the model for one that divides by sqrt(head_dim).
+                head_dims[site.product] = self.p.base_head_dim * (products[site.product] / base) ** (2 * (1 - power))
         return place(
             specs,
             values,

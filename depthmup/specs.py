@@ -74,6 +74,8 @@ class ParamSpec:
       inputs has fan_in 1.
     stack_axis: the axis along which blocks are stacked (nn.scan, vmap), or None.
     absorbs: the factors that the form "absorbed" stores inside it; None if `absorb` was not called.
+    offset: what the forward pass adds to it before anything else: 1 for a norm's scale in 1 + scale (Gemma), else 0.
+      A factor c then multiplies offset + w: c (offset + w) - offset is stored.
     """
 
     path: str
@@ -87,6 +89,7 @@ class ParamSpec:
     stack_axis: int | None = None
     absorbs: tuple[Absorbed, ...] | None = None
     in_stream: bool = False
+    offset: float = 0.0
 
     @property
     def placed_role(self) -> str:
@@ -282,7 +285,7 @@ def specs_from_json(text: str, params: PyTree) -> PyTree:
 
 def _from_json(row: Any) -> ParamSpec:
     names = [field.name for field in dataclasses.fields(ParamSpec)]
-    if not isinstance(row, dict) or not set(names[:-3]) <= row.keys() <= set(names):  # the last three have defaults
+    if not isinstance(row, dict) or not set(names[:-4]) <= row.keys() <= set(names):  # the last four have defaults
         raise SpecError(f"specs must have leaves with {', '.join(names)}, got {short(row)}")
     try:
         parts = row.get("absorbs")
@@ -393,12 +396,25 @@ def _check_absorbable(leaves: list[ParamSpec]) -> None:
 
 
 def multiplied(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
-    """The parameters times a tree of factors; leaves that are no parameters stay as they are."""
+    """The parameters, with their offsets, times a tree of factors; leaves that are no parameters stay as they are."""
     check_shapes(specs, params)
-    factors = iter(jax.tree.leaves(scale))
+    pairs = zip(leaves_of(specs), jax.tree.leaves(scale), strict=True)
 
     def product(leaf: Any) -> Any:
-        factor = next(factors) if is_parameter(leaf) else 1
-        return leaf if np.all(factor == 1) else leaf * jnp.asarray(factor, leaf.dtype)
+        if not is_parameter(leaf):
+            return leaf
+        spec, factor = next(pairs)
+        if np.all(factor == 1):
+            return leaf
+        product = leaf * jnp.asarray(factor, leaf.dtype)
+        return product + jnp.asarray((factor - 1) * spec.offset, leaf.dtype) if spec.offset else product
 
     return jax.tree.map(product, params)
+
+
+def shift(specs: PyTree, scale: PyTree) -> PyTree | None:
+    """What `multiplied` adds to each parameter times its factor, so that the factor multiplies the offset too; None if
+    no parameter has an offset. The factors may be traced."""
+    if not any(spec.offset for spec in leaves_of(specs)):
+        return None
+    return jax.tree.map(lambda spec, factor: (factor - 1) * spec.offset, specs, scale, is_leaf=is_spec)

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from depthmup.names import unknown
-from depthmup.optim import in_form_mup, scaled
+from depthmup.optim import around_offsets, in_form_mup, scaled
 from depthmup.parameterization import FAMILIES, FamilyName, Parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec, leaves_of
 from depthmup.specs import factors as leaf_factors
@@ -147,7 +147,8 @@ def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientT
         updates, state = inner.update(scaled(updates, shrink), state, weights, **extra)
         return scaled(updates, scale), state
 
-    stored = in_form_mup(p, specs, optax.GradientTransformationExtraArgs(inner.init, update))
+    of_weights = optax.GradientTransformationExtraArgs(inner.init, update)
+    stored = around_offsets(p, specs, in_form_mup(p, specs, of_weights))
 
     def init(params: PyTree) -> PyTree:
         check_shapes(specs, params)

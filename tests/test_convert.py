@@ -33,7 +33,7 @@ def stretch(apply, tx, params, state, x, steps):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["scanned", "fused"])
+@pytest.mark.parametrize("name", ["scanned", "fused", "gemma"])
 def test_the_run_goes_on(name, optimizer, x64, tmp_path):
     """From explicit factors to absorbed ones in mid-run, through a checkpoint, and back."""
     specs, apply_with, params, x = network(name)
@@ -107,10 +107,10 @@ def test_states_of_other_transformations(kind, x64):
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_wrapped_runs_go_on_under_every_parameterization(name, x64):
+@pytest.mark.parametrize(("name", "model"), [*((name, "scanned") for name in TABLES), ("depth_mup", "gemma")])
+def test_wrapped_runs_go_on_under_every_parameterization(name, model, x64):
     """Into the form that takes no factors in mid-run, and back, whatever families the parameterization has."""
-    specs, apply_with, params, x = network("scanned")
+    specs, apply_with, params, x = network(model)
     params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
     p = dm.parameterization(name, **SHAPE, gamma0=0.7, beta0=0.6)
     q = p.in_form("absorbed")

@@ -18,11 +18,13 @@ STEPS, OUTPUTS = 8, 5
 
 
 class Residual(nn.Module):
-    """h + b * Dense(tanh(Dense(norm(h)))); factors are (branch, output, attention), all 1 as a user writes it."""
+    """h + b * Dense(tanh(Dense(norm(h)))); factors are (branch, output, attention), all 1 as a user writes it.
+    sandwich: another norm behind the branch, with 1 + scale."""
 
     width: int
     depth: int
     scan: bool = False
+    sandwich: bool = False
     factors: tuple = (1.0, 1.0, 1.0)
 
     @nn.compact
@@ -30,20 +32,31 @@ class Residual(nn.Module):
         h = nn.Dense(self.width, name="read_in")(x)
         if self.scan:
             block = nn.scan(Branch, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-            h, _ = block(self.factors[0], name="blocks")(h, None)
+            h, _ = block(self.factors[0], self.sandwich, name="blocks")(h, None)
         else:
             for i in range(self.depth):
-                h, _ = Branch(self.factors[0], name=f"block_{i}")(h, None)
+                h, _ = Branch(self.factors[0], self.sandwich, name=f"block_{i}")(h, None)
         return self.factors[1] * nn.Dense(OUTPUTS, use_bias=False, name="readout")(nn.relu(h))
 
 
 class Branch(nn.Module):
     factor: float
+    sandwich: bool = False
 
     @nn.compact
     def __call__(self, h, _):
         f = nn.Dense(2 * h.shape[-1], name="up")(nn.LayerNorm(name="norm")(h))
-        return h + self.factor * nn.Dense(h.shape[-1], name="down")(jnp.tanh(f)), None
+        f = nn.Dense(h.shape[-1], name="down")(jnp.tanh(f))
+        return h + self.factor * (OffsetNorm(name="post_norm")(f) if self.sandwich else f), None
+
+
+class OffsetNorm(nn.Module):
+    """As in Gemma: the scale is 1 + its parameter."""
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.normal(0.1), x.shape[-1:])
+        return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * (1 + scale)
 
 
 class NormedConv(nn.Module):
@@ -75,7 +88,8 @@ class NormedConv(nn.Module):
 
 class Transformer(nn.Module):
     """Pre-LN, causal, two heads; fused: one kernel makes queries, keys and values; tied: logits by the embedding;
-    scores: how attention logits become weights; parallel: attention and MLP of a block side by side, as in GPT-J."""
+    scores: how attention logits become weights; parallel: attention and MLP of a block side by side, as in GPT-J;
+    sandwich: norms with 1 + scale behind branches, queries, keys and the blocks, as in Gemma."""
 
     width: int
     depth: int
@@ -84,11 +98,13 @@ class Transformer(nn.Module):
     qk_norm: bool = False
     scores: str = "softmax"
     parallel: bool = False
+    sandwich: bool = False
     factors: tuple = (1.0, 1.0, 1.0)
 
     @nn.compact
     def __call__(self, tokens):
         branch, output, attention = self.factors
+        norm = OffsetNorm if self.sandwich else nn.RMSNorm
         embed = nn.Embed(OUTPUTS, self.width, name="embed")
         h = embed(tokens) + self.param("positions", nn.initializers.normal(0.1), (tokens.shape[1], self.width))
         for i in range(self.depth):
@@ -99,17 +115,19 @@ class Transformer(nn.Module):
                 q, k, v = (nn.Dense(self.width, name=f"{name}_{i}")(x) for name in "qkv")
             q, k, v = (y.reshape(*y.shape[:2], 2, self.width // 2) for y in (q, k, v))
             if self.qk_norm:
-                q, k = (nn.RMSNorm(name=f"norm_{name}_{i}")(y) for name, y in (("q", q), ("k", k)))
+                q, k = (norm(name=f"norm_{name}_{i}")(y) for name, y in (("q", q), ("k", k)))
             logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) * attention / jnp.sqrt(jnp.asarray(self.width / 2, h.dtype))
             logits = 2 * jnp.tanh(logits / 2) if self.scores == "capped" else logits
             logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool)), logits, -1e9)
             weights = nn.sigmoid(logits) if self.scores == "sigmoid" else nn.softmax(logits)
             y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(h.shape)
-            attended = h + branch * nn.Dense(self.width, name=f"out_{i}")(y)
+            y = nn.Dense(self.width, name=f"out_{i}")(y)
+            attended = h + branch * (norm(name=f"post1_{i}")(y) if self.sandwich else y)
             x = x if self.parallel else nn.LayerNorm(name=f"norm2_{i}")(attended)
             x = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(x))
-            h = attended + branch * nn.Dense(self.width, name=f"down_{i}")(x)
-        h = nn.LayerNorm(name="final_norm")(h).mean(axis=1)
+            y = nn.Dense(self.width, name=f"down_{i}")(x)
+            h = attended + branch * (norm(name=f"post2_{i}")(y) if self.sandwich else y)
+        h = (norm if self.sandwich else nn.LayerNorm)(name="final_norm")(h).mean(axis=1)
         return output * (embed.attend(h) if self.tied else nn.Dense(OUTPUTS, use_bias=False, name="head")(h))
 
 
@@ -124,6 +142,8 @@ MODELS = {
     "soft-capped": (Transformer, {"scores": "capped"}, ()),
     "sigmoid": (Transformer, {"scores": "sigmoid"}, ()),
     "parallel": (Transformer, {"parallel": True}, ()),
+    "scanned sandwich": (Residual, {"scan": True, "sandwich": True}, ()),
+    "gemma": (Transformer, {"sandwich": True, "qk_norm": True, "tied": True}, {"embed/embedding": "input"}),
 }
 
 
@@ -181,7 +201,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [(name, "adamw") for name in MODELS]
-    + [(n, o) for n in ("scanned", "batch norm", "transformer") for o in ("sgd", "momentum")],
+    + [(n, o) for n in ("scanned", "batch norm", "transformer", "gemma") for o in ("sgd", "momentum")],
 )
 def test_training_is_that_with_explicit_factors(name, optimizer, x64):
     specs, apply_with, params, x = network(name)

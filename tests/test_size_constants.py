@@ -22,6 +22,8 @@ class Transformer(nn.Module):
     logits: object = lambda width, depth: 1.0
     branch: object = lambda width, depth: 1.0
     attention: object = lambda head_dim: head_dim**-0.5
+    queries: object = lambda head_dim: 1.0  # behind a norm of the queries
+    qk_norm: bool = False
 
     @nn.compact
     def __call__(self, tokens):
@@ -36,6 +38,9 @@ class Transformer(nn.Module):
         for i in range(self.depth):
             y = nn.RMSNorm(name=f"norm_{i}")(h)
             q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"{name}_{i}")(y) for name in "qkv")
+            if self.qk_norm:
+                q, k = (nn.RMSNorm(name=f"norm_{name}_{i}")(part) for name, part in (("q", q), ("k", k)))
+            q = q * number(self.queries, self.width // 4)
             weights = nn.softmax(number(self.attention, self.width // 4) * jnp.einsum("...qhd,...khd->...hqk", q, k))
             y = jnp.einsum("...hqk,...khd->...qhd", weights, v).reshape(h.shape)
             h = h + nn.Dense(self.width, name=f"out_{i}")(y) * number(self.branch, self.width, self.depth)
@@ -66,7 +71,6 @@ def transformer(**numbers):
         ({"logits": lambda w, d: 32 / w}, r"behind head/kernel by 1 at width 32 and by 0.5 at width 64"),
         ({"branch": lambda w, d: 1 / np.sqrt(2 * d)},
          r"behind out_\*/bias by 0.5 at depth 2 and by 0.3536 at depth 4.* number for every depth"),
-        ({"attention": lambda size: 1 / size}, r"logits are multiplied by 1/head_dim, .* write 1/sqrt\(head_dim\)"),
     ],
 )  # fmt: skip
 def test_numbers_that_change(numbers, says):
@@ -89,6 +93,27 @@ def test_no_rule_no_warning():
 )
 def test_numbers_that_stay(numbers):
     assert not warned(transformer(**numbers))
+
+
+ONE = {"attention": lambda size: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "place"),
+    [
+        ({}, "factor 0.5 / sqrt(head_dim) inside q_"),
+        (ONE, "factor 0.25 inside q_"),  # T5
+        ({"attention": lambda size: 1 / size}, "factor 1 / head_dim inside q_"),
+        ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5 / sqrt(head_dim)"),
+        (ONE | {"qk_norm": True}, "factor 0.25 inside norm_q_"),
+        (ONE | {"qk_norm": True, "queries": lambda size: size**-0.5}, "factor 0.5 / sqrt(head_dim) inside norm_q_"),
+    ],
+)
+def test_attention_goes_as_one_over_the_head_size(numbers, place):
+    """Whatever power of it the model has: at 4 times the base's head size the whole factor is 1/4."""
+    assert not warned(transformer(**numbers))
+    m = dm.setup("depth_mup", transformer(**numbers), TOKENS, width=128, depth=4, base=(32, 2), fan_in_init=False)
+    assert f"attention {place}" in str(m.explain())
 
 
 class UnitNorm(nn.Module):

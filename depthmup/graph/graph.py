@@ -71,6 +71,8 @@ class Graph:
     open_scans: whether the body of a scan is in the graph instead of the whole scan as one operation: once for a scan
       over blocks, for the first steps of a recurrence.
     fed: the values that depend on the inputs.
+    offset: the paths of parameters that act through 1 + parameter alone, as the scale of a norm may: these sums are in
+      the graph in their place.
     state: the arguments of `apply` before the inputs, such as batch statistics: neither parameters nor activations.
     positive: whether the random inputs are positive and below 1, such as the scale of noise, of which a logarithm is
       taken.
@@ -127,15 +129,43 @@ class Graph:
         if len(floating) != 1:
             raise ForwardError(_outputs_message(names))
         (self.output,) = floating
+        self._link()
+        self.offset = frozenset(node.path for node in self.nodes if self._joined_to_one(node))
+        self._link()
+        self.fed |= self.descendants(self._learned_states())
+
+    # Building the graph
+
+    def _link(self) -> None:
+        """Keep the values that the logits depend on, and tell each of them its consumers."""
         alive = self.ancestors(self.output)
         self.nodes = [node for node in self.nodes if node in alive]
         self.order = {node: number for number, node in enumerate(self.nodes)}
         for node in self.nodes:
+            node.consumers = []
             for operand in dict.fromkeys(node.operands):
                 operand.consumers.append(node)
-        self.fed |= self.descendants(self._learned_states())
 
-    # Building the graph
+    def _joined_to_one(self, leaf: Node) -> bool:
+        """Whether a parameter acts through 1 + parameter alone. Then each such sum stands for the parameter."""
+        sums, todo = list[Node](), [leaf] if leaf.op == "parameter" else []
+        while todo:
+            for consumer in todo.pop().consumers:
+                others = [operand for operand in consumer.operands if leaf not in self.ancestors(operand)]
+                if consumer.op in (*COPIES, "member"):
+                    todo.append(consumer)
+                elif (
+                    consumer.op in ADDITIONS
+                    and others
+                    and as_stored(others[0]).op == "constant"
+                    and np.all(others[0].value == 1)
+                ):
+                    sums.append(consumer)
+                else:
+                    return False
+        for total in sums:
+            total.op, total.path, total.operands = "parameter", leaf.path, ()
+        return bool(sums)
 
     def _leaf(self, op: str, value: Any, path: str = "") -> Node:
         return self._add(Node(op, (), lambda: value, path))

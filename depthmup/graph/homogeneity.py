@@ -112,7 +112,7 @@ def _entries(graph: Graph, node: Node, paths: Sequence[str], stop: Node | None) 
     masks = {}
     for leaf, gradient in zip(leaves, pull(jnp.asarray(weights))[0], strict=True):
         mask = np.asarray(gradient) != 0
-        masks[leaf.path] = None if mask.all() else mask
+        masks[leaf.path] = None if mask.all() or leaf.path in graph.offset else mask
     return masks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from depthmup.graph.homogeneity import Parts, homogeneous_in
 from depthmup.graph.jaxpr import CLOSED
 
 SOFTMAX = ("exp", "exp2")
+LARGE = 2.0**10  # so large are weights when a norm is looked for
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
 
 
@@ -182,8 +184,8 @@ def _heads(graph: Graph, node: Node) -> list[Node]:
         operands = [operand for operand in operands if graph.parameters_of_value(operand)]
     if node.op == "concatenate" and len(operands) > 1:
         return [head for operand in operands for head in _heads(graph, operand)]
-    if len(operands) == 1 and node.op in ("add", "sub", "convert_element_type", "reshape", "copy", "broadcast_in_dim",
-                                          "squeeze", "concatenate", "transpose"):  # fmt: skip
+    behind = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
+    if behind or (len(operands) == 1 and node.op in ("add", "sub", "concatenate", *COPIES)):
         return _heads(graph, operands[0])
     return [node]
 
@@ -242,14 +244,20 @@ def weights(graph: Graph) -> frozenset[str]:
 
 
 def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
-    """Of these weights those whose size does not matter to the logits, since a norm takes it away."""
-    before, result = np.asarray(graph.output.value), set[str]()
-    allowed = graph.ancestors(graph.output)
+    """Of these weights those whose size does not matter to the logits, since a norm takes it away.
+
+    Sizes are large in the test, so that biases and the curvature of activation functions (GELU) do not count."""
+    result, allowed = set[str](), graph.ancestors(graph.output)
     for leaf in (node for node in graph.nodes if node.path in paths):
-        values = graph.changed({leaf: 2 * leaf.value}, allowed)
-        after = values.get(graph.output, before)
-        without_effect = np.linalg.norm(after - before) < 0.01 * np.linalg.norm(before)
-        if without_effect and any(map(graph.normed, values)):  # no norm of weights, no gate that is 0 or 1 anyway
+        values, doubled = (graph.changed({leaf: size * leaf.value}, allowed) for size in (LARGE, 2 * LARGE))
+
+        def grows(node: Node, factor: float, values: Any = values, doubled: Any = doubled) -> bool:
+            before, after = (np.asarray(of_size.get(node, node.value)) for of_size in (values, doubled))
+            return bool(np.linalg.norm(after - factor * before) < 0.01 * np.linalg.norm(factor * before))
+
+        # What goes into the norm grows: it is no norm of weights, and behind no gate, which is 0 or 1 then.
+        norms = (node for node in values if graph.normed(node))
+        if grows(graph.output, 1) and any(grows(operand, 2) for node in norms for operand in graph.activations(node)):
             result.add(leaf.path)
     return frozenset(result)
 

@@ -78,15 +78,16 @@ def _additions(graph: Graph, operations: Sequence[str] = ADDITIONS) -> Iterator[
 
 
 def _biased_attentions(graph: Graph) -> set[Node]:
-    """Attention logits to which several layers add one and the same bias, such as of distances in a graph: they start
-    anew in each layer."""
+    """Attention logits with a bias that no attention made, such as of positions, or to which several layers add one
+    and the same bias, such as of distances in a graph: they start anew in each layer."""
     products = {product for *_, product in attentions(graph)}
     biased = collections.defaultdict[Node, list[Node]](list)
     for node in _additions(graph):
         for logits, bias in (node.operands, node.operands[::-1]):
             if as_stored(before_numbers(graph, as_stored(logits))[0]) in products:
                 biased[bias].append(node)
-    return {node for nodes in biased.values() if len(nodes) > 1 for node in nodes}
+    behind = graph.descendants(products)
+    return {node for bias, nodes in biased.items() if len(nodes) > 1 or bias not in behind for node in nodes}
 
 
 def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:

@@ -30,7 +30,8 @@ class Site:
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
       "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
-      "unused": parameters (inside) on which the logits do not depend; "elementwise": those whose entries act alone.
+      "unused": parameters (inside) on which the logits do not depend; "elementwise": those whose entries act alone;
+        "offset": those to which 1 is added before they act.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen;
@@ -58,7 +59,7 @@ class Site:
       head_dim: the head size. product: the number of its product in `contractions`. kernel: `Node.kernel`.
     """
 
-    kind: Kind | Literal["sum", "unused", "elementwise", "cosine", "applied", "contracted", "again"]
+    kind: Kind | Literal["sum", "unused", "elementwise", "cosine", "applied", "contracted", "again", "offset"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -100,6 +101,7 @@ def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0
         *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
         Site("elementwise", None, products.elementwise(graph)),
+        *([Site("offset", None, graph.offset)] if graph.offset else []),
         *_attentions(graph),
         *_outputs(graph, products.normalized(graph, products.weights(graph) - inside)),
     ]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.optim import families_of, from_factors
+from depthmup.optim import families_of, from_factors, shifted
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
-from depthmup.specs import PyTree, leaves_of
+from depthmup.specs import PyTree, leaves_of, rescale, shift
 from depthmup.specs import factors as leaf_factors
 from depthmup.specs import group as group_of
 
@@ -70,15 +70,16 @@ def probe(
     spec = leaves_of(specs)[0]
     forward = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
     factors = leaf_factors(p, specs, families_of(optimizer, specs))
+    offsets = shift(specs, factors.init)
 
     def transformation(hyper: Any) -> optax.GradientTransformation:
-        return from_factors(hyper["factors"], optimizer, learning_rate, specs=specs, **options)
+        return shifted(offsets, from_factors(hyper["factors"], optimizer, learning_rate, specs=specs, **options))
 
     def weights(stored: PyTree) -> PyTree:
         return jax.tree.map(lambda w, s: w * s, stored, factors.multiplier)
 
     def start(hyper: Any) -> Any:
-        params = jax.tree.map(lambda w, s: w * s, init(jax.random.key(hyper["seed"])), factors.init)
+        params = rescale(p, specs, init(jax.random.key(hyper["seed"])))
         return params, transformation(hyper).init(params)
 
     def step(state: Any, batch: PyTree, hyper: Any) -> Any:

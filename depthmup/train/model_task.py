@@ -12,11 +12,11 @@ import optax
 
 from depthmup.audit import InitAudit
 from depthmup.frameworks import Model
-from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_factors, stored_divided
+from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_factors, shifted, stored_divided
 from depthmup.parameterization import LeafFactors, Parameterization
 from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError
-from depthmup.specs import PyTree, leaves_of, rescaling
+from depthmup.specs import PyTree, leaves_of, rescaling, shift
 from depthmup.specs import factors as leaf_factors
 from depthmup.train.trainable import Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
@@ -52,6 +52,7 @@ class ModelTask(Trainable):
             )
             if hyper.divisor is not None:
                 tx = stored_divided(hyper.divisor, tx)
+            tx = shifted(shift(self.specs, hyper.factors.init), tx)
         else:
             tx = optax.chain(self.optimizer, optax.scale(learning_rate))
         return after_clipping(self.recipe.clip, tx)

@@ -20,7 +20,7 @@ from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
 from depthmup.recipe import Recipe
 from depthmup.schedules import multiplier
-from depthmup.specs import group, is_spec
+from depthmup.specs import group, is_spec, shift
 from depthmup.train.divergence import NEVER, finite, going
 from depthmup.train.random_keys import part_key, step_key
 
@@ -127,6 +127,9 @@ class Trainable(abc.ABC):
         """The state before the first step."""
         params, statistics = self.init_model(jax.random.key(hyper.seed))
         params = jax.tree.map(lambda w, s: w * jnp.asarray(s, w.dtype), params, hyper.factors.init)
+        offsets = shift(self.specs, hyper.factors.init)
+        if offsets is not None:
+            params = optax.apply_updates(params, offsets)
         step = jnp.int32(0)
         return TrainState(
             step=step,

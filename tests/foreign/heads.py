@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tests.foreign.table import Foreign, blocks, ones, trunk
+from tests.foreign.table import TOKENS, Foreign, blocks, ones, trunk
 
 STATES = ones(4, 5)
 
@@ -24,6 +24,19 @@ class Torso(nn.Module):
             y = nn.Dense(2 * self.width, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(h))
             h = h + nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(y))
         return nn.LayerNorm(name="norm")(h)
+
+
+class EmbeddedHead(nn.Module):
+    """ELECTRA and ALBERT: embeddings of fixed size at both ends, and in front of the last ones GELU and a norm."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        table = nn.Embed(20, 8, embedding_init=nn.initializers.normal(1.0), name="table")
+        h = Torso(self.width, self.depth, name="torso")(table(tokens))
+        return table.attend(nn.LayerNorm(name="head_norm")(nn.gelu(nn.Dense(8, name="head")(h))))
 
 
 class TwoHeads(nn.Module):
@@ -270,6 +283,10 @@ MODELS = {
     ),
     "cosine_classifier": Foreign(
         CosineClassifier, (STATES,), TORSO | {"classes": "input", "scale": "scalar"}, queries=("scale",)
+    ),
+    "embedded_head": Foreign(
+        EmbeddedHead, (TOKENS,),
+        TORSO | {"table/*": "fixed", "head/kernel": "output", "head/bias": "scalar", "head_norm/*": "fixed"},
     ),
     "two_heads": Foreign(TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE),
     "two_heads_value": Foreign(

@@ -152,6 +152,28 @@ class GraphDistances(nn.Module):
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class ALiBi(nn.Module):
+    """BLOOM: each block adds the causal mask, and to that one table of positions, which the padding makes."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, padding):
+        h, causal = nn.Dense(self.width, name="embed")(x), jnp.tril(jnp.ones((8, 8), bool))
+        positions = (padding.cumsum(-1) - 1)[:, None, None, :]
+        table = -(2.0 ** -jnp.arange(1, 5))[None, :, None, None] * positions
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm1")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(y) for name in "qkv")
+            bias = jnp.where((padding[:, None, None, :] > 0) & causal, 0.0, -1e30) + table
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (self.width // 4) ** -0.5 + bias
+            y = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+            h = h + mlp(nn.LayerNorm(name=f"block_{i}_norm2")(h), self.width, f"block_{i}")
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 class PickedTokens(nn.Module):
     """Blocks that act on half of the tokens alone (mixture of depths)."""
 
@@ -203,6 +225,10 @@ MODELS = {
         GraphDistances, (ones(2, 8, 5), np.arange(128).reshape(2, 8, 8) % 6),
         blocks("block_*") | ENDS | {"distances/*": "fixed"} | trunk(norm="vector"),
         queries=("*_q/*", "*_k/*", "distances/*"),
+    ),
+    "alibi": Foreign(
+        ALiBi, (ones(2, 8, 5), np.ones((2, 8), int)), blocks("block_*") | ENDS | trunk(norm="vector"),
+        queries=("*_q/*", "*_k/*"),
     ),
     "picked_tokens": Foreign(
         PickedTokens, (ones(2, 6, 5),),

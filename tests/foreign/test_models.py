@@ -34,6 +34,11 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
     assert not m.specs["head"]["kernel"].absorbs
 
 
+def test_a_head_that_a_norm_follows_has_no_output_factor():
+    m, _ = MODELS["embedded_head"].setup
+    assert "output factor 0.5 inside" not in str(m.explain())
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -99,6 +104,7 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
             "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
+        ("alibi", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
         (
             "graph_distances",
             "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tests.foreign.table import TOKENS, Foreign, blocks, ones, trunk
+from tests.test_forward import OffsetNorm
 
 HEADS = 4
 QUERIES = ("*/query/*", "*/key/*", "*/[qk]/*", "*/[qk]_norm/*")
@@ -93,7 +94,7 @@ class PaLM(nn.Module):
 
 
 class Gemma(nn.Module):
-    """Gemma 2: norms before and after each layer, QK-norm, one head of keys and values, tied, soft caps."""
+    """Gemma 2 and 3: norms with 1 + scale around each layer, QK-norm, one head of keys and values, tied, soft caps."""
 
     width: int
     depth: int
@@ -106,21 +107,21 @@ class Gemma(nn.Module):
         h = embedding(tokens)
         for i in range(self.depth):
             layer = functools.partial("block_{}_{}".format, i)
-            x = nn.RMSNorm(name=layer("pre_attn"))(h)
+            x = OffsetNorm(name=layer("pre_attn"))(h)
             q, k, v = (dense(n, name=layer(name))(x) for name, n in (("q", w), ("k", size), ("v", size)))
             q, k, v = (part.reshape(*part.shape[:2], -1, size) for part in (q, k, v))
             y = attend(
-                rotated(nn.RMSNorm(name=layer("q_norm"))(q)),
-                rotated(nn.RMSNorm(name=layer("k_norm"))(k)),
+                rotated(OffsetNorm(name=layer("q_norm"))(q)),
+                rotated(OffsetNorm(name=layer("k_norm"))(k)),
                 v,
                 size**-0.5,
                 cap=50.0,
             )
-            h = h + nn.RMSNorm(name=layer("post_attn"))(dense(w, name=layer("o"))(y))
-            x = nn.RMSNorm(name=layer("pre_ff"))(h)
+            h = h + OffsetNorm(name=layer("post_attn"))(dense(w, name=layer("o"))(y))
+            x = OffsetNorm(name=layer("pre_ff"))(h)
             y = nn.gelu(dense(2 * w, name=layer("gate"))(x)) * dense(2 * w, name=layer("up"))(x)
-            h = h + nn.RMSNorm(name=layer("post_ff"))(dense(w, name=layer("down"))(y))
-        logits = embedding.attend(nn.RMSNorm(name="norm")(h))
+            h = h + OffsetNorm(name=layer("post_ff"))(dense(w, name=layer("down"))(y))
+        logits = embedding.attend(OffsetNorm(name="norm")(h))
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
 
 
