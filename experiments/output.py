@@ -13,7 +13,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
-from depthmup.fit import PowerLaw
 from depthmup.fit.curve import half_width
 from depthmup.report.figures import png
 
@@ -51,9 +50,10 @@ def mean(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
 
 
-def of_law(law: PowerLaw) -> tuple[float, float]:
-    """The exponent, and half of its 95% interval."""
-    return law.exponent, law.high - law.exponent
+def of_law(law: tuple[Any, ...]) -> tuple[float, float]:
+    """The exponent and half of its 95% interval, of a law whose first three fields are the exponent and its ends."""
+    exponent, _, high = law[:3]
+    return exponent, high - exponent
 
 
 def write(figure: Figure, default: str) -> None:
