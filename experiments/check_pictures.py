@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import depthmup as dm
 from depthmup.parameterization import Name
-from experiments.language.sweeps import loss
+from experiments.language import loss
 
 # file: (parameterization, options of the check, the verdict to show)
 CHECKS: dict[str, tuple[Name, dict[str, Any], str]] = {

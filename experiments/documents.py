@@ -26,6 +26,7 @@ from experiments import (
     choose,
     coordinate_checks,
     jump,
+    language,
     layer_kinds,
     learning_rate_rules,
     planted_verdicts,
@@ -33,8 +34,8 @@ from experiments import (
     scaling,
 )
 from experiments.figures import command
+from experiments.figures.figure import IMAGES, loss_pictures, save
 from experiments.figures.page import PAPERS
-from experiments.language.page import draw, tables
 from experiments.published import RESULTS, ROOT, Sweep
 
 DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
@@ -67,10 +68,9 @@ def publish(name: str, workdir: Path) -> None:
 def draw_sweep(sweep: Sweep) -> None:
     """Losses and optima over depth."""
     curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-    drawn = {"loss_over_depth": figures.loss_curves(curves), "optimum_over_depth": figures.optima(curves)}
-    for name, figure in drawn.items():
-        assert figure
-        (ROOT / "docs" / "images" / f"{name}.png").write_bytes(figures.png(figure))
+    optima = figures.optima(curves)
+    assert optima
+    save(IMAGES, loss_pictures({"loss_over_depth": curves}) | {"optimum_over_depth": optima})
 
 
 TABLES: dict[str, Callable[[Sweep], str]] = {
@@ -91,7 +91,7 @@ def _numbers(name: str) -> Any:
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
-    "language": lambda _: tables(),
+    "language": lambda _: language.tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
     "checks_rules": lambda _: coordinate_checks.rules(),
@@ -122,7 +122,7 @@ def main() -> None:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
-    draw()
+    language.draw()
     scaling.draw()
     jump.draw()
     command.draw(*PAPERS)

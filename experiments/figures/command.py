@@ -22,7 +22,6 @@ from pathlib import Path
 from ml_collections import config_dict
 
 from depthmup.files import write_atomically
-from depthmup.report import figures
 from depthmup.settings import Settings, from_config
 from depthmup.sweep import run, train
 from depthmup.train.build import batches_of
@@ -33,7 +32,7 @@ from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
 from experiments import command_line, published
 from experiments.figures import page
-from experiments.figures.figure import Paper
+from experiments.figures.figure import Paper, save
 from experiments.published import Sweep
 
 
@@ -86,8 +85,7 @@ def draw(*papers: Paper) -> dict[str, dict[str, Sweep]]:
         paper.images.mkdir(parents=True, exist_ok=True)
         for figure in paper.figures.values():
             complete = page.finished(figure, sweeps[paper.name])
-            for name, picture in (figure.pictures(complete) if complete else {}).items():
-                write_atomically(paper.images / f"{name}.png", figures.png(picture))
+            save(paper.images, figure.pictures(complete) if complete else {})
     write_atomically(page.PAGE, page.text(sweeps))
     print(page.PAGE)
     return sweeps

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
 from depthmup.trials.verdicts import TransferCurve
@@ -171,6 +172,12 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
     """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
     drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
+    """Write each picture to NAME.png in the folder."""
+    for name, picture in pictures.items():
+        write_atomically(folder / f"{name}.png", figures.png(picture))
 
 
 def panels(
