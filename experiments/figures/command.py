@@ -38,7 +38,7 @@ from experiments.published import Sweep
 def settings_of(config: config_dict.ConfigDict, data: str | None) -> Settings:
     """The settings of a config whose images are in the folder `data`."""
     if data:
-        config.data.name, config.data.data_dir = "folder", data
+        config.data.data_dir = data
     return from_config(config)
 
 
@@ -92,8 +92,6 @@ def draw(*papers: Paper) -> dict[str, dict[str, Sweep]]:
 
 def missing_data(settings: Settings, classes: int) -> str:
     """Why a sweep cannot be trained with the folder of these settings, in words; "" if it can."""
-    if settings.data.name != "folder":
-        return ""
     if not settings.data.data_dir:
         return f"--data=DIR is needed to train, a folder of {classes} classes"
     folders = Path(settings.data.data_dir).expanduser() / "train"
