@@ -23,7 +23,6 @@ from experiments.output import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
     FIGURES,
     PAPER,
-    answer,
     at_start,
     averages,
     channels,
@@ -332,7 +331,7 @@ def test_one_ingredient_refutes_theorem_3():
 def test_the_answer_is_a_table():
     measure(["baseline", "last"], networks.SCREEN_DEPTHS, exponent=0.0, edge=-1.0)
     sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
-    lines = answer.table(sweeps).splitlines()
+    lines = dispute.exponent_table(sweeps).splitlines()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:20]]
     cells = {row[0]: row for row in found}
     columns = cells["exponent by"]
@@ -356,22 +355,22 @@ def test_which_criterion_the_optima_follow():
     trained = {"last": -1.0, "one_layer": -1.0, "mse": 0.5, "dropout": -1.5, "dense": -0.5, "bottleneck": -2.0}
     measure({**trained, "dense": 1.0}, networks.SCREEN_DEPTHS)
     sweeps = {f"screen_{name}": planted(f"screen_{name}", exponent) for name, exponent in trained.items()}
-    rows = [line.strip("| ").split(" | ") for line in answer.predictions(sweeps).splitlines()[2:]]
+    rows = [line.strip("| ").split(" | ") for line in dispute.predictions(sweeps).splitlines()[2:]]
     of = {row[0]: row[1:] for row in rows}
-    assert set(of) == set(answer.PREDICTIONS)
+    assert set(of) == set(dispute.PREDICTIONS)
     for criterion in ("Sbar", "2 / sharpness"):
         wrong, off = of[criterion][0].split(", ")
         assert wrong == "1 of 6"
         assert float(off) == pytest.approx(1.5 / math.sqrt(6), abs=0.02)
     assert of["-3/2 (theorem 3)"][0].startswith("5 of 6, ")
     assert of["theory"][1].startswith("3 of 5, ")  # mse's planted loss has no optimum; of the others, two have -1
-    assert answer.predictions({name: sweeps[name] for name in list(sweeps)[:4]}) == ""  # fewer than five networks
+    assert dispute.predictions({name: sweeps[name] for name in list(sweeps)[:4]}) == ""  # fewer than five networks
 
 
 def test_the_full_table_has_plain_networks_and_early_losses():
     sweeps = all_planted(dispute.EXPERIMENT, -1.0, plain=-1.5)
     assert dispute.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
-    table = answer.table(sweeps)
+    table = dispute.exponent_table(sweeps)
     (plain,) = (line for line in table.splitlines() if line.startswith("| plain"))
     assert "-1.50" in plain
     assert "loss of the first 100 steps" in table
