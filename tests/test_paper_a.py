@@ -22,7 +22,6 @@ from experiments.figures import command, figure, page
 from experiments.figures.figure import Outcome
 from experiments.output import AGREES, DISAGREES, UNDECIDED, combined
 from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb3, figm1
-from experiments.paper_a import small as small_experiments
 from tests import figures, tiny
 
 SWEEPS = PAPER.sweeps
@@ -172,7 +171,7 @@ def test_figures_from_rows(small):
         np.testing.assert_allclose(losses, by_hand)
     two = np.array(list(of_depth.values()))
     assert fig4.spread(c, slice(0, 10)) == pytest.approx((two.max(0) / two.min(0) - 1)[:10].max())
-    rates, losses = small_experiments.over_time(c, 4)
+    rates, losses = figb3.over_time(c, 4)
     at, seed = list(rates).index(c.carried(4)["learning_rate"].iloc[0]), 1
     own = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
     np.testing.assert_allclose(losses[:, at, seed], own.reshape(10, 4).mean(axis=1))
