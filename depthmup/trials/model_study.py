@@ -260,15 +260,13 @@ class ModelStudy(Study):
     fixed: Fixed = "examples"
     runs: Sequence[Size] = ()
 
+    trainable = False  # no rule of calibration is known of a model of one's own
+
     def __post_init__(self) -> None:
         if self.runs and len(self.along["compute"]) <= len(self.runs):
             raise SettingsError(
                 f"sizes = {tuple(map(tuple, self.runs))}: two of them, or one and the base, take equal compute"
             )
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return False  # no rule of calibration is known of a model of one's own
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -104,17 +105,16 @@ class Point(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """One training. key: hash of SCHEMA and all that decides the result."""
+    """One training."""
 
-    key: str
     point: Point
     learning_rate: float
     seed: int
 
-    @classmethod
-    def at(cls, point: Point, learning_rate: float, seed: int) -> Trial:
-        trial = cls("", point, learning_rate, seed)
-        return dataclasses.replace(trial, key=digest({"schema": SCHEMA, **trial.leaves}))
+    @functools.cached_property
+    def key(self) -> str:
+        """A hash of SCHEMA and all that decides the result."""
+        return digest({"schema": SCHEMA, **self.leaves})
 
     @property
     def leaves(self) -> dict[str, Any]:

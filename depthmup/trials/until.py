@@ -147,7 +147,7 @@ def _trials(verdict: TransferCurve, asked: Mapping[str, Trial], study: Study) ->
         trained = present[size].get(value, [])
         (like, *_) = trained or next(iter(present[size].values()))
         rate = float(value) if verdict.of_rate else like.learning_rate
-        yield from (Trial.at(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
+        yield from (Trial(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
 
 
 def most(study: Study) -> int:
