@@ -51,18 +51,6 @@ class Estimate(NamedTuple):
         return f"{text}, {self.memory / 2**30:.1f} GiB of memory"
 
 
-class Expected(NamedTuple):
-    """The expected time of a group.
-
-    training: seconds for training. compiling: seconds for compiling its program, 0 if an earlier group has compiled it.
-
-    If nothing was measured, neither number is in seconds: each is only proportional to the time.
-    """
-
-    training: float
-    compiling: float = 0.0
-
-
 def duration(seconds: float) -> str:
     """Seconds in words: "45 s", "3 min 20 s", "5 h 10 min"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -150,11 +138,12 @@ class Estimator:
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
         return self._steps(group) * step
 
-    def expected(self, groups: Sequence[Group]) -> dict[str, Expected]:
-        """{name of a group: its expected time}, if the groups are trained in this order."""
-        once = 1.0 if self._compiling is None else self._compiling
+    def expected(self, groups: Sequence[Group]) -> dict[str, float]:
+        """{name of a group: its expected seconds}, if the groups are trained in this order, the first of a program with
+        the compilation. Only proportional to the time, and without compilation, if nothing was measured."""
+        once = self._compiling or 0.0
         first = {group.program: group.name for group in reversed(groups)}
-        return {g.name: Expected(self.seconds(g), once * (first[g.program] == g.name)) for g in groups}
+        return {g.name: self.seconds(g) + once * (first[g.program] == g.name) for g in groups}
 
     def total(self, groups: Sequence[Group]) -> Estimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})
