@@ -35,9 +35,6 @@ class UserFeed(abc.ABC):
     def __getstate__(self) -> dict[str, Any]:  # what was traced of a function stays here
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @property
     def splits(self) -> Mapping[str, Any]:
         return {"validation_": self.held_out} if self.held_out else {}

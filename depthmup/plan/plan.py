@@ -98,11 +98,11 @@ class Plan:
 
 def size(number: float) -> str:
     """Bytes in words: "512 KiB", "1.25 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
             return f"{number:.4g} {unit}"
         number /= 1024
-    raise AssertionError
+    return f"{number:.4g} GiB"
 
 
 class Case(NamedTuple):
