@@ -56,7 +56,7 @@ def write(
     """
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
-    learning, pictures = None, list[tuple[panels.Picture, str]]()
+    pictures = list[tuple[panels.Picture, str]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
@@ -75,7 +75,7 @@ def write(
         next="" if unfinished or not curves else words.next_steps(curves, study, command),
         laws=laws(curves),
         rules=rules(curves),
-        optima=optima(curves, None if unfinished else learning),
+        optima=optima(curves),
         best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
         sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
@@ -160,14 +160,13 @@ def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
     return result
 
 
-def optima(curves: Sequence[TransferCurve], learning: LearningCurves | None) -> list[Cells]:
-    """A row for each curve and size. learning: tells when the optimum settles; None: the table does not say it."""
+def optima(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve and size."""
     result = []
     for c in curves:
-        shares = learning.settles(c) if learning else [None] * len(c.result.values)
         loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
         for i, o in enumerate(c.result.optima):
-            regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
+            regret, regret_accuracy = c.result.regret[i], c.result.regret_accuracy[i]
             interval = "too few rates" if math.isnan(o.low) else f"[{words.rate(o.low)}, {words.rate(o.high)}]"
             result.append(
                 {
@@ -182,7 +181,6 @@ def optima(curves: Sequence[TransferCurve], learning: LearningCurves | None) -> 
                     "cost": str(c.result.costs[i] or NONE),
                     "in accuracy": str(regret_accuracy or ""),
                     "answer": c.result.answers[i],
-                    "settled": "" if share is None else f"{100 * share:.0f}%",
                 }
             )
     return result
