@@ -101,8 +101,6 @@ def test_laws_and_rules(judged):
         n = 24  # 24 branches of one layer: P = n^2 (n + 3) 2^(n - 3)
         ratio = (9 * 6) / (n * n * (n + 3) * 2 ** (n - 3))
         assert worst["PathSum"] == pytest.approx(abs(0.5 * math.log2(ratio) - 3 * slope), abs=0.2)
-        assert [(s.name, s.depths) for s in curve.laws.segments] == [("A", [6, 8])]
-        assert max(map(abs, curve.laws.segments[0].relative_error)) < 0.35
 
 
 def test_sentences(judged):

@@ -140,22 +140,15 @@ def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
 
 
 def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve: the drifts of its optimum and its edge; along depth its power law, and what two anchors
-    predict."""
+    """A row for each curve: the drifts of its optimum and its edge; along depth its power law."""
     result = []
     for c in curves:
-        law, segments = c.laws.power_law, []
-        for segment in c.laws.segments:
-            pairs = zip(segment.depths, segment.relative_error, strict=True)
-            errors = ", ".join(f"{depth:.0f} {100 * error:+.0f}%" for depth, error in pairs)
-            segments.append(f"{segment.name} ({', '.join(map(str, segment.anchors))}): {errors}")
+        law = c.laws.power_law
         cells = {"drift": words.drift(c.result.drift), "drift of the edge": words.drift(c.result.edge_drift)}
         if law:
             r2 = f"{law.r2:.3f}" if not math.isnan(law.r2) else "all optima are equal"
             cells["power of depth"] = f"{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]"
             cells["R²"] = r2 + ("" if law.weighted else " (unweighted)")
-        if segments:
-            cells["error of two anchors' prediction"] = "; ".join(segments)
         result.append(_name(c) | cells)
     return result
 
@@ -269,7 +262,6 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
             rule.name: {"tuned": result.values[rule.tuned], **_fields(rule, "predicted", "octaves_off", "regret")}
             for rule in laws.rules
         },
-        "segments": laws.segments,
         "maximal_update_lr": {f"{size:g}": update.learning_rate for size, update in laws.updates.items()},
     }
 
