@@ -229,7 +229,7 @@ def test_the_page(judged, tmp_path):
     curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
     text = page.write(curves, rows, study, tmp_path, "main.py sweep --config='<b>'").read_text()
     text, _, _ = text.rpartition("<script>")  # what follows is Plotly
-    names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
+    names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth"}
     assert {path.stem for path in tmp_path.glob("*.png")} == names
     assert text.count("data:image/png;base64,") == len(names)
     assert "<script>" not in text
