@@ -24,10 +24,10 @@ def rows():
 
 @pytest.fixture
 def progress():
-    result = Progress([], silent=True)
+    result = Progress(silent=True)
     result.expect({"a": 30.0, "b": 10.0}, measured=True)
     result.running("a", "", 0.0)
-    result.finished("a", [])
+    result.finished("a", 0)
     return result
 
 

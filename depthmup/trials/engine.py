@@ -81,7 +81,7 @@ def train(
             cluster = stack.enter_context(Cluster(options.cpus, options.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
         seen = functools.partial(watch, store.rows) if watch else None
-        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, watch=seen))
+        shown = stack.enter_context(Progress(silent=not progress, watch=seen))
         training = _Training(study, workdir, store, claims, shown, stop, cluster, plan, devices)
         if options.adaptive:
             search = Search(study)
@@ -269,7 +269,7 @@ class _Training:
         self.store.add(finished)
         self.claims.release(group)
         self._say_messages()
-        self.progress.finished(planned.name, [trial.row for trial in finished])
+        self.progress.finished(planned.name, len(finished))
 
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]

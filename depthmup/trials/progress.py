@@ -1,11 +1,10 @@
-"""The display of a running sweep: groups, trials per minute, time left, the best learning rate so far at every size."""
+"""The display of a running sweep: groups, trials per minute, time left."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from depthmup.trials.estimate import duration
-from depthmup.trials.study import Row
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
-LINES = 24  # most lines of the table of best learning rates
 PRIOR = 0.05  # the estimate starts as if this share of a sweep had taken the expected time
 KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the sweep
 STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds from which a time is rounded, to so many)
@@ -98,14 +95,12 @@ def about(seconds: float) -> str:
 class Progress:
     """Shows a live table on a terminal, elsewhere a line every ten seconds, and at the end a line on what was trained.
 
-    rows: the rows that the sweep has already.
     silent: show nothing.
     watch: called at every news, with this object.
     """
 
     def __init__(
         self,
-        rows: Iterable[Row],
         silent: bool = False,
         console: Console | None = None,
         watch: Callable[[Progress], None] | None = None,
@@ -119,10 +114,7 @@ class Progress:
         self._time = TimeLeft()
         self._names: dict[str, str] = {}
         self._trials = self._groups = 0
-        # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
-        self.losses: dict[tuple[str, str], dict[tuple[int, ...], dict[float, list[float]]]] = {}
         self._note = ""
-        self._take(rows)
         self._live = Live(console=self._console, get_renderable=self.table, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
@@ -134,7 +126,7 @@ class Progress:
         if self._drawn:
             self._live.stop()
         if self._trials and error is None:
-            self.say(self.summary())
+            self.say(f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}")
 
     def expect(self, groups: Mapping[str, float], measured: bool) -> None:
         """Set all groups that are still to do, by name. measured: as in `TimeLeft.expect`."""
@@ -159,11 +151,9 @@ class Progress:
         self._names[name] = words
         self._now_and_then()
 
-    def finished(self, name: str, rows: Iterable[Row]) -> None:
-        rows = list(rows)
+    def finished(self, name: str, trials: int) -> None:
         self._time.hear(name, 1.0)
-        self._groups, self._trials = self._groups + 1, self._trials + len(rows)
-        self._take(rows)
+        self._groups, self._trials = self._groups + 1, self._trials + trials
         self._now_and_then()
 
     def _now_and_then(self) -> None:
@@ -192,47 +182,10 @@ class Progress:
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
         )
 
-    def summary(self) -> str:
-        """The number of trials that this process has trained, and the time that it took, in words."""
-        return f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}"
-
     def table(self) -> RenderableType:
-        """Everything that the terminal shows: bar, line, running groups, table of best learning rates."""
+        """Everything that the terminal shows: bar, line, running groups."""
         part, whole = self._time.trained()
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
-        parts: list[RenderableType] = [
-            bar,
-            Text(self.line()),
-            Text(", ".join(f"{self._names[n]} {100 * s:.0f}%" for n, s in self._time.running().items()) or self._note),
-        ]
-        return Group(*parts, self.best_table())
-
-    def best_table(self) -> RenderableType:
-        """log2 of the best learning rate so far and its mean loss over seeds, per width x depth (and steps x batch)."""
-        sizes = sorted({size for of_sizes in self.losses.values() for size in of_sizes})
-        if not sizes:
-            return Text("")
-        table = Table(title="best so far: log2 learning rate, loss", title_justify="left", box=None, padding=(0, 1))
-        for name in ("optimizer", "parameterization"):
-            table.add_column(name)
-        runs = len({size[2:] for size in sizes}) > 1
-        for width, depth, batch, steps in sizes:
-            run = f" {steps} x {batch}" if runs else ""
-            table.add_column(f"{width} x {depth}{run}", justify="right")
-        for names, of_sizes in list(self.losses.items())[:LINES]:
-            table.add_row(*map(Text, names), *(_best(of_sizes.get(size, {})) for size in sizes))
-        return table
-
-    def _take(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
-            of_sizes = self.losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            size = row["width"], row["depth"], row.get("batch_size", 0), row.get("steps", 0)
-            of_sizes.setdefault(size, {}).setdefault(row["learning_rate"], []).append(loss)
-
-
-def _best(of_rates: Mapping[float, list[float]]) -> str:
-    means = {rate: sum(losses) / len(losses) for rate, losses in of_rates.items()}
-    best = min(means, key=lambda rate: means[rate], default=None)
-    return f"{math.log2(best):.1f} {means[best]:.3f}" if best and math.isfinite(means[best]) else ""
+        running = ", ".join(f"{self._names[n]} {100 * s:.0f}%" for n, s in self._time.running().items())
+        return Group(bar, Text(self.line()), Text(running or self._note))
