@@ -32,7 +32,7 @@ def load(
 ) -> Dataset:
     """The data set of the folder `data_dir`.
 
-    A picture that is in two splits is printed, and a link out of the folder.
+    A picture that is in two splits is printed.
 
     Args:
       image_size: side of the images: the shorter side is resized to it and the central square is cut out. None: the
