@@ -30,7 +30,6 @@ def test_cost_is_said():
     assert text.startswith("108 trials, 3 programs, ")
     assert "about" in text
     assert "(compilation" in text
-    assert 0.1 < float(re.search(r", (\S+) GiB of memory$", text)[1]) < 64
     assert cost(tiny.study(sweep__optimizers=("sgd",), sweep__adaptive=True)).endswith("; adaptive: about half of that")
 
 
