@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -64,12 +64,6 @@ class Plan:
             f"parts (accumulate={-(-self.asked // fit)}), compute the blocks twice (model.remat=True), or set "
             "model.dtype=bfloat16"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        result = dataclasses.asdict(self)
-        result["program"]["memory"] = self.program.memory
-        return result
 
     def _largest(self) -> str:
         most = BEYOND * self.each
