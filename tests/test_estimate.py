@@ -20,7 +20,7 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import AT_ONCE, STRETCH, Estimator, at_once, duration, memory
 from depthmup.trials.group import LOG_EVERY, Runner, compiled_in
 from depthmup.trials.plan import grouped, trials
-from depthmup.trials.progress import Progress, TimeLeft, about
+from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Store
 from tests import tiny
 
@@ -189,13 +189,13 @@ def shown(now, groups, measured=True):
 
     groups: (expected, true) seconds of each. A report comes at each quarter of a group.
     """
-    left, whole, start = TimeLeft(), sum(true for _, true in groups), now[0]
+    left, whole, start = Progress(silent=True), sum(true for _, true in groups), now[0]
     left.expect({str(i): expected for i, (expected, _) in enumerate(groups)}, measured)
     found = []
     for i, (_, true) in enumerate(groups):
         for quarter in range(5):
             now[0] += true / 4 if quarter else 0.0
-            left.hear(str(i), quarter / 4)
+            left.running(str(i), "a group", quarter / 4)
             over = now[0] - start
             found.append((over / whole, left.seconds(), whole - over))
     assert left.seconds() == pytest.approx(0.0)
@@ -239,9 +239,9 @@ def test_time_left_where_nothing_was_measured(now):
 
 
 def test_time_left_goes_down_between_two_reports(now):
-    left = TimeLeft()
+    left = Progress(silent=True)
     left.expect({"a": 30.0, "b": 10.0, "c": 10.0}, measured=True)
-    left.hear("a", 0.0)
+    left.running("a", "a group", 0.0)
     for passed, said in ((0.0, 50.0), (10.0, 40.0), (90.0, 0.0)):
         now[0] = 100.0 + passed
         assert left.seconds() == pytest.approx(said)
@@ -251,14 +251,14 @@ def test_time_left_goes_down_between_two_reports(now):
 def test_time_left_of_groups_that_run_at_once(now, measured):
     """Four workers of a cluster, one of which begins a group every 2.5 seconds. A group takes 10, which is twice what
     was expected. They report nothing before its end, and their compilation is not known."""
-    left, start, found = TimeLeft(), now[0], []
+    left, start, found = Progress(silent=True), now[0], []
     left.expect({str(i): 5.0 for i in range(100)}, measured)
     for i in range(103):
         now[0] = start + 2.5 * i
         if i >= 4:
-            left.hear(str(i - 4), 1.0)
+            left.running(str(i - 4), "a group", 1.0)
         if i < 100:
-            left.hear(str(i), 0.0)
+            left.running(str(i), "a group", 0.0)
         found.append((i / 103, left.seconds(), 2.5 * (103 - i)))
     known = [seen for seen in found if seen[1] is not None]
     assert len(known) == (103 if measured else 90)  # the tenth group ends in step 13
@@ -268,20 +268,20 @@ def test_time_left_of_groups_that_run_at_once(now, measured):
 
 def test_time_left_with_another_process(now):
     """It trains a group in the time in which this one does, so that each has half to do."""
-    left, found = TimeLeft(), []
+    left, found = Progress(silent=True), []
     groups = [str(i) for i in range(40)]
     left.expect(dict.fromkeys(groups, 10.0), measured=True)
     while groups:
         mine, _, *groups = groups
-        left.hear(mine, 0.0)
+        left.running(mine, "a group", 0.0)
         now[0] += 10.0
-        left.hear(mine, 1.0)
+        left.running(mine, "a group", 1.0)
         left.only(set(groups))
         found.append((1 - len(groups) / 40, left.seconds(), 10.0 * len(groups) / 2))
         assert left.waiting() == len(groups)
     assert error(found, 0.25) < 0.2
     assert error(found, 0.6) < 0.1
-    assert left.trained() == (400.0, 400.0)
+    assert left.share == 1.0
 
 
 @pytest.mark.parametrize(

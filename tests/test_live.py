@@ -26,7 +26,7 @@ def rows():
 def progress():
     result = Progress(silent=True)
     result.expect({"a": 30.0, "b": 10.0}, measured=True)
-    result.running("a", "", 0.0)
+    result.running("a", "a group", 0.0)
     result.finished("a", 0)
     return result
 

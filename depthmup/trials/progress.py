@@ -22,65 +22,11 @@ STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds f
 
 @dataclasses.dataclass
 class _Group:
-    """A group of trials, as `TimeLeft` sees it. here: whether this process trains it, or has done so."""
+    """A group of trials. here: its name, if this process trains it, or has done so. share: of it that is done."""
 
     expected: float
-    here: bool = False
+    here: str = ""
     share: float = 0.0
-
-
-class TimeLeft:
-    """Estimates the time that is left: what remains of the expected time, times (elapsed + prior) / (done + prior).
-
-    `done` is the expected time of all that is done, by other processes too. The prior is the share PRIOR of the
-    expected time of the whole sweep, so that the estimate hardly changes while little is done. If no step was measured
-    before the sweep, the prior is 0, and the time left is None until the share KNOWN of the sweep is done.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
-        self._measured = False
-        self._start = self._heard = 0.0  # when the first group began; when a group last reported
-
-    def expect(self, groups: Mapping[str, float], measured: bool) -> None:
-        """Set the groups that are still to do. measured: whether the expected times are in seconds."""
-        self.only(groups.keys())
-        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
-        self._measured = measured
-
-    def only(self, names: Set[str]) -> None:
-        """Only these groups are still to do. Other groups are done, unless they run in this process."""
-        for name in self._groups.keys() - names - self.running().keys():
-            self._groups[name].share = 1.0
-
-    def hear(self, name: str, share: float) -> None:
-        """Note that a group of this process has begun, or that this share of it is done."""
-        group = self._groups[name]
-        group.here, group.share = True, share
-        self._heard = time.monotonic()
-        self._start = self._start or self._heard
-
-    def running(self) -> dict[str, float]:
-        """{name: share that is done} of the groups that run in this process."""
-        return {name: group.share for name, group in list(self._groups.items()) if group.here and group.share < 1}
-
-    def waiting(self) -> int:
-        """The number of groups that are not done and that this process has not begun."""
-        return sum(not group.here and group.share < 1 for group in list(self._groups.values()))
-
-    def trained(self) -> tuple[float, float]:
-        """Expected time of what is done, and of the whole."""
-        groups = list(self._groups.values())  # a copy, since another thread draws the table
-        return sum(group.share * group.expected for group in groups), sum(group.expected for group in groups)
-
-    def seconds(self) -> float | None:
-        """The seconds that are left; None while they are not known."""
-        done, whole = self.trained()
-        if not self._measured and done < KNOWN * whole:
-            return None
-        prior = PRIOR * whole if self._measured else 0.0
-        slower = (self._heard - self._start + prior) / (done + prior) if done + prior else 1.0
-        return max(0.0, slower * (whole - done) - (time.monotonic() - self._heard if self._start else 0.0))
 
 
 def about(seconds: float) -> str:
@@ -94,6 +40,11 @@ def about(seconds: float) -> str:
 
 class Progress:
     """Shows a live table on a terminal, elsewhere a line every ten seconds, and at the end a line on what was trained.
+
+    The time that is left is estimated as what remains of the expected time, times (elapsed + prior) / (done + prior).
+    `done` is the expected time of all that is done, by other processes too. The prior is the share PRIOR of the
+    expected time of the whole sweep, so that the estimate hardly changes while little is done. If no step was measured
+    before the sweep, the prior is 0, and the time left is not known until the share KNOWN of the sweep is done.
 
     silent: show nothing.
     watch: called at every news, with this object.
@@ -110,10 +61,10 @@ class Progress:
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
         self._entered = self._said = time.monotonic()
-        self._start = 0.0  # when the first groups to train were known
-        self._time = TimeLeft()
-        self._names: dict[str, str] = {}
-        self._trials = self._groups = 0
+        self._groups: dict[str, _Group] = {}
+        self._measured = False
+        self._start = self._heard = 0.0  # when the first group began; when a group last reported
+        self._trials = self._done = 0
         self._note = ""
         self._live = Live(console=self._console, get_renderable=self.table, refresh_per_second=4)
 
@@ -129,13 +80,15 @@ class Progress:
             self.say(f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}")
 
     def expect(self, groups: Mapping[str, float], measured: bool) -> None:
-        """Set all groups that are still to do, by name. measured: as in `TimeLeft.expect`."""
-        self._time.expect(groups, measured)
-        self._start = self._start or time.monotonic()
+        """Add the groups that are still to do, {name: expected time}. measured: whether the times are in seconds."""
+        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
+        self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """Only the groups with these names are still to do: other processes have done the rest."""
-        self._time.only(names)
+        """Only the groups with these names are still to do. Others are done, unless they run in this process."""
+        for name in self._groups.keys() - names:
+            if not self._groups[name].here:
+                self._groups[name].share = 1.0
 
     def say(self, text: str) -> None:
         """Print a message that stays on the screen."""
@@ -147,14 +100,15 @@ class Progress:
         self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
-        self._time.hear(name, share)
-        self._names[name] = words
+        """A group of this process has begun, or this share of it is done."""
+        group, self._heard = self._groups[name], time.monotonic()
+        group.here, group.share = words, share
+        self._start = self._start or self._heard
         self._now_and_then()
 
     def finished(self, name: str, trials: int) -> None:
-        self._time.hear(name, 1.0)
-        self._groups, self._trials = self._groups + 1, self._trials + trials
-        self._now_and_then()
+        self._done, self._trials = self._done + 1, self._trials + trials
+        self.running(name, self._groups[name].here, 1.0)
 
     def _now_and_then(self) -> None:
         """Call `watch`. Print a line every EVERY seconds, if there is no terminal to draw on."""
@@ -162,30 +116,51 @@ class Progress:
             self._watch(self)
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
-            self.say(self.line() if self._time.running() or not self._note else f"{self.line()}; {self._note}")
+            self.say(self.line() if self._running() or not self._note else f"{self.line()}; {self._note}")
 
     @property
     def share(self) -> float:
         """The share of the expected time that is done."""
-        part, whole = self._time.trained()
-        return part / whole if whole else 0.0
+        done, whole = self._trained()
+        return done / whole if whole else 0.0
+
+    def seconds(self) -> float | None:
+        """The seconds that are left; None while they are not known."""
+        done, whole = self._trained()
+        if not self._measured and done < KNOWN * whole:
+            return None
+        prior = PRIOR * whole if self._measured else 0.0
+        slower = (self._heard - self._start + prior) / (done + prior) if done + prior else 1.0
+        return max(0.0, slower * (whole - done) - (time.monotonic() - self._heard if self._start else 0.0))
+
+    def waiting(self) -> int:
+        """The number of groups that are not done and that this process has not begun."""
+        return sum(not group.here and group.share < 1 for group in list(self._groups.values()))
+
+    def _running(self) -> list[_Group]:
+        """The groups that run in this process."""
+        return [group for group in list(self._groups.values()) if group.here and group.share < 1]
+
+    def _trained(self) -> tuple[float, float]:
+        """Expected time of what is done, and of the whole."""
+        groups = list(self._groups.values())  # a copy, since another thread draws the table
+        return sum(group.share * group.expected for group in groups), sum(group.expected for group in groups)
 
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        left, running, waiting = self._time.seconds(), len(self._time.running()), self._time.waiting()
+        left, running, waiting = self.seconds(), len(self._running()), self.waiting()
         remaining = "time left not known yet" if left is None else f"{about(left)} left"
         if self._start and not running + waiting:
             remaining = "nothing left"
         return (
-            f"groups: {self._groups} done, {running} running, {waiting} to go; "
+            f"groups: {self._done} done, {running} running, {waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
         )
 
     def table(self) -> RenderableType:
         """Everything that the terminal shows: bar, line, running groups."""
-        part, whole = self._time.trained()
         bar = Table.grid()
-        bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
-        running = ", ".join(f"{self._names[n]} {100 * s:.0f}%" for n, s in self._time.running().items())
+        bar.add_row(ProgressBar(total=1.0, completed=self.share, width=60))
+        running = ", ".join(f"{group.here} {100 * group.share:.0f}%" for group in self._running())
         return Group(bar, Text(self.line()), Text(running or self._note))
