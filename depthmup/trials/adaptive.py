@@ -129,7 +129,6 @@ class Search:
     """
 
     def __init__(self, study: Study) -> None:
-        self._study = study
         keys = size_keys(study)
         axes = [sorted(of_axis.items()) for of_axis in study.along.values() if of_axis]
         self._axes: list[list[Shape]] = [[tuple(at[key] for key in keys) for _, at in axis] for axis in axes]
@@ -140,36 +139,28 @@ class Search:
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
-        result = []
-        for curves in self._families.values():
-            rates, _ = self._walk(curves, rows)
-            result += [trial for shape, numbers in rates.items() for n in numbers for trial in curves[shape].trials[n]]
-        return sorted(result, key=by_size)
+        return sorted(self._walk(rows)[0], key=by_size)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
         """All trials that the search has asked for. Call it when the search is finished."""
-        return [
-            trial
-            for curves in self._families.values()
-            for shape, result in self._walk(curves, rows)[1].items()
-            for number in sorted(result.asked)
-            for trial in curves[shape].trials[number]
-        ]
+        _, results = self._walk(rows)
+        return [trial for curve, result in results for n in sorted(result.asked) for trial in curve.trials[n]]
 
-    def _walk(
-        self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
-    ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
-        """({shape: numbers of the rates to train now}, {shape: the result of its search}) of one family of curves."""
-        to_train, results = dict[Shape, list[int]](), dict[Shape, Found]()
-        for shape, curve in curves.items():
-            start = self._start(shape, curve, results)
-            if start is not None:
+    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[Curve, Found]]]:
+        """(the trials to train now, every curve whose search has ended with its result)"""
+        to_train, ended = list[Trial](), list[tuple[Curve, Found]]()
+        for curves in self._families.values():
+            results: dict[Shape, Found] = {}
+            for shape, curve in curves.items():
+                start = self._start(shape, curve, results)
+                if start is None:
+                    continue
                 missing, result = curve.search(rows, start)
+                to_train += [trial for n in sorted(missing) for trial in curve.trials[n]]
                 if result:
                     results[shape] = result
-                else:
-                    to_train[shape] = sorted(missing)
-        return to_train, results
+                    ended.append((curve, result))
+        return to_train, ended
 
     def _start(self, shape: Shape, curve: Curve, results: Mapping[Shape, Found]) -> set[int] | None:
         """The numbers that a curve starts with; None if it must wait for the result of another shape."""
