@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,8 @@ class LearningCurves:
 
     def measured(self, quantity: str, trials: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
         """(steps, values (trials, steps, layers)) of a quantity at the steps that all trials have; None without any."""
-        table = _rows_of(trials, self._measured, self._measured_of)
+        rows = [self._measured_of[key] for key in trials["key"] if key in self._measured_of]
+        table = self._measured.take(np.concatenate(rows) if rows else [])
         table = table[table["quantity"] == quantity]
         if table.empty:
             return None
@@ -93,10 +94,3 @@ def _read(reader: Callable[[Path], pandas.DataFrame], workdir: Path) -> pandas.D
         return reader(workdir)
     except WorkdirError:
         return pandas.DataFrame(columns=["key", "step", "loss", "quantity", "layer", "value"])
-
-
-def _rows_of(
-    trials: pandas.DataFrame, table: pandas.DataFrame, positions: Mapping[str, np.ndarray]
-) -> pandas.DataFrame:
-    rows = [positions[key] for key in trials["key"] if key in positions]
-    return table.take(np.concatenate(rows) if rows else [])
