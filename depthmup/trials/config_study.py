@@ -75,6 +75,10 @@ class ConfigPoint(Point):
     def hyper(self, learning_rate: float, seed: int) -> Hyper:
         return hyper_of(self.at(learning_rate, seed))
 
+    def check(self) -> None:
+        task_of(self.settings)
+        check_split(self.settings, self.settings.parallel.devices_per_trial, "parallel.devices_per_trial")
+
     @property
     def path_sum(self) -> int:
         return chain_path_sum(self.task.model.ways)
@@ -153,12 +157,6 @@ class ConfigStudy(Study):
         settings = put(self.settings, {key: rows[0][column(key)] for key in swept})
         classes = self.classes or batches_of(settings).dataset.classes
         return 1 - 1 / classes if measure.endswith("accuracy") else LOSSES[settings.loss].chance(classes)
-
-    def checked(self, points: Collection[Point]) -> None:
-        for point in points:
-            assert isinstance(point, ConfigPoint)
-            task_of(point.settings)
-            check_split(point.settings, self.parallel.devices_per_trial, "parallel.devices_per_trial")
 
     @property
     def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:

@@ -147,7 +147,8 @@ def checked(
             "values of an axis or seeds, or raise sweep.max_trials, or give --yes"
         )
     plan = trials(study)
-    study.checked({trial.point.program: trial.point for trial in plan}.values())
+    for point in {trial.point.program: trial.point for trial in plan}.values():
+        point.check()
     return plan
 
 

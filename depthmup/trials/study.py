@@ -83,6 +83,10 @@ class Point(abc.ABC):
         """The hyperparameters of a trial here."""
 
     @abc.abstractmethod
+    def check(self) -> None:
+        """Raises SettingsError or ValueError for a point that cannot be trained."""
+
+    @abc.abstractmethod
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
         """What measures these quantities while a trial trains (sweep.measure)."""
 
@@ -166,10 +170,6 @@ class Study(abc.ABC):
     @abc.abstractmethod
     def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
         """The score, by this measure, of a network that has learned nothing, of the trials in these rows."""
-
-    @abc.abstractmethod
-    def checked(self, points: Collection[Point]) -> None:
-        """Raises SettingsError or ValueError for a point that cannot be trained."""
 
     @property
     def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
