@@ -90,8 +90,6 @@ class UserFeed(abc.ABC):
             lambda leaf: jax.ShapeDtypeStruct((examples, *jnp.shape(leaf)[1:]), jnp.result_type(leaf)), self.first
         )
 
-    batch_shapes = raw_shapes
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arrays(UserFeed):

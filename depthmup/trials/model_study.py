@@ -230,7 +230,7 @@ class ModelPoint(Point):
             setup.correction,
             training.criterion,
             self.optimizer if make is None else make(setup, **values),
-            self.feed.batch_shapes,
+            self.feed.raw_shapes,
             training.recipe,
             {name: value for name, value in values.items() if not _is_number(value)} if make is None else {},
         )
