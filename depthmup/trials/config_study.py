@@ -28,7 +28,6 @@ from depthmup.settings import (
     flat,
     from_config,
     keys,
-    named,
     put,
     value_of,
 )
@@ -135,7 +134,7 @@ class ConfigStudy(Study):
         try:
             settings.parameterization.build().check_family(family_of(settings.optimizer.name))
         except ValueError as error:
-            raise named("sweep", error) from error
+            raise SettingsError(f"sweep: {error}") from error
         return ConfigPoint(settings)
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
