@@ -21,10 +21,9 @@ from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
-from depthmup.recipe import Recipe
+from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.report.result import SweepResult
 from depthmup.report.run import run
-from depthmup.schedules import SCHEDULES
 from depthmup.settings import (
     LEARNING_RATE,
     CheckpointSettings,

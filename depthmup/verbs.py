@@ -23,8 +23,8 @@ from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
+from depthmup.recipe import multiplier
 from depthmup.report.grow import swept_settings
-from depthmup.schedules import multiplier
 from depthmup.settings import Launcher, Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of

@@ -80,10 +80,10 @@ class GPT(Model):
             h = h + self.param("positions", init, h.shape[1:]).astype(h.dtype)
         h = state(self, h)
         options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
-        more = {"gated": self.mlp == "gated", "causal": True, "rotary": self.positions == "rotary"}
+        gated, rotary = self.mlp == "gated", self.positions == "rotary"
         h = stack(
             self,
-            lambda name: TransformerBlock(*options, **more, name=name),
+            lambda name: TransformerBlock(*options, gated=gated, causal=True, rotary=rotary, name=name),
             lambda block, h: block(h, factors),
             h,
             self.depth,
