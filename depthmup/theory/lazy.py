@@ -14,15 +14,7 @@ from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
 from depthmup.names import at_least_one, floats, listed, short
-from depthmup.theory.checks import (
-    ALPHA,
-    check_array,
-    check_kernel,
-    check_memory,
-    check_number,
-    check_readout,
-    rounding,
-)
+from depthmup.theory.checks import ALPHA, check_array, check_kernel, check_memory, check_number, check_readout, rounding
 from depthmup.theory.flow import Flow, integrate, relu_flow
 from depthmup.theory.moments import CLOSED, TERMS, known, moments, overlap, remainder
 from depthmup.theory.precision import Array, concrete, float64
@@ -111,8 +103,10 @@ def lazy_kernels(
             )
     rows, columns = (jnp.maximum(heights, 0) for heights in (rows, columns))
     if activation not in CLOSED and concrete(rows, columns, Kx):
-        norm = float(max(rows.max(), columns.max()))
-        warn_of_remainder(activation, norm, _closest(rows, columns, Kx, norms is None))
+        rho = np.abs(overlap(rows[:, None], columns[None], Kx))
+        if norms is None:
+            np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
+        warn_of_remainder(activation, float(max(rows.max(), columns.max())), float(rho.max()))
     layers = layers_of(depth, times)
     check_memory(
         8.0 * Kx.size * (4 * len(layers) + 3), memory_limit, "lazy_kernels", "give fewer times, such as times=()"
@@ -162,14 +156,6 @@ def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[floa
                 f"time {time} is no layer of a network of depth {depth}: its layers are multiples of 1/{depth}"
             )
     return list(map(float, layers))
-
-
-def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, symmetric: bool) -> float:
-    """The largest overlap |rho| between two different samples."""
-    rho = np.abs(overlap(rows[:, None], columns[None], Kx))
-    if symmetric:
-        np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
-    return float(rho.max())
 
 
 def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from depthmup.models.convolution import conv_p
 from depthmup.train.trainable import Hyper, Trainable
@@ -36,7 +36,8 @@ def _count(jaxpr: Any) -> float:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
+            left = equation.invars[0].aval.shape
+            total += 2.0 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
         elif name in ("conv_general_dilated", conv_p.name):
             numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
@@ -45,10 +46,6 @@ def _count(jaxpr: Any) -> float:
             inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
             total += parameters.get("length", 1) * (max(inner) if name == "cond" else sum(inner))
     return total
-
-
-def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return int(np.prod([shape[axis] for axis in axes]))
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:

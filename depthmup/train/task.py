@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Scalar = Float[Array, ""]
 
+_specs = functools.lru_cache(model_specs)
 LABEL_NOISE = 1  # folded into the key of a step or of a part, which is that of its dropout
 
 
@@ -146,11 +147,6 @@ class Task(Trainable):
         if self.recipe.loss == "centered_mse":
             logits -= self.apply(state.initial, statistics, inputs, hyper.forward, key)[0]
         return logits, statistics
-
-
-@functools.lru_cache
-def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    return model_specs(model, input_shape)
 
 
 def _noisy(key: jax.Array, labels: jax.Array, probability: jax.Array, classes: int) -> jax.Array:
