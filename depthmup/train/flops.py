@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from depthmup.models.convolution import conv_p
 from depthmup.train.trainable import Hyper, Trainable
@@ -43,16 +44,6 @@ def _count(jaxpr: Any) -> float:
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
             total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
         else:
-            inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
+            inner = [_count(sub) for sub in jaxprs_in_params(parameters)]
             total += parameters.get("length", 1) * (max(inner) if name == "cond" else sum(inner))
     return total
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    if hasattr(value, "eqns"):
-        yield value
-    elif hasattr(value, "jaxpr"):
-        yield value.jaxpr
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _jaxprs(one)
