@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from depthmup.theory.checks import GROUPS, check_memory
 from depthmup.theory.equations import Dynamics, Equations, deepest_of, equations_of, solve_at_depth, warn_of_divergence
-from depthmup.theory.lazy_training import lazy_dynamics
+from depthmup.theory.lazy_training import check_lazy_memory, lazy_dynamics
 from depthmup.theory.precision import float64
 from depthmup.theory.problem import Problem, as_problem
 
@@ -50,7 +50,9 @@ def linear_dmft(
             f"{problem.activation!r} and {problem.branch_weights}: use dmft"
         )
     T, P, C, L = problem.steps, *problem.samples_and_outputs, deepest_of(problem, depths)
-    if not problem.lazy:
+    if problem.lazy:
+        check_lazy_memory(problem, L, memory_limit)
+    else:
         size = 8.0 * L * T * P * (1 + C) * (P + C + L * T * P * (1 + C))
         check_memory(size, memory_limit, "linear_dmft", "take fewer steps or samples, or a smaller depth")
     equations = equations_of(problem)
@@ -59,7 +61,7 @@ def linear_dmft(
     parts = {"readin": grown, "branch": drift * equations.depth * grown / (1 + b**2), "readout": grown}
     warn_of_divergence(problem, equations, {group: equations.Kx * share for group, share in parts.items()})
     if problem.lazy:
-        return lazy_dynamics(problem, equations, depths, memory_limit)
+        return lazy_dynamics(problem, equations, depths)
     result = solve_at_depth(problem, equations, _sweep, depths)
     return result if problem.depth is not None else result._replace(error=jnp.abs(result.error))
 

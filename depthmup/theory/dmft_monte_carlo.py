@@ -15,7 +15,7 @@ from depthmup.theory.checks import GROUPS, check_memory
 from depthmup.theory.dmft_sweep import normal_draws, sweep
 from depthmup.theory.equations import Dynamics, Equations, deepest_of, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy import lazy_kernels
-from depthmup.theory.lazy_training import lazy_dynamics
+from depthmup.theory.lazy_training import check_lazy_memory, lazy_dynamics
 from depthmup.theory.precision import concrete, float64
 from depthmup.theory.problem import Problem, as_problem
 
@@ -60,7 +60,9 @@ def dmft(
     whole("seed", seed)
     if problem.branch_weights == 2 and (problem.lazy or problem.alpha != 0.5):
         raise ValueError("branches of two weights are solved for alpha = 1/2 and gamma0 > 0 only")
-    if not problem.lazy:
+    if problem.lazy:
+        check_lazy_memory(problem, deepest_of(problem, depths), memory_limit)
+    else:
         _check_samples(problem, samples, deepest_of(problem, depths), memory_limit)
     equations = equations_of(problem)
     if problem.branch_weights == 1 and concrete(problem):
@@ -68,7 +70,7 @@ def dmft(
         start = lazy_kernels(problem.Kx, *network, alpha=problem.alpha, times=())
         warn_of_divergence(problem, equations, {group: getattr(start, f"ntk_{group}") for group in GROUPS})
     if problem.lazy:
-        return lazy_dynamics(problem, equations, depths, memory_limit)
+        return lazy_dynamics(problem, equations, depths)
     runs = []
     for replicate in range(replicates):
 

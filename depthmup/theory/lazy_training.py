@@ -8,16 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.theory.checks import GROUPS, check_memory
-from depthmup.theory.equations import Dynamics, Equations, deepest_of, solve_at_depth
+from depthmup.theory.equations import Dynamics, Equations, solve_at_depth
 from depthmup.theory.moments import moments
 from depthmup.theory.problem import Problem
 
 
-def lazy_dynamics(problem: Problem, equations: Equations, depths: Sequence[int], memory_limit: float) -> Dynamics:
-    """The dynamics for gamma0 = 0, for all solvers. Raises ValueError for too much memory."""
+def check_lazy_memory(problem: Problem, deepest: int, memory_limit: float) -> None:
+    """Raises ValueError if `lazy_dynamics` would take more memory at the depth `deepest`."""
     P, C = problem.samples_and_outputs
-    size = 8.0 * (problem.steps * P) ** 2 * (deepest_of(problem, depths) + 1) * (5 + C**2)
+    size = 8.0 * (problem.steps * P) ** 2 * (deepest + 1) * (5 + C**2)
     check_memory(size, memory_limit, "the lazy limit", "take fewer steps or samples, or a smaller depth")
+
+
+def lazy_dynamics(problem: Problem, equations: Equations, depths: Sequence[int]) -> Dynamics:
+    """The dynamics for gamma0 = 0, for all solvers."""
     result = solve_at_depth(problem, equations, _sweep, depths)
     return result if problem.depth is not None else result._replace(error=jnp.abs(result.error))
 
