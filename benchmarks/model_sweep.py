@@ -32,7 +32,7 @@ from depthmup.train.loop import CHUNK
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import Group, trials
 from depthmup.tuning import study_of
-from experiments.language.gpt_linen import GPT
+from experiments.gpt_linen import GPT
 
 WIDTH, DEPTH, CONTEXT, BATCH, STEPS = 64, 4, 32, 16, 100
 RATES = [2.0**x for x in np.arange(-12, -4, 0.5)]

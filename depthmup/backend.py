@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import MutableMapping
@@ -72,15 +71,10 @@ def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
 
 def described() -> dict[str, str]:
     """Versions and XLA_FLAGS: besides the settings, they decide the last digits of results on a machine."""
-    return {**_versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    return {**{name: metadata.version(name) for name in PACKAGES}, "xla_flags": os.environ.get("XLA_FLAGS", "")}
 
 
 def environment() -> str:
     """`described` and the kind of device in one line, which starts JAX's backend."""
     here = {**described(), "device": jax.devices()[0].device_kind}
     return ", ".join(f"{name} {value}" for name, value in here.items() if value)
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in PACKAGES}

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from depthmup.graph import bind, inner_jaxpr, parts_of_scan
 from depthmup.specs import PyTree, Shape, flatten_shapes, parameters_only
@@ -90,21 +91,8 @@ def traced(init: Callable[[], PyTree]) -> InitProgram:
 
 def evaluate(closed: Any, *arguments: Any) -> list[jax.Array]:
     """The results of a program, operation by operation, without those that no result needs."""
-    jaxpr = closed.jaxpr
-    needed = {out for out in jaxpr.outvars if not hasattr(out, "val")}
-    equations = []
-    for equation in reversed(jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            needed.update(atom for atom in equation.invars if not hasattr(atom, "val"))
-            equations.append(equation)
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
-
-    def value_of(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in reversed(equations):
-        values.update(zip(equation.outvars, bind(equation, [*map(value_of, equation.invars)]), strict=True))
-    return [value_of(out) for out in jaxpr.outvars]
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return jax.core.eval_jaxpr(jaxpr, closed.consts, *arguments)
 
 
 def _std(closed: Any, out: Any) -> Std:

@@ -1,6 +1,6 @@
 """How a network is trained, apart from network and hyperparameters: length, schedule, loss, clipping, averaging.
 
-A loss is added by a row of its table.
+A loss and a schedule are added by rows of their tables.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ import jax.numpy as jnp
 import optax
 
 from depthmup.declare import declared, key
-from depthmup.schedules import SCHEDULES
 
 MOST_STEPS = 2**30  # the number of steps is below it
+
+# Each schedule takes the share, in [0, 1], of the steps after the warm-up that are done. It is a share and not a step
+# because the number of steps is traced, and Optax's schedules need a Python number.
+SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "linear": optax.linear_schedule(1.0, 0.0, 1),
+    "cosine": optax.cosine_decay_schedule(1.0, 1),
+    "constant": optax.constant_schedule(1.0),
+}
 
 
 class Loss(NamedTuple):
@@ -134,3 +141,15 @@ class Recipe:
 def of_examples(values: jax.Array) -> jax.Array:
     """The mean of each example: (batch, ...) -> (batch,)."""
     return values.mean(tuple(range(1, values.ndim)))
+
+
+def multiplier(schedule: str, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
+    """The factor in [0, 1] that multiplies the learning rates of all leaves at a step.
+
+    It is min(1, (step + 1) / warmup) times the schedule's value, which is 1 during the warm-up.
+
+    steps: number of steps of the whole training.
+    """
+    done = jnp.maximum(step - warmup, 0) / jnp.maximum(steps - warmup, 1)
+    rising = jnp.where(step < warmup, (step + 1) / jnp.maximum(warmup, 1), 1.0)
+    return rising * SCHEDULES[schedule](done)

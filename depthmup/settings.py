@@ -55,11 +55,6 @@ class SettingsError(ValueError):
     """A config that cannot be run; the message names the key and the way out."""
 
 
-def named(where: str, error: ValueError) -> SettingsError:
-    """The error of a function that does not know which key its argument came from."""
-    return SettingsError(f"{where}: {error}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Interval:
     """How often: "never", "100 steps", "0.5 epochs" or "10 minutes"."""
@@ -384,7 +379,7 @@ class Settings(Recipe, TaskSettings):
             if run := self.parameterization.run(self.data.batch_size, 1):
                 run.row(family_of(self.optimizer.name))
         except ValueError as error:
-            raise named("parameterization", error) from error
+            raise SettingsError(f"parameterization: {error}") from error
 
 
 def defaults(family: str = FAMILY) -> Settings:

@@ -21,10 +21,9 @@ from depthmup.fit.curve import POINTS
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
-from depthmup.recipe import Recipe
+from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.report.result import SweepResult
 from depthmup.report.run import run
-from depthmup.schedules import SCHEDULES
 from depthmup.settings import (
     LEARNING_RATE,
     CheckpointSettings,
@@ -130,8 +129,8 @@ def study_of(
     sweep = SweepSettings(
         parameterizations=tuple(setups),
         optimizers=tuple(optimizers),
-        depths=_sizes("depths", depths, depth),
-        widths=_sizes("widths", widths, width),
+        depths=_sizes("depths", (depth, 2 * depth, 4 * depth) if depths is None else depths),
+        widths=_sizes("widths", (width, 2 * width, 4 * width) if widths is None else widths),
         batch_sizes=batch_sizes if len(batch_sizes) > 1 else (),
         log2_learning_rates=rates if isinstance(rates, dict) else {},
         per_octave=per_octave,
@@ -191,17 +190,21 @@ def _check_numbers(steps: int, warmup: int, seeds: int, max_seeds: int, until: U
 
 
 def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The values of a size; () where none is given."""
+    """The value or the values of a size; () where none is given."""
     if values is None:
         return ()
-    sizes = (values,) if isinstance(values, int | np.integer) else tuple(values)
+    sizes = _sizes(name, (values,) if isinstance(values, int | np.integer) else values)
     if not sizes:
         raise SettingsError(f"{name} is empty: give a value")
-    for size in sizes:
-        at_least_one(name, size)
+    return sizes
+
+
+def _sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """The values of a size, each once. Raises ValueError otherwise, and unless they are whole numbers of at least 1."""
+    sizes = tuple(at_least_one(name, value) for value in values)
     if len(set(sizes)) < len(sizes):
         raise SettingsError(f"{name} = {sizes} has a value twice: remove one")
-    return tuple(map(int, sizes))
+    return sizes
 
 
 def _run_size(size: Sequence[int]) -> Size:
@@ -268,15 +271,6 @@ def _settings_of(p: Parameterization) -> dict[str, Any]:
     """The settings of a parameterization, as JSON; its numbers of blocks stand for the function that counts them."""
     fields = {field.name: getattr(p, field.name) for field in dataclasses.fields(p) if field.name != "blocks"}
     return fields | {"blocks": [p.count_blocks(depth) for depth in (p.base_depth, 2 * p.base_depth)]}
-
-
-def _sizes(name: str, values: Sequence[int] | None, base: int) -> tuple[int, ...]:
-    chosen = tuple(int(value) for value in ([base, 2 * base, 4 * base] if values is None else values))
-    for value in chosen:
-        at_least_one(name, value)
-    if len(set(chosen)) < len(chosen):
-        raise SettingsError(f"{name} = {chosen} has a value twice: remove one")
-    return chosen
 
 
 def _optimizers(optimizers: Any) -> dict[str, Optimizer | None]:

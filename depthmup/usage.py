@@ -68,7 +68,7 @@ VERBS = {
     "plan": Verb(
         "say what train or sweep takes on a TPU slice or on this machine: memory, largest batch",
         "The exit status is 1 if it does not fit.",
-        "the answer goes there as JSON too",
+        "",
         "plan --config=imagenet_vit --topology=v5e:4x4",
     ),
     "compare": Verb(
@@ -78,7 +78,7 @@ VERBS = {
         "compare runs/a runs/b --workdir=runs/a_and_b",
     ),
 }
-WRITE = ("train", "sweep", "check", "plan", "compare")  # verbs that write into the workdir
+WRITE = ("train", "sweep", "check", "compare")  # verbs that write into the workdir
 
 
 class Flag(NamedTuple):

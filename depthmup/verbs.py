@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import warnings
@@ -18,15 +17,14 @@ from rich.console import Console
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
-from depthmup.files import write_atomically
 from depthmup.init_std import traced
 from depthmup.measure.maximal_update import AVERAGES, rates_by_rule
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
+from depthmup.recipe import multiplier
 from depthmup.report.grow import swept_settings
-from depthmup.schedules import multiplier
 from depthmup.settings import Launcher, Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
@@ -236,11 +234,6 @@ def plan_machine(
     with Console(stderr=True).status(f"compiling two programs for {topology or 'this machine'}"):
         machine_plan = plan(settings, topology, sweep)
     print(machine_plan)
-    if workdir:
-        workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / f"plan_{(topology or 'here').replace(':', '_')}{'_sweep' if sweep else ''}.json"
-        write_atomically(path, json.dumps({**machine_plan.as_dict(), "command": command}, indent=1))
-        print(f"written to {path}")
     return int(bool(machine_plan.refused))
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from depthmup.fit.verdict import Verdict
 from depthmup.trials.verdicts import TransferCurve
+from experiments import language
 from experiments.figures import page
-from experiments.language.sweeps import published
 from experiments.output import markdown
 from experiments.published import Sweep
 
@@ -80,7 +80,7 @@ def table(sweeps: Mapping[str, Sweep]) -> str:
     curves: dict[str, Sequence[TransferCurve]] = {name: sweep.curves for name, sweep in sweeps.items()}
     for paper in page.PAPERS:
         curves |= {name: sweep.curves for name, sweep in page.read(paper).items()}
-    curves["study"] = published().curves
+    curves["study"] = language.published()
     return markdown(COLUMNS, [(*choice, *_words(curves, evidence, choice[-1])) for choice, evidence in ROWS.items()])
 
 

@@ -30,8 +30,9 @@ from depthmup.backend import prepare_cpu
 from depthmup.fit import FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.fit.curve import half_width
 from depthmup.theory import Problem, dmft, linear_dmft
+from experiments.figures.figure import IMAGES, save
 from experiments.networks import KX, Y, noisy_law, train
-from experiments.output import interval, ticks, write
+from experiments.output import interval, ticks
 
 DEPTH, STEPS, ETA0 = 3, 10, 0.5
 DEPTH_STEPS, LINEAR_ETA0 = 6, 0.15  # for panel 4. A linear network's NTK is larger: at eta_0 = .5 it would overshoot.
@@ -252,7 +253,7 @@ def main(
     finish(axes["bias"], "2. Bias: slope in N [95%]", "width N", "rms of mean network - DMFT", list(widths))
     finish(axes["ensembles"], "3. ReLU; lines: v/(E N) + m²/N²", "width N", "squared error", list(widths))
     finish(axes["depth"], "4. Infinite width: slope in L [95%]", "depth L", "rms difference", linear_depths)
-    write(figure, "docs/images/convergence.png")
+    save(IMAGES, {"convergence": figure})
     return numbers
 
 

@@ -3,6 +3,7 @@
     python -m experiments.documents                                     makes all of them again, in a minute
     python -m experiments.documents publish digits_transfer runs/digits_transfer
                                                                         commits the rows of a finished sweep
+    python -m experiments.documents rules                               prints how far rules of learning rates are off
 
 docs/results/ has the rows (`experiments.published`). docs/results.md is written whole; in others a table stands between
 the lines <!-- NAME: TABLE --> and <!-- end -->.
@@ -14,27 +15,28 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs import patches16_simple_resnet, patches16_vit, transfer
-from depthmup.report import figures, page, words
+from depthmup.report import figures, words
 from depthmup.settings import Settings, from_config
-from depthmup.trials.config_study import ConfigStudy
+from depthmup.trials.verdicts import TransferCurve
 from experiments import (
     choose,
     coordinate_checks,
     jump,
+    language,
     layer_kinds,
-    learning_rate_rules,
     planted_verdicts,
     published,
     scaling,
 )
 from experiments.figures import command
+from experiments.figures.figure import IMAGES, loss_pictures, save
 from experiments.figures.page import PAPERS
-from experiments.language.page import draw, tables
+from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
 DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
@@ -67,16 +69,35 @@ def publish(name: str, workdir: Path) -> None:
 def draw_sweep(sweep: Sweep) -> None:
     """Losses and optima over depth."""
     curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-    drawn = {"loss_over_depth": figures.loss_curves(curves), "optimum_over_depth": figures.optima(curves)}
-    for name, figure in drawn.items():
-        assert figure
-        (ROOT / "docs" / "images" / f"{name}.png").write_bytes(figures.png(figure))
+    optima = figures.optima(curves)
+    assert optima
+    save(IMAGES, loss_pictures({"loss_over_depth": curves}) | {"optimum_over_depth": optima})
+
+
+def rules(curves: Sequence[TransferCurve]) -> str:
+    """A Markdown table: how many octaves each rule is off the best learning rate at RATIO times the tuned depth.
+
+    In brackets is the regret: the loss at the rule's learning rate minus the smallest loss; x: that learning rate
+    diverges or lies outside the grid. -: the rule predicts nothing; "no optimum": that depth has none inside the grid.
+    """
+    ruled = {c: {rule.name: rule for rule in c.laws.rules} for c in curves if c.laws.rules}
+    names = list(dict.fromkeys(name for of_curve in ruled.values() for name in of_curve))
+    lines = []
+    for c, of_curve in ruled.items():
+        depths, cells = list(c.result.values), []
+        at = depths.index(RATIO * depths[c.laws.rules[0].tuned])
+        for name in names:
+            rule = of_curve.get(name)
+            predicted, off, regret = (rule.predicted[at], rule.octaves_off[at], rule.regret[at]) if rule else [None] * 3
+            loss = "x" if regret is None else f"{regret:.3f}"
+            missing = "-" if predicted is None else "no optimum"
+            cells.append(missing if off is None else f"{off:+.2f} ({loss})")
+        lines.append((c.title, *cells))
+    return markdown(("", *names), lines)
 
 
 TABLES: dict[str, Callable[[Sweep], str]] = {
-    "rules at 8 times the depth": lambda sweep: learning_rate_rules.table(
-        page.summary(sweep.curves, ConfigStudy(sweep.settings)), RATIO
-    ),
+    "rules at 8 times the depth": lambda sweep: rules(sweep.curves),
     "answers over depth": lambda sweep: textwrap.indent(
         words.answers([c for c in sweep.curves if c.axis == "depth"]), "    "
     ),
@@ -91,7 +112,7 @@ def _numbers(name: str) -> Any:
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
-    "language": lambda _: tables(),
+    "language": lambda _: language.tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
     "checks_rules": lambda _: coordinate_checks.rules(),
@@ -117,12 +138,15 @@ def main() -> None:
     if sys.argv[1:2] == ["publish"]:
         publish(sys.argv[2], Path(sys.argv[3]))
     sweeps = {name: read(name) for name in PUBLISHED}
+    if sys.argv[1:] == ["rules"]:
+        print("\n\n".join(f"{name}\n\n{rules(sweep.curves)}" for name, sweep in sweeps.items()))
+        return
     draw_sweep(sweeps["digits_transfer"])
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(rendered(path.read_text(), sweeps))
         print(path)
-    draw()
+    language.draw()
     scaling.draw()
     jump.draw()
     command.draw(*PAPERS)

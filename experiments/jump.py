@@ -3,7 +3,7 @@
     python -m experiments.jump          # trains what is missing, writes its rows: 75 minutes of two cores
     python -m experiments.documents     # the table of docs/batch.md and the picture of README, from these rows
 
-The GPT of experiments/language on bytes of NumPy's docstrings, AdamW with b2 = .95, a warm-up over a tenth of the steps
+The GPT of gpt_linen.py on bytes of NumPy's docstrings, AdamW with b2 = .95, a warm-up over a tenth of the steps
 and a rate that falls to 0. Tuned at width 16, 2 blocks, batches of 8 sequences, 256 steps; used at width 64, 8 blocks,
 batches of 32, 1,024 steps: 1,024 times the compute. 3 seeds, one learning rate an octave.
 
@@ -38,16 +38,14 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RuleName
 from depthmup.colors import size_colors
-from depthmup.files import write_atomically
 from depthmup.fit.picture import loss_marks, paint, plain_log
 from depthmup.parameterization import Name
 from depthmup.report import figures
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
-from experiments import command_line
-from experiments.figures.figure import IMAGES, best_losses
-from experiments.language import gpt_linen
-from experiments.language.sweeps import CHANCE, CONTEXT, batches, loss
+from experiments import command_line, gpt_linen
+from experiments.figures.figure import IMAGES, best_losses, save
+from experiments.language import CHANCE, CONTEXT, batches, loss
 from experiments.output import Interval, markdown
 from experiments.published import RESULTS, ROOT, replace
 from experiments.scaling import regret
@@ -128,7 +126,7 @@ def draw() -> None:
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.supxlabel("learning rate")
     figure.supylabel("training loss")
-    write_atomically(IMAGES / "jump.png", figures.png(figure))
+    save(IMAGES, {"jump": figure})
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ The transformer knows nothing of depthmup; `dm.setup` finds the roles of its par
 - a coordinate check under `depth_mup`, whose learning rates in branches have a power of depth (at depth exponent 1
   Adam's have none, and a parameter taken to be in a branch by mistake would not show);
 - trainings with AdamW under `completep`, the rule for branches of two layers, over width and over depth, on bytes of
-  the docstrings of NumPy as in experiments/language/; `dm.fit.transfer` judges them.
+  the docstrings of NumPy as in experiments/language.py; `dm.fit.transfer` judges them.
 
 Prediction, written before the first training. All kinds follow the rules as the plain transformer does: no slope of
 the check is "not ok", and the best learning rate transfers along both axes. There was one exception. The embedding that
@@ -48,11 +48,10 @@ from depthmup.measure.slope import Estimate
 from depthmup.parameterization import Name
 from depthmup.specs import group, is_spec, starred
 from depthmup.sweep import judge
-from experiments import command_line
+from experiments import command_line, language
 from experiments.figures.figure import cells
-from experiments.language import sweeps
-from experiments.language.gpt_linen import VOCABULARY
-from experiments.language.sweeps import CHANCE, loss
+from experiments.gpt_linen import VOCABULARY
+from experiments.language import CHANCE, loss
 from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, replace
 
@@ -166,7 +165,7 @@ class Transformer(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embedding = functools.partial(nn.Embed, features=self.width, embedding_init=nn.initializers.normal(0.2))
         embed = embedding(VOCABULARY, name="tokens")
-        positions = embedding(sweeps.CONTEXT, name="positions")(jnp.arange(tokens.shape[1]))
+        positions = embedding(language.CONTEXT, name="positions")(jnp.arange(tokens.shape[1]))
         h = 5.0 * (embed(tokens) + positions)  # about as large as what a block adds
         condition = None
         if "adaln_zero" in self.kinds:
@@ -184,7 +183,7 @@ class Transformer(nn.Module):
 def setup(kind: str, parameterization: Name, zero: bool = True) -> dm.Setup:
     """The transformer of a kind at the base shape."""
     factory = functools.partial(Transformer, kinds=KINDS[kind], zero=zero)
-    return sweeps.setup("sp" if kind == CONTROL else parameterization, factory, fan_in_init=False)
+    return language.setup("sp" if kind == CONTROL else parameterization, factory, fan_in_init=False)
 
 
 def checked(kind: str) -> dict[str, Any]:
@@ -215,7 +214,7 @@ def read() -> tuple[pandas.DataFrame, dict[str, Any]]:
 
 def run(kind: str) -> None:
     """Train and check a kind, and put what came out in the place of its committed rows."""
-    rows = sweeps.sweep(setup(kind, "completep"), RUNS / kind.replace(" ", "_"), **SWEEP)
+    rows = language.sweep(setup(kind, "completep"), RUNS / kind.replace(" ", "_"), **SWEEP)
     check = checked(kind)
     replace(ROWS, rows.assign(kind=kind).astype(TYPES)[COLUMNS], ["kind"])
     checks = {**read()[1], kind: check}

@@ -1,14 +1,12 @@
-"""The NTK of residual networks: over the angle of two inputs, as depth grows, and at finite width (paper A, Figure 6).
+"""The NTK of residual networks: as depth grows, and at finite width (paper A, Figure 6).
 
-    python -m experiments.ntk_depth        (docs/images/ntk_depth.png; two minutes on two cores)
+    python -m experiments.theory_checks ntk_depth        (two minutes on two cores)
 
-1. The NTK over the angle between two inputs of norm 1, for ReLU: its parts of the branches, the read-in and the readout
-   at infinite width, at infinite depth and at finite depths; and networks at initialization.
-2. Distance of H(1), G(0) and the NTK between depth L and infinite depth, for three activations. The paper's squared
-   error ~ L^-2 is a slope of -1.
-3. Means of networks against the infinite-width limit at the same depth: there is a bias m/N, far below the scatter of
-   the networks, but not 0.
-4. The networks' mean squared error falls as 1/N.
+1. Distance of H(1), G(0) and the NTK between depth L and infinite depth, for three activations, between the two largest
+   depths: at small ones terms that fall faster than 1/L count too. The paper's squared error ~ L^-2 is a slope of -1.
+2. The mean squared error of ReLU networks at initialization against the infinite-width limit at the same depth, for the
+   NTK and its parts of the branches, the read-in and the readout: it falls as 1/N.
+3. The mean of these networks has a bias m/N, far below their scatter, but not 0.
 """
 
 from __future__ import annotations
@@ -21,23 +19,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import depthmup as dm
-from depthmup.backend import prepare_cpu
-from depthmup.fit import ensemble_errors, finite_size, power_law
+from depthmup.fit import ensemble_errors
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
 from depthmup.specs import is_spec
 from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import GROUPS, inputs, mean_error, network, noisy_law, train
-from experiments.output import interval, ticks, write
+from experiments.output import Row, about, of_law
 
-PARTS = {"total": "C3", **dict(zip(GROUPS, ("C0", "C1", "C2"), strict=True))}
-DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # depths of panel 2
+PARTS = ("total", *GROUPS)
+DEPTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GRID, EVERY = np.arange(0, 181, 4), 9  # degrees
 ANGLES = GRID[::EVERY]  # the networks' angles; 90 is left out, since the read-in's part is 0 there in all networks
+BIASED = (72, 108)  # degrees at which the bias of the branches' part is measured
 
 
 @functools.cache
@@ -84,115 +80,42 @@ def by_angle(kernels: np.ndarray) -> np.ndarray:
     return np.stack(pairs, axis=-1)
 
 
-def draw_depths(
-    axes: Axes, depths: Sequence[int], lines: dict[str, tuple[np.ndarray, dict[str, Any]]], what: str, level: float = 1
-) -> dict[str, Any]:
-    """Draw a panel of distances to infinite depth, {name: (distances without noise, style)}, and print their slopes.
-
-    The intervals show the curvature of the line (terms that fall faster than the leading power), not noise. level: of
-    the line of slope -1 at depth 1.
-    """
-    half, numbers = len(depths) // 2, {}
-    print(f"\n{what}: slope over L = {depths[0]}..{depths[-1]}, over its upper half, and between the last two")
-    for name, (distances, style) in lines.items():
-        whole, upper = power_law(depths, distances.tolist()), power_law(depths[half:], distances[half:].tolist())
-        last = math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
-        print(f"  {name:22} {interval(whole, '+.3f')}  {interval(upper, '+.3f')}  {last:+.4f}")
-        numbers[name] = {"slope": whole[:3], "slope of the upper half": upper[:3], "last slope": last}
-        axes.plot(depths, distances, **{"label": name, "lw": 1, **style})
-    axes.plot(depths, level / np.array(depths), color="black", lw=0.8, label="slope -1")
-    axes.set(xlabel="depth L", ylabel=what, xscale="log", yscale="log")
-    axes.legend(fontsize=7)
-    return numbers
+def last_slope(depths: Sequence[int], distances: Sequence[float]) -> float:
+    """The slope of log distances in log depth between the two largest depths."""
+    return math.log(distances[-1] / distances[-2]) / math.log(depths[-1] / depths[-2])
 
 
-def draw_angles(axes: Axes, depths: Sequence[int | None]) -> None:
-    for depth, style in zip(depths, (":", "--", "-"), strict=True):
-        for name, color in PARTS.items():
-            finite = f"L = {depth}" if name == "total" else None
-            label, lw = (finite, 1.0) if depth else (f"{name}, L = ∞", 1.5)
-            axes.plot(GRID, over_angles(depth)[name], style, color=color, lw=lw, label=label)
-    axes.set(title="1. Limit and networks (bars: 2 s.e.)")
-    axes.set(xlabel="angle of the inputs (degrees)", ylabel="NTK and its parts, ReLU")
-
-
-def draw_convergence(axes: Axes, activations: Sequence[str], depths: Sequence[int]) -> dict[str, Any]:
-    lines: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
-    for color, activation in enumerate(activations):
-        limit, finite = over_angles(None, activation), [over_angles(depth, activation) for depth in depths]
-        for name, label, style in (("H(1)", "H(1)", "-"), ("G(0)", "G(0)", "--"), ("total", "NTK", ":")):
-            distances = np.array([np.sqrt(np.mean((one[name] - limit[name]) ** 2)) for one in finite])
-            # One label for every colour and for every style of line is enough.
-            named = f"{activation}, {label}" if color == 0 or name == "H(1)" else None
-            lines[f"{activation}, {label}"] = distances, dict(ls=style, color=f"C{color}", label=named)
-    axes.set(title="2. Distance to infinite depth")
-    return draw_depths(axes, depths, lines, "rms over angles of K_L - K_∞")
-
-
-def draw_networks(
-    at_angles: Axes, biases: Axes, over_width: Axes, widths: Sequence[int], depth: int, seeds: int
-) -> dict[str, dict[str, Any]]:
-    """Draw the networks of panel 1, and panels 3 and 4."""
-    # Every width has seeds of its own: with one seed, networks of two widths would share random numbers, since JAX
-    # draws them by the place in an array.
-    measured = [networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)]
-    numbers: dict[str, dict[str, Any]] = {}
-    n, apart = np.array(widths), np.abs(np.subtract.outer(range(len(ANGLES)), range(len(ANGLES))))
-    print(f"\nReLU networks of depth {depth} at N = {', '.join(map(str, widths))}, {seeds} seeds, against N = inf")
-    print("N x MSE of an entry at each N; slope of the MSE in N; v and b of the fit v/N + b/N^2 [95%];")
-    angles = ", ".join(map(str, ANGLES))
-    print(f"m of the bias m/N at {angles} degrees (s.e.), all N together, and the largest |m| / s.e.")
-    for place, (name, color) in enumerate(PARTS.items()):
-        limit, kernels = over_angles(depth)[name][::EVERY], [at_width[name] for at_width in measured]
-        mse, mse_error = np.array([ensemble_errors(kernel, limit[apart]).squared_error for kernel in kernels]).T
-        law, terms = noisy_law(widths, mse, mse_error), finite_size(widths, None, mse, mse_error)
-        means, stderr = np.stack([mean_error(by_angle(kernel)) for kernel in kernels], axis=1)
-        weights = (n[:, None] * stderr) ** -2
-        m = (weights * n[:, None] * (means - limit)).sum(axis=0) / weights.sum(axis=0)
-        m_error = weights.sum(axis=0) ** -0.5
-        fitted = "  ".join(interval(term, ".3g") for term in terms if term)
-        print(f"  {name:8}{' '.join(f'{value:6.2f}' for value in n * mse)}   {interval(law, '+.3f')}   {fitted}")
-        by_angles = " ".join(f"{value:+.2f} ({e:.2f})" for value, e in zip(m, m_error, strict=True))
-        print(f"  {'':8}m {by_angles}   {np.abs(m / m_error).max():.1f}")
-        numbers[name] = {"slope": law[:3], "v": terms.v, "m": m, "m stderr": m_error}
-        bars: dict[str, Any] = dict(ms=3.5, capsize=2, color=color, lw=1)
-        for shift, mark, i in ((-2, "s", 0), (2, "o", -1)):
-            label = f"N = {widths[i]}, L = {depth}" if name == "total" else None
-            at_angles.errorbar(ANGLES + shift, means[i], 2 * stderr[i], fmt=mark, label=label, **bars)
-        if name != "total":
-            biases.errorbar(ANGLES + 2 * (place - 2), m, 2 * m_error, fmt="o-", **bars, label=name)
-        over_width.errorbar(widths, mse, 2 * mse_error, fmt="o", **bars)
-        over_width.plot(widths, law(widths), color=color, lw=1, label=f"{name}: {interval(law, '+.3f')}")
-    farthest = max(np.abs(row["m"] / row["m stderr"]).max() for row in numbers.values())
-    biases.axhline(0, color="black", lw=0.8)
-    biases.set(title=f"3. Bias (bars: 2 s.e.), up to {farthest:.1f} s.e. from 0")
-    biases.set(xlabel="angle of the inputs (degrees)", ylabel="N x (mean - limit), all N together")
-    over_width.set(title=f"4. Error, L = {depth}: slope in N [95%]", xlabel="width N")
-    over_width.set(ylabel="mean squared error (bars: 2 s.e.)", xscale="log", yscale="log")
-    over_width.set_ylim(top=3 * over_width.get_ylim()[1])  # room for the legend
-    ticks(over_width.xaxis, widths)
-    for axes in (at_angles, biases, over_width):
-        axes.legend(fontsize=7)
-    return numbers
-
-
-def main(
+def rows(
     widths: Sequence[int] = (64, 96, 128, 192, 256, 384, 512),
     depth: int = 8,
     seeds: int = 1000,
     depths: Sequence[int] = DEPTHS,
     activations: Sequence[str] = ("relu", "erf", "tanh"),
-) -> dict[str, Any]:
-    """Draw the picture and return its slopes. depths: of panel 2."""
-    figure = Figure(figsize=(8.4, 6.3), layout="constrained")
-    first, second, third, fourth = figure.subplots(2, 2).ravel()
-    draw_angles(first, (2, depth, None))
-    numbers = {"depth": draw_convergence(second, activations, depths)}
-    numbers["networks"] = draw_networks(first, third, fourth, widths, depth, seeds)
-    write(figure, "docs/images/ntk_depth.png")
-    return numbers
-
-
-if __name__ == "__main__":
-    prepare_cpu(1)
-    main()
+) -> list[Row]:
+    """widths, depth, seeds: of networks. depths: of the limits of infinite width."""
+    result = []
+    for activation in activations:
+        limit, *finite = (over_angles(at, activation) for at in (None, *depths))
+        for name, label in (("H(1)", "H(1)"), ("G(0)", "G(0)"), ("total", "NTK")):
+            distances = [np.sqrt(np.mean((kernels[name] - limit[name]) ** 2)) for kernels in finite]
+            statement = f"{activation}, {label}: rms distance to L = inf, slope in L"
+            result.append(Row("2", statement, about(-1, 0.005), last_slope(depths, distances)))
+    # Every width has seeds of its own: with one seed, networks of two widths would share random numbers, since JAX
+    # draws them by the place in an array.
+    measured = [networks(width, depth, seeds, i * seeds) for i, width in enumerate(widths)]
+    n, apart = np.array(widths)[:, None], np.abs(np.subtract.outer(range(len(ANGLES)), range(len(ANGLES))))
+    for name in PARTS:
+        limits, kernels = over_angles(depth)[name][::EVERY], [at_width[name] for at_width in measured]
+        mse, error = np.array([ensemble_errors(kernel, limits[apart]).squared_error for kernel in kernels]).T
+        statement = f"relu, L = {depth}, NTK, {name}: squared error of networks, slope in N"
+        result.append(Row("5", statement, about(-1, 0.1), *of_law(noisy_law(widths, mse, error))))
+        if name == "branch":
+            means, stderr = np.stack([mean_error(by_angle(kernel)) for kernel in kernels], axis=1)
+            weights = (n * stderr) ** -2
+            m = (weights * n * (means - limits)).sum(axis=0) / weights.sum(axis=0)
+            m_error = weights.sum(axis=0) ** -0.5
+            for at, bias, of_bias in zip(ANGLES, m, m_error, strict=True):
+                if at in BIASED:
+                    statement = f"relu, L = {depth}, NTK, branch: N times the bias of networks at {at} degrees"
+                    result.append(Row("5", statement, (0, 0.5), float(bias), 1.96 * float(of_bias)))
+    return result

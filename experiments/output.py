@@ -1,21 +1,15 @@
-"""What experiments have in common: pictures, rows of statements and measured values, intervals, verdicts, tables."""
+"""What experiments have in common: rows of statements and measured values, intervals, verdicts, tables."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 
-from depthmup.files import write_atomically
-from depthmup.fit import PowerLaw
 from depthmup.fit.curve import half_width
-from depthmup.report.figures import png
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 Band = tuple[float, float]
@@ -51,17 +45,10 @@ def mean(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half_width(seeds - 1) * values.std(ddof=1) / np.sqrt(seeds))
 
 
-def of_law(law: PowerLaw) -> tuple[float, float]:
-    """The exponent, and half of its 95% interval."""
-    return law.exponent, law.high - law.exponent
-
-
-def write(figure: Figure, default: str) -> None:
-    """Write the picture as PNG to the command line's first argument, or to `default`, and print where."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else default)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, png(figure))
-    print(path)
+def of_law(law: tuple[Any, ...]) -> tuple[float, float]:
+    """The exponent and half of its 95% interval, of a law whose first three fields are the exponent and its ends."""
+    exponent, _, high = law[:3]
+    return exponent, high - exponent
 
 
 def interval(of: tuple[Any, ...], form: str = "+.2f", unit: str = "") -> str:

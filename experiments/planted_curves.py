@@ -66,22 +66,30 @@ def corner(left: float, right: float, width: float) -> Shape:
 
 
 class Kind(NamedTuple):
-    """A kind of curve. cliff: octaves from the optimum to the middle of the edges, or None. jump: the factor by which
-    finite losses rise over `ramp` octaves above the cliff, where they stay; None: what lies above has diverged."""
+    """A kind of curve. noise: of a training. cliff: octaves from the optimum to the middle of the edges. jump:
+    the factor by which finite losses rise over `ramp` octaves above the cliff, where they stay; None: what lies above
+    has diverged. Of sweeps alone, step: of the grid in octaves; grows: factor of the noise at the largest depth; up:
+    whether the optimum rises with depth."""
 
     name: str
     shape: Shape
     noise: float
-    cliff: float | None = None
+    cliff: float = math.inf
     moving: float = 0.0
     soft: bool = False
     jump: float | None = None
     ramp: float = 0.5
+    step: float = 0.5
+    grows: float = 1.0
+    up: bool = False
+
+    @property
+    def diverges(self) -> bool:
+        return self.cliff < math.inf and self.jump is None
 
     def loss(self, u: np.ndarray, edges: np.ndarray) -> np.ndarray:
         """The planted log loss, above LEVEL, at u octaves from the bowl's minimum. u broadcasts with edges."""
         if self.jump is not None:
-            assert self.cliff is not None
             rise = np.clip((u - self.cliff) / self.ramp, 0, 1)
             return self.shape(np.minimum(u, self.cliff)) + math.log(self.jump) * rise
         wall = 0.3 * np.maximum((u - edges) / SOFT + 1, 0) ** 2 if self.soft else 0.0
@@ -130,12 +138,11 @@ class Planted(NamedTuple):
 def plant(rng: np.random.Generator, kind: Kind, step: float, seeds: int) -> Planted:
     """A curve of `kind` on a grid of `step` octaves, whose place is drawn as well."""
     x = np.arange(-5, 3.01, step) + step * (rng.integers(PLACES) + 0.5) / PLACES
-    hard = kind.cliff is not None and kind.jump is None
-    edges = (kind.cliff or 0.0) + kind.moving * rng.normal(size=seeds) if hard else np.full(seeds, np.inf)
+    edges = kind.cliff + kind.moving * rng.normal(size=seeds) if kind.diverges else np.full(seeds, np.inf)
     log_loss = LEVEL + kind.loss(x[:, None], edges) + kind.noise * rng.normal(size=(len(x), seeds))
     log_loss += OF_SEED * rng.normal(size=seeds)
     fine = np.linspace(-3, 3, 3001)
-    middle = float(kind.cliff or 0.0) if hard else math.inf
+    middle = kind.cliff if kind.diverges else math.inf
     planted = kind.loss(fine, np.array(middle))
     best = [fine[np.argmin(np.where(fine <= limit, planted, np.inf))] for limit in (edges.min(), middle)]
     return Planted(2**x, np.where(x[:, None] > edges, np.nan, np.exp(log_loss)), *map(float, best))
@@ -155,9 +162,9 @@ def compare(kind: Kind, planted: Planted) -> dict[str, float]:
     worst = best.mean() + best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else max(neighbours)
     assert estimate.edge
     edge = math.nan
-    if kind.cliff is not None and kind.jump is None and not math.isnan(estimate.edge.low):
+    if kind.diverges and not math.isnan(estimate.edge.low):
         edge = float(math.log2(estimate.edge.low) <= kind.cliff <= math.log2(estimate.edge.high))
-    at = [float(kind.loss(np.array(value), np.array(kind.cliff or np.inf))) for value in (star, planted.optimum)]
+    at = [float(kind.loss(np.array(value), np.array(kind.cliff))) for value in (star, planted.optimum)]
     return {
         "none": 0.0,
         "bias": star - planted.optimum,
@@ -187,11 +194,12 @@ def measured(kind: Kind, step: float, seeds: int, redraws: int) -> dict[str, flo
 
 def rows(redraws: int) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
+        cliff = kind.cliff if kind.cliff < math.inf else None
         for step in (0.5, 1.0):
             for seeds in (1, 3, 6):
                 if seeds > 1 or not kind.moving:  # one seed has one cliff
                     columns = measured(kind, step, seeds, redraws)
-                    yield {"curve": kind.name, "cliff": kind.cliff, "step": step, "seeds": seeds, **columns}
+                    yield {"curve": kind.name, "cliff": cliff, "step": step, "seeds": seeds, **columns}
 
 
 def command(rows: Callable[[int], Iterator[dict[str, Any]]], redraws: int) -> None:

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from depthmup import fit
 from depthmup.fit.contrast import LEAST
 from experiments.output import markdown
-from experiments.planted_curves import LEVEL, OF_SEED, PLACES, SHARP, Shape, bowl, command, corner
+from experiments.planted_curves import LEVEL, OF_SEED, PLACES, SHARP, Kind, Shape, bowl, command, corner
 
 REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)
@@ -43,24 +43,6 @@ SEEDS = (3, 6, 12, 24)
 SHOWN = (3, 12)  # numbers of seeds in the table
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
 CLOSE = 0.1  # octaves of total drift within which a truth is none
-
-
-class Kind(NamedTuple):
-    """A kind of bowl. noise: of a training at the smallest depth; grows: factor of the noise at the largest depth."""
-
-    name: str
-    shape: Shape
-    noise: float
-    cliff: float = math.inf
-    moving: float = 0.0
-    jump: float = math.inf
-    step: float = 0.5
-    grows: float = 1.0
-    up: bool = False
-
-    def loss(self, u: np.ndarray | float, cliff: np.ndarray | float) -> np.ndarray:
-        """Log loss above LEVEL at u octaves from the minimum; infinite where it diverges."""
-        return self.shape(np.minimum(u, cliff)) + np.where(u > cliff, self.jump, 0.0)
 
 
 def parabola(curvature: float) -> Shape:
@@ -79,7 +61,7 @@ KINDS = (
     Kind("one-sided", corner(0.7, 0.35, 0.4), 0.15),
     Kind("cliff", parabola(0.1), 0.05, cliff=0.75),
     Kind("moving cliff", parabola(0.1), 0.05, cliff=0.75, moving=0.2),
-    Kind("soft cliff", parabola(0.1), 0.05, cliff=0.75, jump=math.log(1.5)),
+    Kind("soft cliff", parabola(0.1), 0.05, cliff=0.75, jump=1.5, ramp=1e-9),  # at once
     Kind("flat everywhere", parabola(0.0), 0.02),
 )
 COLUMNS = ("bias", "+.2f", 1), ("coverage", ".1f", 100)
@@ -107,7 +89,7 @@ def truth(kind: Kind, drift: float, margin: float = fit.MARGIN) -> str:
     verdicts = set()
     for shift in (-CLOSE, CLOSE):
         off = -math.copysign(max(0.0, abs(drift) * (len(DEPTHS) - 1) + shift), drift)  # from the last depth's optimum
-        cost = float(kind.loss(off, kind.cliff))
+        cost = math.inf if kind.diverges and off > kind.cliff else float(kind.loss(np.array(off), np.array(math.inf)))
         unit = float(kind.shape(np.array(-margin)))
         verdicts.add("does not transfer" if cost > max(unit, LEAST) else "transfers")
     return verdicts.pop() if len(verdicts) == 1 else ""
@@ -120,7 +102,9 @@ def plant(rng: np.random.Generator, kind: Kind, drift: float, seeds: int) -> lis
     for i, depth in enumerate(DEPTHS):
         noise = kind.noise * kind.grows ** (i / (len(DEPTHS) - 1))
         u = (x - drift * i)[:, None]
-        log = LEVEL + kind.loss(u, kind.cliff + kind.moving * rng.normal(size=seeds)) + levels
+        scatter = kind.moving * rng.normal(size=seeds)
+        edges = kind.cliff + scatter if kind.diverges else np.full(seeds, np.inf)
+        log = np.where(u > edges, np.inf, LEVEL + kind.loss(u, edges) + levels)
         loss = np.exp(log + noise * rng.normal(size=log.shape))
         rows += [
             {"depth": depth, "learning_rate": 2.0**rate, "seed": seed, "loss": loss[j, seed]}

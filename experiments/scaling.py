@@ -5,7 +5,7 @@
     python -m experiments.scaling --noise     # the gradient noise scale of the base
     python -m experiments.documents           # the tables of docs/batch.md, from the rows
 
-The GPT of experiments/language (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
+The GPT of gpt_linen.py (width 32, 2 blocks), on bytes of NumPy's docstrings, warm-up over a tenth of the steps.
 Base: batches of 32 sequences, 512 steps. Along the batch size, 8 to 512, all trainings see as many sequences; along
 steps, 64 to 2,048, the batch size stays. No hyperparameter but the learning rate follows: batch_rule is "none".
 "sgd, images" is a SimpleResNet (width 64, 4 blocks) on photo patches of 16x16 pixels, at the same sizes. "adamw, decay"
@@ -51,17 +51,14 @@ from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RULES
 from depthmup.data import load
 from depthmup.data.dataset import Split
-from depthmup.files import write_atomically
 from depthmup.fit import Transfer
 from depthmup.models import SimpleResNet
 from depthmup.optim import family_of
-from depthmup.report import figures
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
-from experiments import command_line
-from experiments.figures.figure import IMAGES, best_losses
-from experiments.language import gpt_linen
-from experiments.language.sweeps import CHANCE, batches, loss, setup
+from experiments import command_line, gpt_linen
+from experiments.figures.figure import IMAGES, best_losses, loss_pictures, save
+from experiments.language import CHANCE, batches, loss, setup
 from experiments.output import Interval, markdown, percent
 from experiments.published import RESULTS, ROOT, replace
 
@@ -151,10 +148,7 @@ def curves(decay: bool = False) -> list[TransferCurve]:
 def draw() -> None:
     """Write the pictures of docs/batch.md: the loss against the learning rate, a line for each size."""
     committed = curves()
-    for axis in SIZES:
-        figure = figures.loss_curves([c for c in committed if c.axis == axis])
-        if figure:
-            write_atomically(IMAGES / f"scaling_{axis}.png", figures.png(figure))
+    save(IMAGES, loss_pictures({f"scaling_{axis}": [c for c in committed if c.axis == axis] for axis in SIZES}))
 
 
 def regret(result: Transfer, exponent: float, base: int, i: int) -> Interval | None:

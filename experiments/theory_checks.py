@@ -1,6 +1,6 @@
 """The statements of docs/theory.md that no other command shows: each one simulated in a small way, and judged.
 
-    python -m experiments.theory_checks                      (all of them; about half an hour on two cores)
+    python -m experiments.theory_checks                      (all of them; 40 minutes on two cores)
     python -m experiments.theory_checks training overlaps    (only these; their names are in CHECKS)
 
 It prints a table: the section of docs/theory.md, what is measured, the band in which the statement puts it, the value
@@ -31,16 +31,14 @@ from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
 from depthmup.specs import PyTree
-from depthmup.theory import Problem, dmft, lazy_kernels, minibatches
-from experiments import command_line, convolutional_kernels, signal_propagation, two_weight_blocks
-from experiments.networks import KX, Y, mean_error, network, noisy_law, train
-from experiments.ntk_depth import network_ntk
-from experiments.one_step_kernels import X as ONE_SAMPLE
+from depthmup.theory import Problem, dmft, lazy_kernels, minibatches, one_step_linear
+from experiments import command_line, convolutional_kernels, ntk_depth, richness, signal_propagation, two_weight_blocks
+from experiments.networks import GROUPS, KX, Y, mean_error, network, noisy_law, train
 from experiments.output import Row, about, mean, of_law
-from experiments.richness import exponent as clear_exponent
-from experiments.richness import last_kernels
 
 CLASSES, FEATURES, BATCH = 10, 64, 16
+ONE_SAMPLE = np.ones((1, 2))
+READINS = {"frozen": ("branch", "readout"), "trained": tuple(GROUPS)}  # {read-in: the groups that are trained}
 
 
 def slope(sizes: Sequence[float], values: np.ndarray) -> tuple[float, float]:
@@ -125,7 +123,7 @@ def ntp(
             problem = Problem(KX, Y, depth=3, steps=6, eta0=0.5, gamma0=width**power, activation="relu")
             # Widths have no seed in common, learning rates share theirs.
             options: dict[str, Any] = dict(width=width, first_seed=2**20 * width)
-            observe = last_kernels(width, 3, "relu")
+            observe = richness.last_kernels(width, 3, "relu")
             kernels = train(problem, seeds=max(8, seeds // 4), mirrored=True, observe=observe, **options)[1][:, :, 0]
             moved.append(mean_error(np.asarray(distance(kernels[:, 1], kernels[:, 0]))))
             runs = [train(dataclasses.replace(problem, eta0=rate), seeds=seeds, **options)[:, -1] for rate in rates]
@@ -133,12 +131,41 @@ def ntp(
             # A few of hundreds of narrow networks diverge at any large rate: they count with the loss of F = 0.
             optima.append(optimum(np.array(rates), capped(losses, 0.5 * float(np.mean(Y**2)))))
         statement = f"{name}: movement of the last feature kernel, slope in N"
-        value, _, high = clear_exponent(widths, *np.array(moved).T)
-        rows.append(Row("1", statement, about(2 * power, 0.1), value, high - value))
+        rows.append(Row("1", statement, about(2 * power, 0.1), *of_law(richness.exponent(widths, *np.array(moved).T))))
         drift = fitted_drift(widths, optima, min(256, networks // max(widths)))
         assert drift is not None
-        value, _, high = drift[:3]
-        rows.append(Row("1", f"{name}: best eta_0, octaves a doubling of N", about(0, 0.1), value, high - value))
+        rows.append(Row("1", f"{name}: best eta_0, octaves a doubling of N", about(0, 0.1), *of_law(drift)))
+    return rows
+
+
+def one_step_kernels(
+    width: int = 512,
+    depth: int = 32,
+    seeds: int = 96,
+    depths: Sequence[int] = ntk_depth.DEPTHS,
+    rates: Sequence[float] = (0.5, 1.0),
+) -> list[Row]:
+    """H_1 of deep linear networks, one sample with |x|^2 / D = y = beta = 1, against the recursion at their depth, and
+    of that against infinite depth, between the two largest depths (paper A, Figure 7). rates: c = eta_0 gamma_0."""
+    model, rows = network(width, depth, 1, "linear"), []
+    start = Problem(np.ones((1, 1)), np.ones(1), depth=depth, activation="linear", steps=2, eta0=1.0)
+
+    def observe(params: PyTree, forward: dm.ForwardFactors) -> jax.Array:
+        states = model.forward(forward)(params, jnp.asarray(ONE_SAMPLE), None)[1]
+        return feature_kernels(jax.tree.leaves(states))[:, 0, 0]
+
+    for (readin, groups), c in itertools.product(READINS.items(), rates):
+        solution = functools.partial(one_step_linear, c, train_readin=readin == "trained")
+        problem = dataclasses.replace(start, eta0=c, trained=groups)
+        # All have the same initial weights, each network with its mirror image, which cancels what is odd in y.
+        kernels = train(problem, ONE_SAMPLE, width=width, seeds=seeds, mirrored=True, observe=observe)[1]
+        average, error = mean_error(kernels[:, 1].astype(float))
+        farthest = float(np.abs((average - solution(depth).H1) / error).max())
+        name = f"read-in {readin}, c = {c:g}"
+        rows.append(Row("3", f"{name}: networks - recursion, s.e., the largest of {depth} layers", (0, 4), farthest))
+        limit, *finite = (solution(at).H1[-1] for at in (None, *depths))
+        slope = ntk_depth.last_slope(depths, np.abs(np.array(finite) - limit).tolist())
+        rows.append(Row("3", f"{name}: H_1(1) - its limit, slope in L", about(-1, 0.005), slope))
     return rows
 
 
@@ -167,7 +194,7 @@ def ensemble(residual: bool, width: int, depth: int, seeds: int, first_seed: int
     """Of ReLU networks on one input of norm 1: H^L, G^0 and the NTK, (seeds,), each up to a common factor, before and
     after three steps, and then F. A step would learn 30% of the remaining error in the lazy limit."""
     model = network(width, depth, 1, "relu", residual=residual)
-    ntk_of = network_ntk(model, ONE_SAMPLE)
+    ntk_of = ntk_depth.network_ntk(model, ONE_SAMPLE)
 
     def observe(params: PyTree, forward: dm.ForwardFactors) -> dict[str, jax.Array]:
         ntk = ntk_of(params, forward)
@@ -554,12 +581,11 @@ CHECKS: dict[str, Callable[..., list[Row]]] = {
     for check in (
         powers_of_depth, ntp, descent, limits_commute, fluctuations, mean_change_over_depth,
         mean_change_at_infinite_width, overlaps, own_change, first_order, mean_change_of_cnns, mean_change_over_width,
-        training,
+        training, one_step_kernels,
     )
 } | {
-    "convolutional_kernels": convolutional_kernels.rows,
-    "signal_propagation": signal_propagation.rows,
-    "two_weight_blocks": two_weight_blocks.rows,
+    module.__name__.split(".")[-1]: module.rows
+    for module in (convolutional_kernels, ntk_depth, richness, signal_propagation, two_weight_blocks)
 }  # fmt: skip
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from depthmup import fit
 from depthmup.measure.slope import stages
-from depthmup.trials.until import PARTS, Lattice, Seeds, needed
+from depthmup.trials.adaptive import PARTS, Lattice
+from depthmup.trials.until import Seeds, needed
 from depthmup.trials.verdicts import GRID_LOOKS
 from experiments.planted_verdicts import DEPTHS, KINDS, Kind, plant, truth
 

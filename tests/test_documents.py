@@ -68,7 +68,7 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents, "draw_sweep", made.append)
     monkeypatch.setattr(documents, "DOCUMENTS", ())
     monkeypatch.setattr(documents.command, "draw", lambda *papers: made.extend(paper.name for paper in papers))
-    monkeypatch.setattr(documents, "draw", lambda: made.append("language"))
+    monkeypatch.setattr(documents.language, "draw", lambda: made.append("language"))
     monkeypatch.setattr(documents.scaling, "draw", lambda: made.append("scaling"))
     monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
     monkeypatch.setattr("sys.argv", ["documents"])

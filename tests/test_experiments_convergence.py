@@ -15,9 +15,8 @@ NOISE = 0.45  # N times the variance between networks
 @pytest.fixture
 def picture(tmp_path, monkeypatch):
     """Where the next experiment draws."""
-    path = tmp_path / "picture.png"
-    monkeypatch.setattr("sys.argv", ["", str(path)])
-    return path
+    monkeypatch.setattr(convergence, "IMAGES", tmp_path)
+    return tmp_path / "convergence.png"
 
 
 def holds(interval, truth):

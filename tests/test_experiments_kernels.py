@@ -1,19 +1,9 @@
 """Experiments on kernels, small: what they print as numbers against the limit, closed forms and planted ensembles."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from experiments import convolutional_kernels, ntk_depth, one_step_kernels
-
-
-@pytest.fixture(autouse=True)
-def picture(tmp_path, monkeypatch):
-    """Where the picture goes."""
-    path = tmp_path / "picture.png"
-    monkeypatch.setattr(sys, "argv", ["experiment", str(path)])
-    return path
+from experiments import convolutional_kernels, ntk_depth, theory_checks
 
 
 def test_ntk_of_networks():
@@ -27,9 +17,9 @@ def test_ntk_of_networks():
         assert error.max() < 0.03 * np.abs(expected).max()
 
 
-def test_ntk_depth(picture, monkeypatch):
+def test_ntk_depth(monkeypatch):
     """Slopes in depth of the limit; slope and bias in width of planted networks."""
-    bias, noise = np.array([-0.4, 0.3, 0.0, 0.2, -0.1, 0.6]), 0.3
+    bias, noise = np.array([-0.4, 0.3, 0.2, 0.1, -0.1, 0.6]), 0.3
     rng = np.random.default_rng(0)
 
     firsts = []
@@ -44,39 +34,31 @@ def test_ntk_depth(picture, monkeypatch):
         }
 
     monkeypatch.setattr(ntk_depth, "networks", planted)
-    depths = (4, 8, 16, 32, 64)
-    numbers = ntk_depth.main((32, 64, 128, 256), 8, 300, depths, activations=("relu",))
-    assert picture.stat().st_size > 10_000
+    rows = ntk_depth.rows((32, 64, 128, 256), 8, 300, (4, 8, 16, 32, 64), activations=("relu",))
     assert np.diff(firsts).min() >= 300  # networks of two widths share random numbers of one seed
-    for name in ("H(1)", "G(0)", "NTK"):
-        found = numbers["depth"][f"relu, {name}"]
-        assert found["last slope"] == pytest.approx(-1, abs=0.02)
-        assert found["slope"][0] > found["slope of the upper half"][0] > found["last slope"]  # it nears -1 from above
+    depths = [row.value for row in rows if row.section == "2"]
+    assert depths == pytest.approx([-1, -1, -1], abs=0.02)
     assert ntk_depth.over_angles(4)["total"][0] == pytest.approx(1.95776367, abs=1e-7)  # tests/test_lazy.py
     limit = ntk_depth.over_angles(None)
     assert [limit["H(1)"][0], limit["G(0)"][0]] == pytest.approx([1.64872127, 0.82436064], abs=1e-7)
-    for name in ntk_depth.PARTS:
-        found = numbers["networks"][name]
-        slope, low, high = found["slope"]
-        assert low < -1 < high
-        assert slope == pytest.approx(-1, abs=0.05)
-        assert found["v"].value == pytest.approx(noise**2, rel=0.1)
-        assert np.abs((found["m"] - bias) / found["m stderr"]).max() < 4
-        assert found["m stderr"].max() < 0.1
+    slopes = [row for row in rows if "slope in N" in row.statement]
+    biases = [row for row in rows if "bias" in row.statement]
+    assert (len(slopes), len(biases)) == (4, 2)
+    for row in slopes:
+        assert row.holds
+        assert row.value == pytest.approx(-1, abs=0.05)
+    for row, planted_bias in zip(biases, bias[[2, 3]], strict=True):
+        assert abs(row.value - planted_bias) < 2 * row.half
+        assert row.half < 0.2
 
 
-def test_one_step_kernels(picture, monkeypatch):
+def test_one_step_kernels():
     """Networks within 4.5 standard errors of the recursion at their depth; the recursion nears the closed form."""
-    monkeypatch.setattr(one_step_kernels, "CS", (1.0,))
-    numbers = one_step_kernels.main(64, 4, 64, (4,), (4, 8, 16, 32, 64))
-    assert picture.stat().st_size > 10_000
-    for readin, last in (("frozen", 15.033375), ("trained", 66.756768)):  # docs/theory.md section 3
-        found = numbers[readin]["c = 1"]
-        np.testing.assert_allclose(found["limit"][-1], last, atol=1e-6)
-        assert found["largest z"] < 4.5
-        assert found["s.e."][-1] < 0.1 * found["networks"][-1]
-        slopes = numbers["convergence"][f"c = 1, {readin}"]
-        assert -1 < slopes["last slope"] < -0.85
+    rows = theory_checks.one_step_kernels(64, 4, 64, (4, 8, 16, 32, 64), (1.0,))
+    assert len(rows) == 4
+    for networks, depth in (rows[:2], rows[2:]):
+        assert 0 < networks.value < 4.5
+        assert -1 < depth.value < -0.85
 
 
 def test_convolutional_kernels(monkeypatch):

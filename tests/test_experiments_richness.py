@@ -1,24 +1,10 @@
 """experiments/richness.py at small sizes."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from experiments import richness
-
-
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """Runs an experiment; what it returns."""
-
-    def run(main, **sizes):
-        monkeypatch.setattr(sys, "argv", ["experiment", str(tmp_path / "figure.png")])
-        numbers = main(**sizes)
-        assert (tmp_path / "figure.png").stat().st_size > 10_000
-        return numbers
-
-    return run
+from experiments.networks import mean_error
 
 
 def test_common_draws():
@@ -28,7 +14,7 @@ def test_common_draws():
     for _ in range(100):
         runs = 0.3 * gammas**2 + 0.01 * rng.normal(size=(16, 1)) * gammas
         runs[:, -1] += 5  # beyond `largest`
-        found = richness.of_draws(runs[..., None, None], richness.rms, gammas, 0.2)
+        found = richness.of_draws(runs[..., None, None], richness.most, gammas, 0.2)
         slope, low, high = found.law
         held += low < 2 < high
         widths.append([high - low, np.subtract(*richness.exponent(gammas, found.value, found.stderr, 0.2)[:0:-1])])
@@ -53,7 +39,7 @@ def test_standard_error_of_draws():
     values = 3 + np.random.default_rng(1).normal(size=(20, 4, 1, 1))
     values = values * [[1.0], [-0.5]]  # two times, the first of which has the largest magnitude
     found = richness.of_draws(values, richness.most, [1, 2, 3, 4])
-    expected, error = richness.mean_error(values[:, :, 0, 0])
+    expected, error = mean_error(values[:, :, 0, 0])
     np.testing.assert_allclose(found.value, expected)
     np.testing.assert_allclose(found.stderr, error, rtol=1e-12)
 
@@ -65,22 +51,17 @@ def test_movement():
     assert richness.movement(kernel) == pytest.approx(expected, rel=1e-5)
 
 
-def test_richness(written):
+def test_richness():
     """Theory and networks; movement grows as gamma0^2, and linear networks are lazy up to gamma0^2."""
-    sizes = dict(depth=1, steps=3, samples=4000, width=64, seeds=64, activations=("linear",), shown=(1.0,))
+    sizes = dict(depth=1, steps=3, samples=4000, width=64, seeds=64)
     moved = (0.05, 0.07, 0.1, 0.15, 0.2, 0.5, 1.0)
-    numbers = written(richness.main, **sizes, gammas=(0.01, 0.05, 0.2, 1.0), moved=moved)
-    slope, low, high = numbers["distance"]["linear, exact"]["law"]
-    assert slope == pytest.approx(2, abs=0.02)
-    assert low < slope < high
-    for kernel in ("H", "Phi"):
-        found = numbers["movement"][kernel]
-        assert found["networks"][-1] == pytest.approx(found["theory"][-1], abs=4 * found["stderr"][-1])
-        assert found["stderr"][-1] < 0.1 * found["networks"][-1]
-        exact, networks = found["laws"]
-        assert exact[0] == pytest.approx(2, abs=0.3)  # of few samples
-        assert networks[0] == pytest.approx(2, abs=0.1)
-    curve = numbers["curves"]["1"]
-    assert np.all(np.abs(curve["networks"] - curve["theory"])[1:] < 4 * curve["stderr"][1:] + 0.01)
-    assert np.all(curve["stderr"][1:] < 0.01)
-    assert np.abs(curve["theory"][-1]).min() > 0.05
+    first, *kernels = richness.rows(**sizes, activations=("linear",), gammas=(0.01, 0.05, 0.2, 1.0), moved=moved)
+    assert first.value == pytest.approx(2, abs=0.02)
+    assert 0 < first.half < 0.1
+    assert len(kernels) == 4
+    for exact, networks in (kernels[:2], kernels[2:]):
+        assert exact.value == pytest.approx(2, abs=0.3)  # of few samples
+        assert networks.value == pytest.approx(2, abs=0.1)
+    for exact, networks in richness.moves(moved, 4000, dict(depth=1, steps=3), dict(width=64, seeds=64)).values():
+        assert networks.value[-1] == pytest.approx(exact[-1], abs=4 * networks.stderr[-1])
+        assert networks.stderr[-1] < 0.1 * networks.value[-1]

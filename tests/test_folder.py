@@ -428,7 +428,7 @@ def test_a_split_that_is_a_link_to_another(tmp_path):
         load(root)
 
 
-def test_links_out_of_the_folder_are_followed_and_noted(tmp_path, capsys):
+def test_links_out_of_the_folder_are_followed(tmp_path):
     """A class, a folder below one and a file may lie elsewhere; what they have decides the digest."""
     root = tmp_path / "pets"
     images(root)
@@ -437,12 +437,9 @@ def test_links_out_of_the_folder_are_followed_and_noted(tmp_path, capsys):
     (root / "train" / "cat").symlink_to(tmp_path / "cats")
     (root / "train" / "dog" / "007.png").rename(tmp_path / "a dog.png")
     (root / "train" / "dog" / "007.png").symlink_to("../../../a dog.png")
-    capsys.readouterr()
     linked = load(root)
     assert linked.digest == expected.digest
     np.testing.assert_array_equal(linked.train.inputs, expected.train.inputs)
-    note = f"note: links that lead out of {root}: 2, such as {root}/train/cat -> {tmp_path}/cats\n"
-    assert capsys.readouterr().err == note
     picture(tmp_path / "a dog.png", seed=99)
     assert load(root).digest != linked.digest
 

@@ -9,8 +9,7 @@ import pandas
 import pytest
 
 from depthmup.specs import group, is_spec, starred
-from experiments import layer_kinds
-from experiments.language import sweeps
+from experiments import language, layer_kinds
 
 PLAIN = {
     "blocks/attention/key/kernel": "branch/hidden",
@@ -119,7 +118,7 @@ def test_a_kind_takes_the_place_of_its_rows(rows, tmp_path, monkeypatch):
     row = {"kind": "old", "width": 8, "depth": 1, "learning_rate": 1.0, "seed": 0, "loss": 5.0, "diverged": False}
     write(rows, [row, row | {"kind": "plain"}], {"old": check, "plain": check | {"verdict": "not ok"}})
     monkeypatch.setattr(layer_kinds, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(sweeps, "BASE", (8, 1))
+    monkeypatch.setattr(language, "BASE", (8, 1))
     rates = {"learning_rates": 2.0 ** np.arange(-8, -3), "per_octave": 1}
     monkeypatch.setattr(layer_kinds, "SWEEP", {"widths": (8,), "depths": (), **rates, "seeds": 1, "steps": 12})
     monkeypatch.setattr(layer_kinds, "checked", lambda kind: check)

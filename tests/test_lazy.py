@@ -141,9 +141,9 @@ def test_blocks_of_samples(monkeypatch):
     norms = np.diag(K)
     part = lazy_kernels(K[:4, 4:], 3, norms=(norms[:4], norms[4:]), times=(0, 1))
     monkeypatch.setattr(lazy, "BLOCK", 15)  # two rows at a time, with one to fill up
-    lazy._compute.cache_clear()
+    lazy._kernels.clear_cache()
     blocks = lazy_kernels(K, 3, times=(0, 1))
-    lazy._compute.cache_clear()
+    lazy._kernels.clear_cache()
     for all_, some, again in zip(whole[1:], part[1:], blocks[1:], strict=True):
         np.testing.assert_allclose(some, all_[..., :4, 4:], rtol=1e-12)
         np.testing.assert_allclose(again, all_, rtol=1e-12)

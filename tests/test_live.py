@@ -9,7 +9,6 @@ from depthmup.report import live, page
 from depthmup.report import run as whole
 from depthmup.report.curves import finished, judge
 from depthmup.train.stop import Stopped
-from depthmup.trials.estimate import Expected
 from depthmup.trials.progress import Progress
 from tests import tiny
 from tests.test_interactive import needs_chromium, open_page  # noqa: F401 - a fixture
@@ -25,10 +24,10 @@ def rows():
 
 @pytest.fixture
 def progress():
-    result = Progress([], silent=True)
-    result.expect({"a": Expected(30.0), "b": Expected(10.0)}, measured=True)
-    result.running("a", "", 0.0)
-    result.finished("a", [])
+    result = Progress(silent=True)
+    result.expect({"a": 30.0, "b": 10.0}, measured=True)
+    result.running("a", "a group", 0.0)
+    result.finished("a", 0)
     return result
 
 

@@ -1,6 +1,5 @@
 """`m.sweep`: a user's model of any framework, trained by the engine as a hand-written loop trains it."""
 
-import dataclasses
 import signal
 
 import cloudpickle
@@ -18,6 +17,7 @@ import depthmup as dm
 from depthmup import sweep
 from depthmup.settings import SettingsError
 from depthmup.train.build import batches_of, task_of
+from depthmup.train.drive import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.group import GroupHooks, Runner
@@ -489,20 +489,20 @@ def test_more_seeds_until_it_is_decided(whole):
 
 def test_smaller_groups_where_memory_runs_out(tmp_path, monkeypatch, capsys):
     """Once, with a word: a group that does not fit is trained in halves."""
-    train, sizes = Runner._train, []
+    most, sizes = 4, []
 
-    def too_much(runner, group, *more):
-        sizes.append(group.size)
-        if group.size > 4:
+    def too_much(loop, hypers, *more):
+        sizes.append(len(hypers))
+        if len(hypers) > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
-        return train(runner, group, *more)
+        return drive(loop, hypers, *more)
 
-    monkeypatch.setattr(Runner, "_train", too_much)
+    monkeypatch.setattr("depthmup.trials.group.drive", too_much)
     result = small(setup(), steps=10, workdir=tmp_path, progress=True)
     assert sizes == [7, 4, 4]
     assert len(result.rows) == 7
     assert "7 trials do not fit in memory at once; 4 at a time" in capsys.readouterr().out
-    monkeypatch.setattr(Runner, "_train", lambda *_: too_much(_[0], dataclasses.replace(_[1], size=9), *_[2:]))
+    most = 0
     with pytest.raises(SettingsError, match=r"out of memory; set sweep\.at_once below"):
         small(setup(), steps=11, seeds=1)
 

@@ -22,9 +22,7 @@ from experiments.figures import command, figure, page
 from experiments.figures.figure import Outcome
 from experiments.output import AGREES, DISAGREES, UNDECIDED, combined
 from experiments.paper_a import FIGURES, PAPER, fig1, fig2, fig3, fig4, figb1, figb3, figm1
-from experiments.paper_a import small as small_experiments
 from tests import figures, tiny
-from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
 
 SWEEPS = PAPER.sweeps
 ONE = {"sweep__optimizers": ("sgd",), "sweep__calibrate": False, "epochs": 2.0}
@@ -67,20 +65,11 @@ def test_headers():
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_demo_settings(name):
-    settings = from_config(SWEEPS[name]("demo"))
+    settings = from_config(SWEEPS[name]())
     assert settings.data.name == "folder"
     assert settings.sweep.seeds >= 3
     assert len(settings.sweep.depths) >= 4
     assert len(trials(ConfigStudy(settings))) <= settings.sweep.max_trials
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
-    config = SWEEPS[name]("paper")
-    assert config.data.name == ("tiny_imagenet" if name.startswith("vit") else "cifar10")
-    assert config.epochs == 20
-    assert config.model.get("count", "weight_layers") == "weight_layers"
-    assert_trains(config)
 
 
 def curve(name, axis, found):
@@ -182,7 +171,7 @@ def test_figures_from_rows(small):
         np.testing.assert_allclose(losses, by_hand)
     two = np.array(list(of_depth.values()))
     assert fig4.spread(c, slice(0, 10)) == pytest.approx((two.max(0) / two.min(0) - 1)[:10].max())
-    rates, losses = small_experiments.over_time(c, 4)
+    rates, losses = figb3.over_time(c, 4)
     at, seed = list(rates).index(c.carried(4)["learning_rate"].iloc[0]), 1
     own = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
     np.testing.assert_allclose(losses[:, at, seed], own.reshape(10, 4).mean(axis=1))
@@ -216,7 +205,7 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     """In a fresh clone nothing is trained again, and without --data what is missing is named."""
     settings, rows = small
     shutil.copytree(rows, tmp_path / "rows" / "paper_a")
-    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(sweeps={"simple_resnet": lambda scale: None})})
+    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(sweeps={"simple_resnet": lambda: None})})
     monkeypatch.setattr(page, "PAPERS", (paper,))
     monkeypatch.setattr(command, "settings_of", lambda config, data: settings)
     monkeypatch.setattr(page, "from_config", lambda config: settings)
@@ -261,19 +250,9 @@ def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys)
     assert f"it needs a folder of 100 classes, and {tmp_path / 'data' / 'train'} has 3" in capsys.readouterr().out
 
 
-def test_the_same_trainings_are_named_once(monkeypatch, capsys):
-    """At the paper's scale sweeps with another name may be the same one."""
-    config = next(iter(FIGURES["1"].sweeps.values()))
-    paper = PAPER._replace(figures={"1": FIGURES["1"]._replace(sweeps={"one": config, "other": config})})
-    monkeypatch.setattr(command, "cost", lambda settings: "much")
-    monkeypatch.setattr("sys.argv", ["paper_a", "--scale=paper", "--dry_run"])
-    command.main(paper)
-    assert capsys.readouterr().out.splitlines() == ["one: much", "other: the same trainings as one"]
-
-
 def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
     """A figure's sweep with bowls whose optima and minima are known: log2 best rate, loss there, loss on the way."""
-    settings = from_config(SWEEPS[name]("demo"))
+    settings = from_config(SWEEPS[name]())
     settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, until="planned"))
     study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     names = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed"]

@@ -23,7 +23,6 @@ from experiments.output import AGREES, DISAGREES, UNDECIDED
 from experiments.paper_b import (
     FIGURES,
     PAPER,
-    answer,
     at_start,
     averages,
     channels,
@@ -39,7 +38,6 @@ from experiments.paper_b import (
     zero_shot,
 )
 from tests import figures
-from tests.test_configs import assert_trains, mocked  # noqa: F401 - mocked is a fixture
 
 SWEEPS = PAPER.sweeps
 STEPS = np.arange(-3, 3.1, 0.5)  # octaves around the planted optimum
@@ -52,7 +50,7 @@ def planted(name, exponent, start=-3.0, cliff=lambda row: CLIFF, early=None, wid
     exponent: a number, or a function of a row. cliff: how many octaves above the optimum training ends. early: the
     exponent by the loss of the first steps; None: the same.
     """
-    settings = from_config(SWEEPS[name]("demo"))
+    settings = from_config(SWEEPS[name]())
     settings = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, adaptive=False, seeds=3))
     study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     for parameterization in settings.sweep.parameterizations:
@@ -144,7 +142,7 @@ def test_headers():
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_demo_settings(name):
-    study = ConfigStudy(from_config(SWEEPS[name]("demo")))
+    study = ConfigStudy(from_config(SWEEPS[name]()))
     settings, sweep = study.settings, study.sweep
     assert settings.data.name == "folder"
     assert sweep.judge_by == "validation_accuracy"
@@ -170,7 +168,7 @@ def test_lengths():
     """Screens take 100 steps, other sweeps an epoch of 351; 45,000 images, as in a folder of CIFAR-10. ResNets on 100
     kinds of patches take 200 steps."""
     for name, config in SWEEPS.items():
-        settings = from_config(config("demo"))
+        settings = from_config(config())
         if name.startswith("hundred_"):
             assert round(settings.epochs * fig5.EPOCH) == (networks.STEPS if name == "hundred_plain" else 200)
             continue
@@ -179,31 +177,17 @@ def test_lengths():
         assert round(steps) == (100 if short else networks.STEPS)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_two_steps_at_the_papers_settings(name, mocked):  # noqa: F811
-    config = SWEEPS[name]("paper")
-    data = "cifar100" if name.startswith("hundred") else "cifar10"
-    if name == "plain_size":
-        assert (config.data.name, config.data.image_size) == ("folder", 16)
-        config.data.update(name="cifar10", image_size=None)
-    assert config.data.name == data
-    assert (config.epochs, config.sweep.seeds) == (1.0, 3)
-    assert config.model.width == (128 if name == "plain_channels" else 64)
-    assert_trains(config)
-
-
 def test_ingredients_are_what_they_say():
     """Each differs from the baseline in its own keys alone."""
-    base = SWEEPS["screen_baseline"]("demo").to_dict()
+    base = SWEEPS["screen_baseline"]().to_dict()
     for name, changes in ingredients.INGREDIENTS.items():
-        own = SWEEPS[f"screen_{name}"]("demo").to_dict()
+        own = SWEEPS[f"screen_{name}"]().to_dict()
         differs = {
             f"{room}.{key}" for room in ("model", "parameterization", "data", "optimizer")
             for key in own[room] if own[room][key] != base[room][key]
         } | {key for key in ("loss", "epochs") if own[key] != base[key]}  # fmt: skip
-        assert differs == ({"parameterization.gamma0"} if name == "mean_field_head" else set(changes))
-    assert SWEEPS["screen_mean_field_head"]("demo").parameterization.gamma0 == pytest.approx(8**0.5)
-    assert SWEEPS["screen_mean_field_head"]("paper").parameterization.gamma0 == 8.0
+        assert differs == set(changes)
+    assert SWEEPS["screen_mean_field_head"]().parameterization.gamma0 == pytest.approx(8**0.5)
     for name in ingredients.STRONGEST:
         assert name in ingredients.INGREDIENTS
 
@@ -347,7 +331,7 @@ def test_one_ingredient_refutes_theorem_3():
 def test_the_answer_is_a_table():
     measure(["baseline", "last"], networks.SCREEN_DEPTHS, exponent=0.0, edge=-1.0)
     sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
-    lines = answer.table(sweeps).splitlines()
+    lines = dispute.exponent_table(sweeps).splitlines()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:20]]
     cells = {row[0]: row for row in found}
     columns = cells["exponent by"]
@@ -371,22 +355,22 @@ def test_which_criterion_the_optima_follow():
     trained = {"last": -1.0, "one_layer": -1.0, "mse": 0.5, "dropout": -1.5, "dense": -0.5, "bottleneck": -2.0}
     measure({**trained, "dense": 1.0}, networks.SCREEN_DEPTHS)
     sweeps = {f"screen_{name}": planted(f"screen_{name}", exponent) for name, exponent in trained.items()}
-    rows = [line.strip("| ").split(" | ") for line in answer.predictions(sweeps).splitlines()[2:]]
+    rows = [line.strip("| ").split(" | ") for line in dispute.predictions(sweeps).splitlines()[2:]]
     of = {row[0]: row[1:] for row in rows}
-    assert set(of) == set(answer.PREDICTIONS)
+    assert set(of) == set(dispute.PREDICTIONS)
     for criterion in ("Sbar", "2 / sharpness"):
         wrong, off = of[criterion][0].split(", ")
         assert wrong == "1 of 6"
         assert float(off) == pytest.approx(1.5 / math.sqrt(6), abs=0.02)
     assert of["-3/2 (theorem 3)"][0].startswith("5 of 6, ")
     assert of["theory"][1].startswith("3 of 5, ")  # mse's planted loss has no optimum; of the others, two have -1
-    assert answer.predictions({name: sweeps[name] for name in list(sweeps)[:4]}) == ""  # fewer than five networks
+    assert dispute.predictions({name: sweeps[name] for name in list(sweeps)[:4]}) == ""  # fewer than five networks
 
 
 def test_the_full_table_has_plain_networks_and_early_losses():
     sweeps = all_planted(dispute.EXPERIMENT, -1.0, plain=-1.5)
     assert dispute.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
-    table = answer.table(sweeps)
+    table = dispute.exponent_table(sweeps)
     (plain,) = (line for line in table.splitlines() if line.startswith("| plain"))
     assert "-1.50" in plain
     assert "loss of the first 100 steps" in table
@@ -631,7 +615,7 @@ def folder(tmp_path_factory):
 
 def smallest(name, folder, ends=(0, 1)):
     """The smallest form of a sweep: two of its depths, by their places, five rates, four steps."""
-    config = SWEEPS[name]("demo")
+    config = SWEEPS[name]()
     config.model.width = 4
     config.data.update(batch_size=8, image_size=4)
     config.epochs = 1.0

@@ -101,8 +101,6 @@ def test_laws_and_rules(judged):
         n = 24  # 24 branches of one layer: P = n^2 (n + 3) 2^(n - 3)
         ratio = (9 * 6) / (n * n * (n + 3) * 2 ** (n - 3))
         assert worst["PathSum"] == pytest.approx(abs(0.5 * math.log2(ratio) - 3 * slope), abs=0.2)
-        assert [(s.name, s.depths) for s in curve.laws.segments] == [("A", [6, 8])]
-        assert max(map(abs, curve.laws.segments[0].relative_error)) < 0.35
 
 
 def test_sentences(judged):
@@ -231,7 +229,7 @@ def test_the_page(judged, tmp_path):
     curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
     text = page.write(curves, rows, study, tmp_path, "main.py sweep --config='<b>'").read_text()
     text, _, _ = text.rpartition("<script>")  # what follows is Plotly
-    names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth", "update_profiles"}
+    names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth"}
     assert {path.stem for path in tmp_path.glob("*.png")} == names
     assert text.count("data:image/png;base64,") == len(names)
     assert "<script>" not in text
@@ -251,21 +249,15 @@ def test_the_page(judged, tmp_path):
     assert json.dumps(page.summary([odd], study), allow_nan=False)  # null, since JSON has no infinity
 
 
-def test_when_the_optimum_settles(judged, tmp_path):
-    """Planted: in the first half of training small rates are best, then the optimum is where it stays."""
+def test_the_loss_over_training(judged, tmp_path):
+    """The mean over the seeds at the smallest size's best learning rate, at each step."""
     _, rows, curves = judged
     store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
     trial = np.repeat(np.arange(len(rows), dtype=np.int32), 40)
     step = np.tile(np.arange(1, 41, dtype=np.int32), len(rows))
-    rates = np.log2(rows["learning_rate"].to_numpy())
-    late = rows["loss"].fillna(5.0).to_numpy()
-    early = 0.1 * np.exp(0.1 * (rates + 9) ** 2)
-    loss = np.where(step <= 20, early[trial], late[trial]).astype(np.float32)
-    add(store, rows, trial, step, loss)
-    learning = LearningCurves(tmp_path)
-    assert learning.settles(curves[1]) == [0.6] * 5
+    add(store, rows, trial, step, rows["loss"].fillna(5.0).to_numpy(np.float32)[trial])
     carried = curves[1].carried(3)
-    mean = learning.loss(carried)
+    mean = LearningCurves(tmp_path).loss(carried)
     assert mean.index.tolist() == list(range(1, 41))
     assert mean.iloc[-1] == pytest.approx(carried["loss"].mean(), rel=1e-5)
     assert len(carried) == 3
@@ -275,17 +267,6 @@ def test_rows_alone_make_a_report(judged, tmp_path):
     study, rows, curves = judged
     assert page.write(curves, rows, study, tmp_path, "").exists()
     assert not (tmp_path / "curves_over_depth.png").exists()
-
-
-def test_when_it_settles_by_accuracy(judged, tmp_path):
-    """Training losses are capped as losses, whatever is minimized."""
-    _, rows, _ = judged
-    study = tiny.study(**GRID, sweep__judge_by="validation_accuracy")
-    store = Store(tmp_path, {"schema": SCHEMA, "axes": [], "sweep": {}})
-    trial, step = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, np.int32)
-    ends = (1.2 + rows["loss"]).to_numpy(np.float32)
-    add(store, rows, trial, step, ends)
-    assert None not in LearningCurves(tmp_path).settles(judge(rows, study)[1])
 
 
 def test_an_axis_that_some_parameterizations_do_not_have():

@@ -15,9 +15,8 @@ from PIL import Image
 
 import depthmup as dm
 from depthmup.data import Augment, Batches, Dataset, Records, Split
-from depthmup.data.corrupt import CorruptRecord
-from depthmup.data.crop import centre_box, random_box
-from depthmup.data.decode import decode
+from depthmup.data.dataset import CorruptRecord
+from depthmup.data.decode import centre_box, decode, random_box
 from depthmup.data.stream import Examples, stream
 from depthmup.models import ResidualMLP
 from depthmup.train import Task, TrialLoop, TrialsOverDevices

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from configs import default, text_gpt
-from depthmup.data import NONE, Batches, Split, checked, load, show, text
+from depthmup.data import NONE, Batches, Split, checked, load, text
 from depthmup.models import GPT
 from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError, flat, from_config, put
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import identity_of_data, task_of
-from depthmup.train.random_keys import LABEL_NOISE
+from depthmup.train.task import LABEL_NOISE
 from tests.test_main import assert_one_line, call  # noqa: F401 - call is a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
@@ -121,8 +121,6 @@ def test_tokens_and_images_are_not_exchanged(corpus):
         Batches(dataset, 8, augment=dataclasses.replace(NONE, flip=True))
     with pytest.raises(ValueError, match=r"train split: labels of an example must be \(9,\), got \(\)"):
         checked(dataset._replace(train=Split(dataset.train.inputs, dataset.train.labels[:, 0])))
-    with pytest.raises(ValueError, match="the examples are tokens, and show draws images"):
-        show.grid(Batches(dataset, 8), "grid.png")
     settings = from_config(text_gpt.get_config())
     with pytest.raises(SettingsError, match=r"model.name=gpt takes tokens, and data.name=digits has images"):
         task_of(put(settings, {"data.name": "digits", "data.context": None}))

@@ -15,13 +15,13 @@ from depthmup.report.curves import finished, judge
 from depthmup.settings import SettingsError, column
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import read_settings
-from depthmup.trials.adaptive import Search
+from depthmup.trials.adaptive import PARTS, Lattice, Search
 from depthmup.trials.config_study import from_identity
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import trials
 from depthmup.trials.store import Finished, Store
-from depthmup.trials.until import PARTS, Lattice, decide, most, needed
+from depthmup.trials.until import decide, most, needed
 from depthmup.trials.verdicts import looks, seed_stages, variants
 from tests import tiny
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 
 from depthmup.data import digits, folder, images, patches, text
@@ -10,6 +9,7 @@ from depthmup.data.augment import NONE, Augment
 from depthmup.data.batches import batch_indices, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split, checked
 from depthmup.data.pipeline import Batches
+from depthmup.names import unknown
 
 # Data sets that come inside scikit-learn and scikit-image; the others (`images.TFDS`) are read from disk.
 EMBEDDED = {"digits": digits.load, "patches": patches.load}
@@ -45,8 +45,8 @@ def load(
       context: number of bytes in an example of text; None: 64.
       verify: read every file of a folder of images, also those whose size, times and inode have not changed.
 
-    Raises ValueError for an unknown name (the message has the nearest one), a data set that is not prepared (the
-    message has the command that prepares it), or a bad split.
+    Raises ValueError for an unknown name (the message has the nearest one and all), a data set that is not prepared
+    (the message has the command that prepares it), or a bad split.
     """
     if context and name != "text":
         raise ValueError(f"data.context is for text, not for {name}: leave it unset")
@@ -55,11 +55,7 @@ def load(
     if name.startswith(images.BLANK) and name.removeprefix(images.BLANK) in images.TFDS:
         return checked(images.blank(name.removeprefix(images.BLANK), image_size))
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        raise ValueError(
-            f"data.name: unknown data set {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(names())})")
-        )
+        raise ValueError(f"data.name: {unknown('data set', name, names())}")
     if name == "patches":
         return checked(patches.load(image_size))
     if name in EMBEDDED or name == "text":

@@ -17,11 +17,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from depthmup.data.crop import RATIOS
 from depthmup.declare import declared, key
 
 # The number that each drawn quantity folds into the key of its image: switching one on leaves the others as they were.
 FLIP, ROTATE, SHEAR, SCALE, AREA, RATIO, TOP, LEFT, BRIGHTNESS, CONTRAST, SATURATION = range(11)
+RATIOS = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey (Rec. 601, as in PIL)
 
 
@@ -31,7 +31,7 @@ class Augment:
     config's `data.augment`.
 
     All draws are uniform. Images are rotated about their centre and sheared along x. The box of a crop has an aspect
-    ratio log-uniform in `crop.RATIOS`, whole pixels and a uniform place inside the image. A side too long for the image
+    ratio log-uniform in RATIOS, whole pixels and a uniform place inside the image. A side too long for the image
     is cut to it (torchvision draws again, up to ten times). One channel is its own grey image.
     """
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
 HELD_OUT = 0.1  # share of the training examples that become the validation split of a data set without one
+HINT = "data.skip_corrupt=True goes on without it"  # where an image cannot be read
+
+
+class CorruptRecord(ValueError):
+    """A record cannot be read, or is no image of a known class."""
 
 
 class Split(NamedTuple):
@@ -78,6 +84,12 @@ def held_out(examples: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(0).permutation(examples).astype(np.int32)
     kept = examples - round(examples * HELD_OUT)
     return order[:kept], order[kept:]
+
+
+def note_left_out(split: str, count: int, of: str) -> None:
+    """Print how many examples of a split are left out, if any. of: what they are part of, such as "of 100 files"."""
+    if count:
+        print(f"{split}: left out {count} {of}", file=sys.stderr)
 
 
 def checked(dataset: Dataset) -> Dataset:

@@ -8,7 +8,24 @@ import math
 import numpy as np
 from PIL import Image
 
-from depthmup.data.crop import Box, centre_box, random_box
+from depthmup.data.augment import RATIOS
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+
+
+def centre_box(width: int, height: int, centre: float) -> Box:
+    side = centre * min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def random_box(width: int, height: int, crop: tuple[float, float], rng: np.random.Generator) -> Box:
+    """A box of a share of the area uniform in `crop`; augment.py draws boxes of whole pixels on the device."""
+    area = width * height * rng.uniform(*crop)
+    ratio = math.exp(rng.uniform(math.log(RATIOS[0]), math.log(RATIOS[1])))
+    w, h = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
+    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    return left, top, left + w, top + h
 
 
 def decode(

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from depthmup.data import image_cache
-from depthmup.data.corrupt import HINT, note_left_out
-from depthmup.data.dataset import Dataset, Records, Split, moments
+from depthmup.data.dataset import HINT, Dataset, Records, Split, moments, note_left_out
 from depthmup.data.image_cache import Decoded
 from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
 from depthmup.data.images import in_memory
@@ -33,7 +32,7 @@ def load(
 ) -> Dataset:
     """The data set of the folder `data_dir`.
 
-    A picture that is in two splits is printed, and a link out of the folder.
+    A picture that is in two splits is printed.
 
     Args:
       image_size: side of the images: the shorter side is resized to it and the central square is cut out. None: the

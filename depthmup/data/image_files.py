@@ -1,7 +1,7 @@
 """The image files of a folder: DIR/train/CLASS/*.jpg, and DIR/validation/ and DIR/test/ where there are any.
 
 Links are followed. Two paths to one file or folder are an error, since its images would be repeated, in two splits
-perhaps: so a loop of links ends the walk. A link that leads out of the folder repeats nothing, and is noted.
+perhaps: so a loop of links ends the walk. A link that leads out of the folder repeats nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Files:
 def listed(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[FileState]]:
     """(names of the classes, {split: its files}, the state of every file), all sorted. root: a real path.
 
-    Missing splits are cut off the end of a fixed shuffle of the training files. Links out of the folder are printed.
+    Missing splits are cut off the end of a fixed shuffle of the training files.
     Raises ValueError as `folder.load` does.
     """
     folders = {"train": root / "train", "validation": root / "validation", "test": root / "test"}
@@ -74,7 +74,6 @@ def listed(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[FileStat
         raise ValueError(f"{root} has no folder train/: {LAYOUT}")
     walk = _Walk(root)
     by_class = {name: walk.classes(folder) for name, folder in folders.items() if folder.is_dir()}
-    walk.note_links_out()
     classes = tuple(sorted(set[str]().union(*by_class.values())))
     for name, members in by_class.items():
         if missing := sorted(set(classes) - set(members)):
@@ -144,9 +143,7 @@ class _Walk:
     """The image files below some folders of one root, each by one path. Hidden entries do not count."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
         self._paths = {str(path): path for path in (root, *root.parents)}  # {real path: the path that led there}
-        self._links_out = dict[Path, str]()  # {link: the real path that it leads to}
 
     def classes(self, split: Path) -> dict[str, list[Path]]:
         """{name of a class: its image files}, also those in folders below. Raises ValueError as `listed` does."""
@@ -156,11 +153,6 @@ class _Walk:
                 raise ValueError(f"{path} is in no class: {LAYOUT}")
             classes[path.name] = self._images(path)
         return classes
-
-    def note_links_out(self) -> None:
-        if self._links_out:
-            count, (link, target) = len(self._links_out), next(iter(self._links_out.items()))
-            print(f"note: links that lead out of {self._root}: {count}, such as {link} -> {target}", file=sys.stderr)
 
     def _images(self, class_folder: Path) -> list[Path]:
         images, folders = list[Path](), [class_folder]
@@ -206,5 +198,3 @@ class _Walk:
                 f"{path} is {other} once more, by the link {link}: its images would be repeated, in two splits or "
                 "classes perhaps: remove the link"
             )
-        if not real.startswith(os.path.join(self._root, "")) and path.is_symlink():
-            self._links_out[path] = real

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.data.corrupt import CorruptRecord, note_left_out
-from depthmup.data.dataset import Dataset, Records, Split, held_out
+from depthmup.data.dataset import CorruptRecord, Dataset, Records, Split, held_out, note_left_out
 
 
 class Source(NamedTuple):

@@ -17,8 +17,7 @@ import numpy as np
 from absl import flags, logging
 
 from depthmup.data.batches import epoch_order, steps_per_epoch
-from depthmup.data.corrupt import HINT, CorruptRecord
-from depthmup.data.dataset import Records
+from depthmup.data.dataset import HINT, CorruptRecord, Records
 from depthmup.data.decode import decode
 
 AHEAD = 2  # batches that each worker keeps ready

@@ -35,9 +35,6 @@ class UserFeed(abc.ABC):
     def __getstate__(self) -> dict[str, Any]:  # what was traced of a function stays here
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @property
     def splits(self) -> Mapping[str, Any]:
         return {"validation_": self.held_out} if self.held_out else {}
@@ -47,8 +44,8 @@ class UserFeed(abc.ABC):
         return sum(map(size_of, self.held_out))
 
     @property
-    @abc.abstractmethod
-    def steps_per_epoch(self) -> int: ...
+    def steps_per_epoch(self) -> int:
+        return 1
 
     @abc.abstractmethod
     def first_steps(self, count: int) -> list[Batch]:
@@ -65,9 +62,9 @@ class UserFeed(abc.ABC):
         return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *batches)
 
     @property
-    @abc.abstractmethod
     def digest(self) -> str:
-        """A hash of the numbers, or of what can be seen of them."""
+        """A hash of the numbers, or of what can be seen of them: the first two batches."""
+        return digest_of(self.first_steps(2))
 
     def resident(self) -> PyTree:
         return ()
@@ -92,8 +89,6 @@ class UserFeed(abc.ABC):
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((examples, *jnp.shape(leaf)[1:]), jnp.result_type(leaf)), self.first
         )
-
-    batch_shapes = raw_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,10 +136,6 @@ class Traced(UserFeed):
 
     function: Callable[[Any], Batch]
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return 1
-
     def first_steps(self, count: int) -> list[Batch]:
         return [tuple(self.function(jnp.int32(step))) for step in range(count)]
 
@@ -153,10 +144,6 @@ class Traced(UserFeed):
         """(jaxpr, tree structure of a batch): arrays that the function closes over are not compiled in as constants."""
         closed, shapes = jax.make_jaxpr(self.function, return_shape=True)(jnp.int32(0))
         return closed, jax.tree.structure(shapes)
-
-    @property
-    def digest(self) -> str:
-        return digest_of([self.function(jnp.int32(step)) for step in (0, 1)])
 
     def resident(self) -> PyTree:
         return [np.asarray(array) for array in self._program[0].consts]
@@ -176,16 +163,8 @@ class Streamed(UserFeed):
 
     in_memory = False
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return 1
-
     def first_steps(self, count: int) -> list[Batch]:
         return [tuple(batch) for batch in itertools.islice(self.from_step(0), count)]
-
-    @property
-    def digest(self) -> str:
-        return digest_of(list(itertools.islice(self.from_step(0), 2)))
 
     def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
         step = start
@@ -247,15 +226,11 @@ def _are_arrays(batches: Batches) -> TypeGuard[Sequence[Any]]:
 
 
 def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Batch]) -> UserFeed:
-    required = [
-        p
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if not required:
-        return Streamed(
-            size_of(next(iter(function()))), held_out, lambda step: itertools.islice(function(), step, None)
-        )
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if all(p.default is not p.empty for p in positional):
+        size = size_of(next(iter(function())))
+        return Streamed(size, held_out, lambda step: itertools.islice(function(), step, None))
     first, again = (tuple(function(0)) for _ in range(2))
     if digest_of(first) != digest_of(again):
         raise ValueError(

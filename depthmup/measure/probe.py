@@ -122,7 +122,8 @@ def feature_changes(
     for seed in seeds:
         start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
         for group in groups:
-            changes[group].append(jax.device_get(_Run(probe, start, group, seed, steps)()))
+            arguments = start, probe.batch, probe.hyper(group, seed)
+            changes[group].append(jax.device_get(_program(probe, steps, arguments)()(*arguments)))
     return {group: {q: np.stack([rms[q] for rms in all_seeds]) for q in all_seeds[0]}
             for group, all_seeds in changes.items()}  # fmt: skip
 
@@ -134,31 +135,25 @@ def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
     """
     starts = [probe.init(probe.hyper(ALL, seed)) for probe in probes]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
-        trainings = (_Run(probe, start, ALL, seed, steps) for probe, start in zip(probes, starts, strict=True))
-        waiting = [pool.submit(training.compile) for training in trainings]
+        waiting = [
+            pool.submit(_program(probe, steps, (start, probe.batch, probe.hyper(ALL, seed))))
+            for probe, start in zip(probes, starts, strict=True)
+        ]
     for compiled in waiting:
         compiled.result()
     return starts
 
 
-class _Run:
-    """A training of one group by a probe: its compiled program, shared by all of the same functions and shapes."""
-
-    def __init__(self, probe: Probe, start: Any, group: str, seed: int, steps: int) -> None:
-        self.arguments = start, probe.batch, probe.hyper(group, seed)
-        self.traced, compiled = _programs(probe.step, probe.features, steps)
-        leaves, treedef = jax.tree.flatten(self.arguments)
-        self.compiled, self.shapes = compiled, (treedef, tuple(map(jax.typeof, leaves)))
-        if self.shapes not in compiled:
-            self.lowered = self.traced.lower(*self.arguments)
-
-    def compile(self) -> None:
-        if self.shapes not in self.compiled:
-            self.compiled[self.shapes] = self.lowered.compile()
-
-    def __call__(self) -> dict[str, jax.Array]:
-        self.compile()
-        return self.compiled[self.shapes](*self.arguments)
+def _program(probe: Probe, steps: int, arguments: Any) -> Callable[[], Callable[..., dict[str, jax.Array]]]:
+    """() -> the compiled program of a training, for arguments of these shapes, which all probes of the same functions
+    share. It is traced here and compiled when it is first called."""
+    traced, compiled = _programs(probe.step, probe.features, steps)
+    leaves, treedef = jax.tree.flatten(arguments)
+    shapes = treedef, tuple(map(jax.typeof, leaves))
+    if shapes in compiled:
+        return lambda: compiled[shapes]
+    lowered = traced.lower(*arguments)
+    return lambda: compiled.setdefault(shapes, lowered.compile())
 
 
 @functools.lru_cache(maxsize=64)

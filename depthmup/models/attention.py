@@ -1,4 +1,4 @@
-"""Multi-head attention with the parameterization's attention factor, causal or not, with rotary positions or none."""
+"""Blocks of transformers: attention with the parameterization's attention factor, and an MLP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup.models.layers import fan_in_init, matrix_product
+from depthmup.models.layers import ACTIVATIONS, fan_in_init, matrix_product, norm
+from depthmup.parameterization import ForwardFactors
 
 ROTARY_BASE = 10_000.0
 
@@ -54,6 +55,43 @@ class Attention(nn.Module):
             dot_general=matrix_product,
             name="out",
         )(mixed)
+
+
+class TransformerBlock(nn.Module):
+    """h <- h + b attention(norm(h));  h <- h + b mlp(norm(h)); (batch, tokens, width) -> the same shape.
+
+    The MLP is W_2 phi(W_1 x), or W_2 (phi(W_g x) * W_1 x) if it is gated. mlp_gain: of W_2, which starts with variance
+    mlp_gain / fan_in. zero_init: the last weights of both branches start at 0.
+    """
+
+    heads: int
+    mlp_ratio: int
+    activation: str
+    norm: str
+    use_bias: bool
+    zero_init: bool
+    dtype: Any
+    mlp_gain: float = 1.0
+    gated: bool = False
+    causal: bool = False
+    rotary: bool = False
+
+    @nn.compact
+    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
+        width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
+        x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
+        options = (self.heads, self.use_bias, self.zero_init, self.dtype, self.causal, self.rotary)
+        h = h + b * Attention(*options, name="attention")(x, factors.attention)
+        x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
+
+        def dense(x: jax.Array, features: int, name: str, gain: float = 1) -> jax.Array:
+            options = {"use_bias": self.use_bias, "kernel_init": fan_in_init(gain), "dtype": self.dtype}
+            return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
+
+        phi, hidden = ACTIVATIONS[self.activation], self.mlp_ratio * width
+        z = dense(x, hidden, "mlp_in")
+        z = phi(dense(x, hidden, "mlp_gate")) * z if self.gated else phi(z)
+        return h + b * dense(z, width, "mlp_out", 0 if self.zero_init else self.mlp_gain)
 
 
 def rotated(x: jax.Array) -> jax.Array:

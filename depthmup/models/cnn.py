@@ -14,6 +14,7 @@ from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
     PADDINGS,
+    ConvLayer,
     Model,
     Readout,
     check_image,
@@ -25,23 +26,6 @@ from depthmup.models.layers import (
 )
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
-
-
-class ConvLayer(nn.Module):
-    """W * phi(z); (batch, *space, C) -> (batch, *space, features)."""
-
-    features: int
-    kernel: int
-    padding: str
-    activation: str
-    gain: float
-    dtype: jnp.dtype | None
-
-    @nn.compact
-    def __call__(self, z: jax.Array) -> jax.Array:
-        z = ACTIVATIONS[self.activation](z)
-        init = fan_in_init(self.gain)
-        return conv(z, self.features, "conv", kernel=self.kernel, padding=self.padding, init=init, dtype=self.dtype)
 
 
 class CNN(Model):
@@ -97,21 +81,22 @@ class CNN(Model):
         def layer(i: int, name: str) -> ConvLayer:
             features = round(self.width * self.channels[i % len(self.channels)])
             kernel = self.kernels[i % len(self.kernels)]
-            return ConvLayer(features, kernel, self.padding, self.activation if i else "linear", gain, dtype, name=name)
+            activation = self.activation if i else "linear"
+            return ConvLayer(activation, "none", self.padding, fan_in_init(gain), dtype, features, kernel, name=name)
 
-        z = layer(0, "read_in")(x)
+        z = layer(0, "read_in")(x, train)
         z = state(self, z)
         if len(self.channels) == len(self.kernels) == 1:
             z = stack(
                 self,
                 lambda name: layer(1, name),
-                lambda layer, z: layer(z),
+                lambda layer, z: layer(z, train),
                 z,
                 self.depth - 1,
             )
         else:  # Blocks that differ cannot be scanned.
             for i in range(1, self.depth):
-                z = layer(i, f"block_{i - 1}")(z)
+                z = layer(i, f"block_{i - 1}")(z, train)
                 z = state(self, z)
         sow_hidden(self, z)
         pooled = self.phi(z).mean(axis=tuple(range(1, z.ndim - 1)))

@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from depthmup.declare import SIZE, key
-from depthmup.models.attention import Attention
-from depthmup.models.layers import (
-    ACTIVATIONS,
-    DTYPES,
-    Model,
-    Readout,
-    constant_init,
-    fan_in_init,
-    matrix_product,
-    norm,
-    scaled_logits,
-)
+from depthmup.models.attention import TransformerBlock
+from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, constant_init, norm, scaled_logits
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
 
 TIED_DEVIATION = 0.02  # initial, of a tied embedding and of positions beside it: GPT-2's, with which logits start small
-
-
-class Block(nn.Module):
-    """h <- h + b attention(norm(h));  h <- h + b mlp(norm(h)); (batch, context, width) -> the same shape."""
-
-    heads: int
-    rotary: bool
-    mlp: str
-    mlp_ratio: int
-    activation: str
-    norm: str
-    use_bias: bool
-    zero_init: bool
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
-        width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
-        x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
-        options = (self.heads, self.use_bias, self.zero_init, self.dtype)
-        attention = Attention(*options, causal=True, rotary=self.rotary, name="attention")
-        h = h + b * attention(x, factors.attention)
-        x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
-
-        def dense(x: jax.Array, features: int, name: str, gain: float = 1) -> jax.Array:
-            options = {"use_bias": self.use_bias, "kernel_init": fan_in_init(gain), "dtype": self.dtype}
-            return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
-
-        phi, hidden = ACTIVATIONS[self.activation], self.mlp_ratio * width
-        z = dense(x, hidden, "mlp_in")
-        z = phi(dense(x, hidden, "mlp_gate")) * z if self.mlp == "gated" else phi(z)
-        return h + b * dense(z, width, "mlp_out", gain=0 if self.zero_init else 1)
 
 
 class GPT(Model):
@@ -122,11 +79,11 @@ class GPT(Model):
         if self.positions == "learned":
             h = h + self.param("positions", init, h.shape[1:]).astype(h.dtype)
         h = state(self, h)
-        options = (self.heads, self.positions == "rotary", self.mlp, self.mlp_ratio, self.activation, self.norm,
-                   self.use_bias, self.zero_init_branch, dtype)  # fmt: skip
+        options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
+        gated, rotary = self.mlp == "gated", self.positions == "rotary"
         h = stack(
             self,
-            lambda name: Block(*options, name=name),
+            lambda name: TransformerBlock(*options, gated=gated, causal=True, rotary=rotary, name=name),
             lambda block, h: block(h, factors),
             h,
             self.depth,

@@ -149,6 +149,24 @@ def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) 
     return x
 
 
+class ConvLayer(nn.Module):
+    """norm(W * phi(z)); (batch, *space, C) -> (batch, *space, features). features: None: C, those of the input."""
+
+    activation: str
+    norm: str
+    padding: str
+    kernel_init: Initializer
+    dtype: Any
+    features: int | None = None
+    kernel: int = 3
+
+    @nn.compact
+    def __call__(self, z: jax.Array, train: bool) -> jax.Array:
+        options = {"kernel": self.kernel, "padding": self.padding, "init": self.kernel_init, "dtype": self.dtype}
+        x = conv(ACTIVATIONS[self.activation](z), self.features or z.shape[-1], "conv", **options)
+        return norm(x, self.norm, "norm", train=train, dtype=self.dtype)
+
+
 def scaled_logits(h: jax.Array, kernel: jax.Array, factors: ForwardFactors, dtype: Any = None) -> jax.Array:
     """output factor * h kernel; (..., features), (features, outputs) -> (..., outputs), in float32 or wider."""
     h, kernel = nn.dtypes.promote_dtype(h, kernel, dtype=dtype)

@@ -9,31 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.declare import SIZE, key
-from depthmup.models.layers import (
-    ACTIVATIONS,
-    DTYPES,
-    Model,
-    Readout,
-    fan_in_init,
-    norm,
-    stationary_gain,
-)
+from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, fan_in_init, norm, stationary_gain
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
 
 
-class PlainLayer(nn.Module):
-    """W phi(z) + bias; (batch, width) -> (batch, width)."""
+class Layer(nn.Module):
+    """f(h) = W phi(norm(h)) + bias; (batch, width) -> (batch, width)."""
 
     activation: str
     use_bias: bool
+    norm: str
+    kernel_init: nn.initializers.Initializer
     dtype: Any
 
     @nn.compact
-    def __call__(self, z: jax.Array) -> jax.Array:
-        init = fan_in_init(stationary_gain(self.activation))
-        dense = nn.Dense(z.shape[-1], use_bias=self.use_bias, kernel_init=init, dtype=self.dtype, name="dense")
-        return dense(ACTIVATIONS[self.activation](z))
+    def __call__(self, h: jax.Array) -> jax.Array:
+        x = norm(h, self.norm, "norm", train=False, dtype=self.dtype)
+        x = ACTIVATIONS[self.activation](x)
+        dense = nn.Dense(
+            h.shape[-1], use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype, name="dense"
+        )
+        return dense(x)
 
 
 class MLP(Model):
@@ -64,32 +61,13 @@ class MLP(Model):
         z = state(self, z)
         z = stack(
             self,
-            lambda name: PlainLayer(self.activation, self.use_bias, dtype, name=name),
+            lambda name: Layer(self.activation, self.use_bias, "none", init, dtype, name=name),
             lambda layer, z: layer(z),
             z,
             self.depth - 1,
         )
         sow_hidden(self, z)
         return Readout(self.outputs, self.use_bias, dtype, name="readout")(self.phi(z), factors)
-
-
-class Branch(nn.Module):
-    """f(h) = W phi(norm(h)) + bias; (batch, width) -> (batch, width)."""
-
-    activation: str
-    use_bias: bool
-    norm: str
-    kernel_init: nn.initializers.Initializer
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, h: jax.Array) -> jax.Array:
-        x = norm(h, self.norm, "norm", train=False, dtype=self.dtype)
-        x = ACTIVATIONS[self.activation](x)
-        dense = nn.Dense(
-            h.shape[-1], use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype, name="dense"
-        )
-        return dense(x)
 
 
 class ResidualMLP(Model):
@@ -122,7 +100,7 @@ class ResidualMLP(Model):
         init = fan_in_init(0 if self.zero_init_branch else 1)
         h = stack(
             self,
-            lambda name: Branch(self.activation, self.use_bias, self.norm, init, dtype, name=name),
+            lambda name: Layer(self.activation, self.use_bias, self.norm, init, dtype, name=name),
             lambda branch, h: h + jnp.asarray(factors.branch, h.dtype) * branch(h),
             h,
             self.depth,

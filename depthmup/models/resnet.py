@@ -14,6 +14,7 @@ from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
     PADDINGS,
+    ConvLayer,
     Model,
     Readout,
     check_image,
@@ -28,23 +29,6 @@ from depthmup.parameterization import ForwardFactors
 STAGES = 4  # number of SimpleResNet's stages; a pooling separates each from the next
 # {number of layers: (depth, stages, bottleneck)} of ResNet's ImageNet sizes
 IMAGENET = {18: (2, (1, 1, 1, 1), False), 34: (1, (3, 4, 6, 3), False), 50: (1, (3, 4, 6, 3), True)}
-
-
-class SimpleBranch(nn.Module):
-    """norm(W * phi(h)); (batch, height, width, C) -> the same shape."""
-
-    activation: str
-    norm: str
-    padding: str
-    zero_init: bool
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, h: jax.Array, train: bool) -> jax.Array:
-        x = ACTIVATIONS[self.activation](h)
-        init = fan_in_init(0 if self.zero_init else 1)
-        x = conv(x, h.shape[-1], "conv", padding=self.padding, init=init, dtype=self.dtype)
-        return norm(x, self.norm, "norm", train=train, dtype=self.dtype)
 
 
 class SimpleResNet(Model):
@@ -96,7 +80,7 @@ class SimpleResNet(Model):
         self.check(x.shape)
         dtype = DTYPES[self.dtype]
         pool = nn.avg_pool if self.pool == "average" else nn.max_pool
-        channels = self.width // 2 ** (STAGES - 1)
+        channels, init = self.width // 2 ** (STAGES - 1), fan_in_init(0 if self.zero_init_branch else 1)
         h = conv(x, channels, "read_in", padding=self.padding, dtype=dtype)
         h = state(self, h)
         bounds = [0, *(round(i * self.depth / STAGES) for i in range(1, STAGES)), self.depth]
@@ -106,9 +90,7 @@ class SimpleResNet(Model):
                 h = conv(h, 2 * h.shape[-1], f"double_{stage}", padding=self.padding, dtype=dtype)
             h = stack(
                 self,
-                lambda name: SimpleBranch(
-                    self.activation, self.norm, self.padding, self.zero_init_branch, dtype, name=name
-                ),
+                lambda name: ConvLayer(self.activation, self.norm, self.padding, init, dtype, name=name),
                 lambda branch, h: h + jnp.asarray(factors.branch, h.dtype) * branch(h, train),
                 h,
                 bounds[stage + 1] - bounds[stage],

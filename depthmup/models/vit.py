@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from depthmup.declare import SIZE, key
-from depthmup.models.attention import Attention
+from depthmup.models.attention import TransformerBlock
 from depthmup.models.convolution import conv_general_dilated
-from depthmup.models.layers import (
-    ACTIVATIONS,
-    DTYPES,
-    Model,
-    Readout,
-    check_image,
-    constant_init,
-    fan_in_init,
-    matrix_product,
-    norm,
-)
+from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, check_image, constant_init, fan_in_init, norm
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.parameterization import ForwardFactors
-
-
-class TransformerBlock(nn.Module):
-    """h <- h + b attention(norm(h));  h <- h + b W_2 phi(W_1 norm(h)); (batch, tokens, width) -> the same shape."""
-
-    heads: int
-    mlp_ratio: int
-    activation: str
-    norm: str
-    use_bias: bool
-    zero_init: bool
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
-        width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
-        x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
-        attention = Attention(self.heads, self.use_bias, self.zero_init, self.dtype, name="attention")
-        h = h + b * attention(x, factors.attention)
-        x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
-
-        def dense(x: jax.Array, features: int, gain: float, name: str) -> jax.Array:
-            init = fan_in_init(gain)
-            options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
-            return nn.Dense(features, **options, dot_general=matrix_product, name=name)(x)
-
-        x = ACTIVATIONS[self.activation](dense(x, self.mlp_ratio * width, 1, "mlp_in"))
-        # Variance 1/width, not 1/fan_in: the paper gives "all the other weights" the standard deviation width^-1/2.
-        return h + b * dense(x, width, 0 if self.zero_init else self.mlp_ratio, "mlp_out")
 
 
 class ViT(Model):
@@ -112,9 +73,11 @@ class ViT(Model):
         h = h + self.param("positions", constant, h.shape[1:]).astype(h.dtype)
         h = state(self, h)
         options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
+        # The MLP's last weights have variance 1/width, not 1/fan_in: the paper gives "all the other weights" the
+        # standard deviation width^-1/2.
         h = stack(
             self,
-            lambda name: TransformerBlock(*options, name=name),
+            lambda name: TransformerBlock(*options, mlp_gain=self.mlp_ratio, name=name),
             lambda block, h: block(h, factors),
             h,
             self.depth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -65,12 +65,6 @@ class Plan:
             "model.dtype=bfloat16"
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        result = dataclasses.asdict(self)
-        result["program"]["memory"] = self.program.memory
-        return result
-
     def _largest(self) -> str:
         most = BEYOND * self.each
         if self.largest is None or self.largest > most:
@@ -98,11 +92,11 @@ class Plan:
 
 def size(number: float) -> str:
     """Bytes in words: "512 KiB", "1.25 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
             return f"{number:.4g} {unit}"
         number /= 1024
-    raise AssertionError
+    return f"{number:.4g} GiB"
 
 
 class Case(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pandas
 
-from depthmup.fit import Transfer, learning_rate_rules, power_law, segmented
+from depthmup.fit import Transfer, learning_rate_rules, power_law
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
@@ -121,6 +121,5 @@ def _laws(
     return DepthLaws(
         power_law=law,
         rules=learning_rate_rules(result, path_sums=sums if len(sums) == len(points) else None, calibrated=rates),
-        segments=segmented(result.values, result.optimal_lr),
         updates=updates,
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas
 
-from depthmup.fit import settled
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import store
 from depthmup.trials.verdicts import TransferCurve
-
-STRETCHES = 10  # equal parts of a training, after each of which `settles` asks where the optimum is
 
 
 class LearningCurves:
@@ -59,7 +56,8 @@ class LearningCurves:
 
     def measured(self, quantity: str, trials: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
         """(steps, values (trials, steps, layers)) of a quantity at the steps that all trials have; None without any."""
-        table = _rows_of(trials, self._measured, self._measured_of)
+        rows = [self._measured_of[key] for key in trials["key"] if key in self._measured_of]
+        table = self._measured.take(np.concatenate(rows) if rows else [])
         table = table[table["quantity"] == quantity]
         if table.empty:
             return None
@@ -70,32 +68,6 @@ class LearningCurves:
             return None
         values = by_step.to_numpy().reshape(len(by_step), len(trials), -1)
         return by_step.index.to_numpy(), values.swapaxes(0, 1)
-
-    def settles(self, curve: TransferCurve) -> list[float | None]:
-        """At each size, the share of training after which the optimum stays within a quarter of an octave of the last.
-
-        The optimum at a time is where the mean training loss of the last tenth of training is smallest. None where a
-        size has no optimum. Paper A, appendix B.2.
-        """
-        result: list[float | None] = []
-        for size, rates in zip(curve.result.values, curve.result.learning_rates, strict=True):
-            trials = curve.at(size)
-            everywhere = trials.groupby("seed")["key"].transform("size") == len(rates)  # others were added later
-            losses = self._stretches(trials[everywhere]).reshape(len(rates), -1, STRETCHES)  # rates, seeds, times
-            known = np.isfinite(losses).any()
-            time = settled(rates, np.moveaxis(losses, -1, 0), curve.chance_loss) if known else None
-            result.append(None if time is None else (time + 1) / STRETCHES)
-        return result
-
-    def _stretches(self, trials: pandas.DataFrame) -> np.ndarray:
-        """(trials, STRETCHES): each trial's mean training loss in each tenth of its steps, NaN after divergence."""
-        table = _rows_of(trials, self._losses, self._losses_of)
-        if table.empty:
-            return np.full((len(trials), STRETCHES), np.nan)
-        steps = table["key"].map(trials.set_index("key")["steps"])
-        stretch = ((table["step"] - 1) * STRETCHES // steps).clip(upper=STRETCHES - 1)
-        means = table["loss"].astype(np.float64).groupby([table["key"], stretch]).mean().unstack()
-        return means.reindex(index=trials["key"], columns=range(STRETCHES)).to_numpy()
 
 
 def noise_scales(curves: Sequence[TransferCurve], learning: LearningCurves) -> str:
@@ -122,10 +94,3 @@ def _read(reader: Callable[[Path], pandas.DataFrame], workdir: Path) -> pandas.D
         return reader(workdir)
     except WorkdirError:
         return pandas.DataFrame(columns=["key", "step", "loss", "quantity", "layer", "value"])
-
-
-def _rows_of(
-    trials: pandas.DataFrame, table: pandas.DataFrame, positions: Mapping[str, np.ndarray]
-) -> pandas.DataFrame:
-    rows = [positions[key] for key in trials["key"] if key in positions]
-    return table.take(np.concatenate(rows) if rows else [])

@@ -56,7 +56,7 @@ def write(
     """
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
-    learning, pictures = None, list[tuple[panels.Picture, str]]()
+    pictures = list[tuple[panels.Picture, str]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
@@ -75,7 +75,7 @@ def write(
         next="" if unfinished or not curves else words.next_steps(curves, study, command),
         laws=laws(curves),
         rules=rules(curves),
-        optima=optima(curves, None if unfinished else learning),
+        optima=optima(curves),
         best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
         sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
@@ -140,34 +140,26 @@ def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
 
 
 def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve: the drifts of its optimum and its edge; along depth its power law, and what two anchors
-    predict."""
+    """A row for each curve: the drifts of its optimum and its edge; along depth its power law."""
     result = []
     for c in curves:
-        law, segments = c.laws.power_law, []
-        for segment in c.laws.segments:
-            pairs = zip(segment.depths, segment.relative_error, strict=True)
-            errors = ", ".join(f"{depth:.0f} {100 * error:+.0f}%" for depth, error in pairs)
-            segments.append(f"{segment.name} ({', '.join(map(str, segment.anchors))}): {errors}")
+        law = c.laws.power_law
         cells = {"drift": words.drift(c.result.drift), "drift of the edge": words.drift(c.result.edge_drift)}
         if law:
             r2 = f"{law.r2:.3f}" if not math.isnan(law.r2) else "all optima are equal"
             cells["power of depth"] = f"{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]"
             cells["R²"] = r2 + ("" if law.weighted else " (unweighted)")
-        if segments:
-            cells["error of two anchors' prediction"] = "; ".join(segments)
         result.append(_name(c) | cells)
     return result
 
 
-def optima(curves: Sequence[TransferCurve], learning: LearningCurves | None) -> list[Cells]:
-    """A row for each curve and size. learning: tells when the optimum settles; None: the table does not say it."""
+def optima(curves: Sequence[TransferCurve]) -> list[Cells]:
+    """A row for each curve and size."""
     result = []
     for c in curves:
-        shares = learning.settles(c) if learning else [None] * len(c.result.values)
         loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
         for i, o in enumerate(c.result.optima):
-            regret, regret_accuracy, share = c.result.regret[i], c.result.regret_accuracy[i], shares[i]
+            regret, regret_accuracy = c.result.regret[i], c.result.regret_accuracy[i]
             interval = "too few rates" if math.isnan(o.low) else f"[{words.rate(o.low)}, {words.rate(o.high)}]"
             result.append(
                 {
@@ -182,7 +174,6 @@ def optima(curves: Sequence[TransferCurve], learning: LearningCurves | None) -> 
                     "cost": str(c.result.costs[i] or NONE),
                     "in accuracy": str(regret_accuracy or ""),
                     "answer": c.result.answers[i],
-                    "settled": "" if share is None else f"{100 * share:.0f}%",
                 }
             )
     return result
@@ -271,7 +262,6 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
             rule.name: {"tuned": result.values[rule.tuned], **_fields(rule, "predicted", "octaves_off", "regret")}
             for rule in laws.rules
         },
-        "segments": laws.segments,
         "maximal_update_lr": {f"{size:g}": update.learning_rate for size, update in laws.updates.items()},
     }
 

@@ -94,10 +94,6 @@ def pictures(
         yield optima(block)
         if learning and block[0].of_rate:
             yield from _over_steps(block, learning)
-    if calibrated := [c for c in curves if c.laws.updates]:
-        title = "Change of each layer in the first step (S_l, by a linear model) at each depth's best learning rate"
-        x, y = "layer / number of layers", "mean square change"
-        yield from _lines(calibrated, "update_profiles", title, x, y, _profile)
 
 
 def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Picture:
@@ -163,24 +159,23 @@ def _over_steps(block: words.Block, learning: LearningCurves) -> Iterator[Pictur
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
     axis, at = block[0].axis, f"at each {_size(block[0])}, with the smallest one's best learning rate"
     title = f"Training loss {at}"
-    yield from _lines(block, f"curves_over_{axis}", title, "step", "training loss", partial(_loss, learning))
+    yield from _lines(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
     for quantity, (label, _) in QUANTITIES.items():
         if quantity in learning.quantities:
             title, mark = f"{label[0].upper()}{label[1:]} {at}", partial(_measured, learning, quantity)
             level = _stability if quantity == "sharpness" else lambda c: None
-            yield from _lines(block, f"{quantity}_over_{axis}", title, "step", label, mark, level)
+            yield from _lines(block, f"{quantity}_over_{axis}", title, label, mark, level)
 
 
 def _lines(
     curves: Sequence[TransferCurve],
     name: str,
     title: str,
-    x: str,
     y: str,
     mark: Callable[[TransferCurve, float], Mark | None],
     level: Callable[[TransferCurve], float | None] = lambda c: None,
 ) -> Iterator[Picture]:
-    """A picture with a panel for each curve and a line for each size, unless it would have no line.
+    """A picture over steps with a panel for each curve and a line for each size, unless it would have no line.
 
     mark: what is drawn of a curve at a size, if anything. level: the height of a panel's dotted line, if it has one.
     """
@@ -191,7 +186,7 @@ def _lines(
         panels.append(Panel(_names(c), [], lines, level(c) if lines else None))
     if any(panel.lines for panel in panels):
         caption, panels = "no line: its training diverges, or there is no best learning rate", _joined(panels, "linear")
-        yield Picture(name, title, caption, x, y, "linear", curves[0].axis, _colors(len(sizes)), panels)
+        yield Picture(name, title, caption, "step", y, "linear", curves[0].axis, _colors(len(sizes)), panels)
 
 
 def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Mark | None:
@@ -218,15 +213,6 @@ def _stability(c: TransferCurve) -> float | None:
     trials = c.carried(c.result.values[0])
     constant = c.optimizer == "sgd" and not trials.empty and trials["schedule"].iloc[0] == "constant"
     return 2 / float(trials["learning_rate"].iloc[0]) if constant else None
-
-
-def _profile(c: TransferCurve, size: float) -> Mark | None:
-    """S_l of the first step at the best learning rate of a depth, over layer time."""
-    best = c.result.optimal_lr[c.result.values.index(size)]
-    if best is None or size not in c.laws.updates:
-        return None
-    changes = c.laws.updates[size].per_layer * best**2
-    return Mark("line", np.linspace(0, 1, len(changes)), changes)
 
 
 def _size_marks(c: TransferCurve, size: float, number: Mapping[str, int]) -> list[Mark]:

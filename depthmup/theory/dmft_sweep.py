@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 FLOOR = 1e-12
 
 
-class Weights(NamedTuple):
-    """The arrays of one matrix of each of the L branches, filled up to the time of the sweep; later rows are still 0.
+class Side(NamedTuple):
+    """What one side of a matrix of each of the L branches receives, filled up to the time of the sweep; later rows are
+    still 0.
 
-    A matrix multiplies `inputs` on its way forward and receives `gradients` with respect to its products. There are S
-    samples of each, for n = T P pairs (t, mu) and m = T P C triples (t, mu, c). A kernel is filled for s <= t.
+    There are S samples of each of n values. A kernel is filled for s <= t.
 
-    Phi, G: the kernels of the inputs and of the gradients.
-    roots_u, roots_r: their Cholesky factors; rows of later times are those of the identity.
+    roots: the Cholesky factors of the kernel; rows of later times are those of the identity.
     """
 
-    inputs: Float[jax.Array, "L n S"]
-    gradients: Float[jax.Array, "L m S"]
-    Phi: Float[jax.Array, "L n n"]
-    G: Float[jax.Array, "L m m"]
-    roots_u: Float[jax.Array, "L n n"]
-    roots_r: Float[jax.Array, "L m m"]
+    values: Float[jax.Array, "L n S"]
+    kernel: Float[jax.Array, "L n n"]
+    roots: Float[jax.Array, "L n n"]
+
+
+class Weights(NamedTuple):
+    """One matrix of each branch. It multiplies `inputs` on its way forward, for T P pairs (t, mu), and receives
+    `gradients` with respect to its products, for T P C triples (t, mu, c). Their kernels are Phi and G."""
+
+    inputs: Side
+    gradients: Side
 
 
 class Draws(NamedTuple):
@@ -129,22 +133,21 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
         (z, weights), _ = jax.lax.scan(backward, (z, weights), (jnp.arange(L), states), reverse=True)
         return weights, h, last, jax.lax.dynamic_update_slice(g0, z, (t * now, 0)), F
 
-    weights = [_no_weights(L, n, m, S) for _ in range(branch_weights)]
+    weights = [Weights(_empty(L, n, S), _empty(L, m, S)) for _ in range(branch_weights)]
     start = weights, jnp.zeros((L + 1, n, S)), jnp.zeros((n, S)), jnp.zeros((m, S)), jnp.zeros((T, P, C))
     return _dynamics(*jax.lax.fori_loop(0, T, time, start))
 
 
-def _no_weights(L: int, n: int, m: int, S: int) -> Weights:
-    sides = [(L, n, S), (L, m, S), (L, n, n), (L, m, m)]
-    return Weights(*map(jnp.zeros, sides), *(jnp.tile(jnp.eye(size), (L, 1, 1)) for size in (n, m)))
+def _empty(L: int, n: int, S: int) -> Side:
+    return Side(jnp.zeros((L, n, S)), jnp.zeros((L, n, n)), jnp.tile(jnp.eye(n), (L, 1, 1)))
 
 
 def _dynamics(weights: Sequence[Weights], h: jax.Array, last: jax.Array, g0: jax.Array, F: jax.Array) -> Dynamics:
     """The kernels of a sweep's fields: h (L + 1, n, S), phi(h^L) (n, S), g^0 (m, S)."""
     (T, P, C), (layers, _, S) = F.shape, h.shape
     H = jnp.einsum("lns,lks->lnk", h, h) / S
-    Phi = jnp.concatenate([_symmetric(weights[0].Phi), (last @ last.T / S)[None]])
-    G = jnp.concatenate([(g0 @ g0.T / S)[None], _symmetric(weights[-1].G)])
+    Phi = jnp.concatenate([_symmetric(weights[0].inputs.kernel), (last @ last.T / S)[None]])
+    G = jnp.concatenate([(g0 @ g0.T / S)[None], _symmetric(weights[-1].gradients.kernel)])
     H, Phi = (kernel.reshape(layers, T, P, T, P) for kernel in (H, Phi))
     return Dynamics(F, jnp.arange(layers) / (layers - 1), H, Phi, G.reshape(layers, T, P, C, T, P, C))
 
@@ -158,19 +161,12 @@ def _forward(
     a_t (u + A g), and that of what training has added to it, Phi Dw g. The response A = <inputs zeta_r> C_r^-1 follows
     from Stein's lemma (docs/theory.md section 4.2) and involves times s < t only.
     """
-    P, S = inputs.shape
-    start = now.t * P
-    stored = _put(weights.inputs, inputs, layer, start)
-    gradients = weights.gradients[layer]
-    rows = inputs @ stored[layer].T / S  # Phi(t, s); for s > t it is 0
-    root = _extended(weights.roots_u[layer], rows, start)
-    past = jnp.arange(len(gradients)) < start * now.moved.shape[-1]
-    A = _response(inputs @ draws.r[layer].T / S, weights.roots_r[layer], past)
+    P, (_, _, C) = len(inputs), now.moved.shape
+    side, rows, of_sources = _put_in(weights.inputs, draws.u, layer, inputs, now.t * P)
+    response = _response(inputs, weights.gradients, draws.r, layer, now.t * P * C)
+    gradients = weights.gradients.values[layer]
     learnt = (rows.reshape(P, -1, P, 1) * now.moved).reshape(P, -1)
-    updated = weights._replace(
-        inputs=stored, Phi=_put(weights.Phi, rows, layer, start), roots_u=_put(weights.roots_u, root, layer, start)
-    )
-    return updated, now.kept * (root @ draws.u[layer] + A @ gradients), learnt @ gradients
+    return weights._replace(inputs=side), now.kept * (of_sources + response @ gradients), learnt @ gradients
 
 
 def _backward(
@@ -180,30 +176,31 @@ def _backward(
 
     The response B involves times s <= t.
     """
-    PC, S = gradients.shape
-    _, P, C = now.moved.shape
-    start = now.t * PC
-    stored = _put(weights.gradients, gradients, layer, start)
-    inputs = weights.inputs[layer]
-    rows = gradients @ stored[layer].T / S
-    root = _extended(weights.roots_r[layer], rows, start)
-    present = jnp.arange(len(inputs)) < (now.t + 1) * P
-    B = _response(gradients @ draws.u[layer].T / S, weights.roots_u[layer], present)
+    PC, (_, P, C) = len(gradients), now.moved.shape
+    side, rows, of_sources = _put_in(weights.gradients, draws.r, layer, gradients, now.t * PC)
+    response = _response(gradients, weights.inputs, draws.u, layer, (now.t + 1) * P)
+    inputs = weights.inputs.values[layer]
     learnt = (rows.reshape(PC, -1, P, C) * now.moved).sum(-1).reshape(PC, -1)
-    updated = weights._replace(
-        gradients=stored,
-        G=_put(weights.G, rows, layer, start),
-        roots_r=_put(weights.roots_r, root, layer, start),
-    )
-    return updated, now.kept * (root @ draws.r[layer] + B @ inputs), learnt @ inputs
+    return weights._replace(gradients=side), now.kept * (of_sources + response @ inputs), learnt @ inputs
 
 
-def _response(with_draws: jax.Array, root: jax.Array, mask: jax.Array) -> jax.Array:
-    """<field zeta> C^-1, with 0 in place of <field zeta> in the columns that are not computed yet.
+def _put_in(
+    side: Side, draws: jax.Array, layer: jax.Array, values: jax.Array, start: jax.Array
+) -> tuple[Side, jax.Array, jax.Array]:
+    """The `Side` with the values of time t, their rows of its kernel, and the sources of this covariance at time t."""
+    stored = _put(side.values, values, layer, start)
+    rows = values @ stored[layer].T / values.shape[1]  # the kernel at (t, s); for s > t it is 0
+    root = _extended(side.roots[layer], rows, start)
+    kernel, roots = _put(side.kernel, rows, layer, start), _put(side.roots, root, layer, start)
+    return Side(stored, kernel, roots), rows, root @ draws[layer]
 
-    with_draws: <field zeta>. root: the Cholesky factor C. mask: True in the columns that are computed.
-    """
-    return triangular_solve(root, jnp.where(mask, with_draws, 0), lower=True)
+
+def _response(field: jax.Array, other: Side, draws: jax.Array, layer: jax.Array, count: jax.Array) -> jax.Array:
+    """<field zeta> C^-1 for the other side's white noise zeta and Cholesky factor C, with 0 in place of <field zeta>
+    where it is not computed yet: beyond the first `count` columns."""
+    with_draws = field @ draws[layer].T / field.shape[1]
+    computed = jnp.arange(with_draws.shape[1]) < count
+    return triangular_solve(other.roots[layer], jnp.where(computed, with_draws, 0), lower=True)
 
 
 def _put(array: jax.Array, rows: jax.Array, layer: jax.Array | int, start: jax.Array) -> jax.Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,9 @@ from jax.typing import ArrayLike
 
 from depthmup.activations import Activation
 from depthmup.names import at_least_one, floats, listed, short
-from depthmup.theory.checks import (
-    ALPHA,
-    check_array,
-    check_kernel,
-    check_memory,
-    check_number,
-    check_readout,
-    rounding,
-)
+from depthmup.theory.checks import ALPHA, check_array, check_kernel, check_memory, check_number, check_readout, rounding
 from depthmup.theory.flow import Flow, integrate, relu_flow
-from depthmup.theory.moments import CLOSED, TERMS, Moments, known, moments, overlap, remainder
+from depthmup.theory.moments import CLOSED, TERMS, known, moments, overlap, remainder
 from depthmup.theory.precision import Array, concrete, float64
 
 State = tuple[Flow, jax.Array, jax.Array]  # the flow, and the norms of the samples of rows and of columns
@@ -111,17 +103,27 @@ def lazy_kernels(
             )
     rows, columns = (jnp.maximum(heights, 0) for heights in (rows, columns))
     if activation not in CLOSED and concrete(rows, columns, Kx):
-        norm = float(max(rows.max(), columns.max()))
-        warn_of_remainder(activation, norm, _closest(rows, columns, Kx, norms is None))
+        rho = np.abs(overlap(rows[:, None], columns[None], Kx))
+        if norms is None:
+            np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
+        warn_of_remainder(activation, float(max(rows.max(), columns.max())), float(rho.max()))
     layers = layers_of(depth, times)
     check_memory(
         8.0 * Kx.size * (4 * len(layers) + 3), memory_limit, "lazy_kernels", "give fewer times, such as times=()"
     )
-    compute = _compute(activation, None if depth is None else int(depth), readout, float(alpha), tuple(layers))
-    symmetric = norms is None
-    return LazyKernels(
-        np.array(layers) / (depth or 1), *compute(rows, columns, Kx, jnp.asarray(beta, jnp.float64), symmetric)
+    kernels = _kernels(
+        rows,
+        columns,
+        Kx,
+        jnp.asarray(beta, jnp.float64),
+        symmetric=norms is None,
+        activation=activation,
+        depth=depth,
+        readout=readout,
+        alpha=float(alpha),
+        layers=tuple(layers),
     )
+    return LazyKernels(np.array(layers) / (depth or 1), *kernels)
 
 
 def _check_values(Kx: ArrayLike, norms: tuple[ArrayLike, ArrayLike] | None) -> None:
@@ -156,14 +158,6 @@ def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[floa
     return list(map(float, layers))
 
 
-def _closest(rows: jax.Array, columns: jax.Array, Kx: jax.Array, symmetric: bool) -> float:
-    """The largest overlap |rho| between two different samples."""
-    rho = np.abs(overlap(rows[:, None], columns[None], Kx))
-    if symmetric:
-        np.fill_diagonal(rho, 0)  # the kernel of a sample with itself does not use the series
-    return float(rho.max())
-
-
 def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> None:
     """Warns if Mehler's series is not exact to a millionth for two samples of this norm and overlap.
 
@@ -178,63 +172,22 @@ def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> 
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _compute(
-    activation: str | Activation, depth: int | None, readout: str, alpha: float, layers: tuple[float, ...]
-) -> Callable[..., Any]:
-    """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
-    average = moments(activation)
-    stops = (*layers, float(depth or 1))
-
-    def kernels(a: jax.Array, b: jax.Array, c: jax.Array, beta: jax.Array) -> tuple[jax.Array, ...]:
-        """One block, for norms a (P, 1) and b (1, Q) and kernel c (P, Q); or, if all three are (P,), its diagonal."""
-        flow, a, b = _flow(average, activation, a, b, c, beta, depth, alpha, stops)
-        Phi, Phidot = jax.vmap(average.__call__)(a, b, flow.H)
-        top = Phidot[-1] if readout == "phi" else jnp.ones_like(c)
-        G = top * flow.growth[-1] / flow.growth
-        branch = G * flow.until
-        ntk_readout = Phi[-1] if readout == "phi" else flow.H[-1]
-        return flow.H[:-1], Phi[:-1], G[:-1], branch[:-1], branch[-1], c * top * flow.growth[-1], ntk_readout
-
-    @functools.partial(jax.jit, static_argnums=4)
-    def compute(
-        rows: jax.Array, columns: jax.Array, Kx: jax.Array, beta: jax.Array, symmetric: bool
-    ) -> tuple[jax.Array, ...]:
-        """All fields of `LazyKernels` but the times. rows, columns: norms. symmetric: whether rows are the columns."""
-        size = max(1, BLOCK // len(columns))
-        count = -(-len(rows) // size)
-        size = -(-len(rows) // count)
-        padding = count * size - len(rows)
-        # Copies of the first sample fill up the last block.
-        order = np.r_[np.arange(len(rows)), np.zeros(padding, int)]
-        blocks = jax.lax.map(
-            lambda block: kernels(block[0][:, None], columns[None], block[1], beta),
-            (rows[order].reshape(count, size), Kx[order].reshape(count, size, -1)),
-        )
-        # (blocks, times, rows of a block, columns) -> (times, rows, columns)
-        joined = [jnp.moveaxis(f, 0, -3).reshape(*f.shape[1:-2], count * size, f.shape[-1]) for f in blocks]
-        results = [f[..., : len(rows), :] for f in joined]
-        if symmetric:
-            i = np.arange(len(rows))
-            diagonals = kernels(rows, rows, rows, beta)
-            results = [f.at[..., i, i].set(diagonal) for f, diagonal in zip(results, diagonals, strict=True)]
-        return tuple(results)
-
-    return compute
-
-
-def _flow(
-    average: Moments,
-    activation: str | Activation,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
+@functools.partial(jax.jit, static_argnames=("symmetric", "activation", "depth", "readout", "alpha", "layers"))
+def _kernels(
+    rows: jax.Array,
+    columns: jax.Array,
+    Kx: jax.Array,
     beta: jax.Array,
+    *,
+    symmetric: bool,
+    activation: str | Activation,
     depth: int | None,
+    readout: str,
     alpha: float,
-    stops: tuple[float, ...],
-) -> State:
-    """The flow and the norms of rows and columns at each of `stops`, from norms a, b and kernel c at layer 0."""
+    layers: tuple[float, ...],
+) -> tuple[jax.Array, ...]:
+    """All fields of `LazyKernels` but the times. rows, columns: norms. symmetric: whether rows are the columns."""
+    average, stops = moments(activation), (*layers, float(depth or 1))
     square, drift = branch_rates(beta, depth, alpha)
 
     def slope(state: State) -> State:
@@ -244,10 +197,39 @@ def _flow(
         grown_a, grown_b = (square * average.same(v.ravel())[0].reshape(v.shape) for v in (a, b))
         return Flow(square * Phi, rate * flow.growth, rate * flow.until + drift * Phi), grown_a, grown_b
 
-    start = Flow(c, jnp.ones_like(c), jnp.zeros_like(c)), a, b
-    if depth is None and activation == "relu" and alpha == 0.5 and c.ndim == 2:
-        return relu_flow(a, b, c, beta, stops)
-    return integrate(slope, start, stops, depth)
+    def kernels(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
+        """One block, for norms a (P, 1) and b (1, Q) and kernel c (P, Q); or, if all three are (P,), its diagonal."""
+        start = Flow(c, jnp.ones_like(c), jnp.zeros_like(c)), a, b
+        if depth is None and activation == "relu" and alpha == 0.5 and c.ndim == 2:
+            flow, a, b = relu_flow(a, b, c, beta, stops)
+        else:
+            flow, a, b = integrate(slope, start, stops, depth)
+        Phi, Phidot = jax.vmap(average.__call__)(a, b, flow.H)
+        top = Phidot[-1] if readout == "phi" else jnp.ones_like(c)
+        G = top * flow.growth[-1] / flow.growth
+        branch = G * flow.until
+        ntk_readout = Phi[-1] if readout == "phi" else flow.H[-1]
+        return flow.H[:-1], Phi[:-1], G[:-1], branch[:-1], branch[-1], c * top * flow.growth[-1], ntk_readout
+
+    size = max(1, BLOCK // len(columns))
+    count = -(-len(rows) // size)
+    size = -(-len(rows) // count)
+    padding = count * size - len(rows)
+    # Copies of the first sample fill up the last block.
+    order = np.r_[np.arange(len(rows)), np.zeros(padding, int)]
+    blocks = jax.lax.map(
+        lambda block: kernels(block[0][:, None], columns[None], block[1]),
+        (rows[order].reshape(count, size), Kx[order].reshape(count, size, -1)),
+    )
+    # (blocks, times, rows of a block, columns) -> (times, rows, columns)
+    joined = [jnp.moveaxis(f, 0, -3).reshape(*f.shape[1:-2], count * size, f.shape[-1]) for f in blocks]
+    results = [f[..., : len(rows), :] for f in joined]
+    if symmetric:
+        i = np.arange(len(rows))
+        results = [
+            f.at[..., i, i].set(diagonal) for f, diagonal in zip(results, kernels(rows, rows, rows), strict=True)
+        ]
+    return tuple(results)
 
 
 def branch_rates(beta: jax.Array, depth: int | None, alpha: float) -> tuple[jax.Array, jax.Array]:

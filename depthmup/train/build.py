@@ -12,12 +12,15 @@ import numpy as np
 
 from depthmup.batch_rules import Run
 from depthmup.data import Batches, load
-from depthmup.models import MODELS, Model
+from depthmup.models import MODELS
 from depthmup.recipe import Recipe
 from depthmup.settings import Settings, SettingsError
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 
+# JAX finds a compiled program by its function object. Bound methods of two equal tasks are different functions, so
+# equal tasks must be one object to share programs.
+_task = functools.lru_cache(Task)
 FILES = "files of data.data_dir"  # the entry of an identity that says which images or text it has
 
 
@@ -113,10 +116,3 @@ def examples(batches: Batches, count: int) -> tuple[jax.Array, np.ndarray]:
     parts = batches.evaluation(batches.dataset.train, count)
     inputs, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts, strict=True))
     return batches.prepare(jnp.asarray(inputs)), labels
-
-
-@functools.lru_cache
-def _task(model: Model, input_shape: tuple[int, ...], optimizer: str, recipe: Recipe) -> Task:
-    # JAX finds a compiled program by its function object. Bound methods of two equal tasks are different functions, so
-    # equal tasks must be one object to share programs.
-    return Task(model, input_shape, optimizer, recipe)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from depthmup.models.convolution import conv_p
 from depthmup.train.trainable import Hyper, Trainable
@@ -36,26 +37,13 @@ def _count(jaxpr: Any) -> float:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            total += 2.0 * equation.outvars[0].aval.size * _size(equation.invars[0].aval.shape, contracted)
+            left = equation.invars[0].aval.shape
+            total += 2.0 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
         elif name in ("conv_general_dilated", conv_p.name):
             numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]
             total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[out_features]
         else:
-            inner = [_count(sub) for value in parameters.values() for sub in _jaxprs(value)]
+            inner = [_count(sub) for sub in jaxprs_in_params(parameters)]
             total += parameters.get("length", 1) * (max(inner) if name == "cond" else sum(inner))
     return total
-
-
-def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return int(np.prod([shape[axis] for axis in axes]))
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    if hasattr(value, "eqns"):
-        yield value
-    elif hasattr(value, "jaxpr"):
-        yield value.jaxpr
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _jaxprs(one)

@@ -72,7 +72,8 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
             messages = opened.messages
         log = _log(settings, loop, hyper, workdir if first else None)
         stack.callback(log.close)
-        say: Say = log.say if first else _silent
+        # Of several processes only the first prints and logs.
+        say: Say = log.say if first else lambda text: None
         say(overview(jax.eval_shape(loop.task.init, hyper.arrays()).params, include_stats=False))
         say(_headline(settings, loop))
         for message in messages:
@@ -81,10 +82,18 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
             say("nothing is saved: --workdir=DIR keeps metrics and checkpoints")
         checkpoints = None
         if workdir and settings.checkpoint.every.unit != "never":
-            checkpoints = _checkpoints(settings, loop, workdir, identity, say)
+            checkpoints = Checkpoints(
+                workdir,
+                identity,
+                seconds=settings.checkpoint.every.seconds,
+                keep=settings.checkpoint.keep,
+                best=settings.checkpoint.best,
+                specs=json.loads(specs_to_json(loop.task.specs)),
+                say=say,
+            )
             stack.callback(checkpoints.close)
         stop = stack.enter_context(Stop())
-        report: Report = log if first else _unheard
+        report: Report = log if first else lambda step, metrics: None
         if profile and first and workdir:
             report = stack.enter_context(_profiled(log, workdir / "profile", say))
         try:
@@ -230,14 +239,6 @@ def _raise_if_diverged(end: int, metrics: Mapping[str, np.ndarray]) -> None:
         raise Diverged(end - len(loss) + int(bad[0]), float(loss[bad[0]]), float(norm[bad[0]]))
 
 
-def _checkpoints(
-    settings: Settings, loop: TrialLoop, workdir: Path, identity: Mapping[str, Any], say: Say
-) -> Checkpoints:
-    how = settings.checkpoint
-    specs = json.loads(specs_to_json(loop.task.specs))
-    return Checkpoints(workdir, identity, seconds=how.every.seconds, keep=how.keep, best=how.best, specs=specs, say=say)
-
-
 def _log(settings: Settings, loop: TrialLoop, hyper: Hyper, workdir: Path | None) -> RunLog:
     devices, batches = loop.placement.devices, loop.batches
     chip = chip_of(devices[0].device_kind)
@@ -287,11 +288,3 @@ def _profiled(log: RunLog, folder: Path, say: Say) -> Iterator[Report]:
         yield progress
     finally:
         end()
-
-
-def _silent(text: str) -> None:
-    """Drop a message: of several processes only the first prints."""
-
-
-def _unheard(step: int, metrics: Mapping[str, np.ndarray]) -> None:
-    """Drop a report: of several processes only the first logs."""

@@ -16,7 +16,6 @@ from depthmup.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_fa
 from depthmup.parameterization import ForwardFactors, Parameterization
 from depthmup.recipe import Recipe, of_examples
 from depthmup.specs import factors as leaf_factors
-from depthmup.train.random_keys import label_noise_key
 from depthmup.train.trainable import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, PyTree
 
     Scalar = Float[Array, ""]
+
+_specs = functools.lru_cache(model_specs)
+LABEL_NOISE = 1  # folded into the key of a step or of a part, which is that of its dropout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Task(Trainable):
         logits, statistics = self._outputs(params, state, statistics, batch[0], hyper, key)
         labels = batch[1]
         if self.recipe.label_noise:
-            labels = _noisy(label_noise_key(key), labels, hyper.label_noise, logits.shape[-1])
+            labels = _noisy(jax.random.fold_in(key, LABEL_NOISE), labels, hyper.label_noise, logits.shape[-1])
         return self.recipe.example_losses(logits, labels, train=True).mean(), statistics
 
     def evaluation(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
@@ -145,11 +147,6 @@ class Task(Trainable):
         if self.recipe.loss == "centered_mse":
             logits -= self.apply(state.initial, statistics, inputs, hyper.forward, key)[0]
         return logits, statistics
-
-
-@functools.lru_cache
-def _specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    return model_specs(model, input_shape)
 
 
 def _noisy(key: jax.Array, labels: jax.Array, probability: jax.Array, classes: int) -> jax.Array:

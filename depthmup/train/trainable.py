@@ -18,11 +18,9 @@ import optax
 
 from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
-from depthmup.recipe import Recipe
-from depthmup.schedules import multiplier
+from depthmup.recipe import Recipe, multiplier
 from depthmup.specs import group, is_spec, shift
 from depthmup.train.divergence import NEVER, finite, going
-from depthmup.train.random_keys import part_key, step_key
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PyTree
@@ -210,7 +208,7 @@ class Trainable(abc.ABC):
         def add(carry: Any, numbered: Any) -> tuple[Any, None]:
             loss, grads, statistics = carry
             number, part = numbered
-            (one, statistics), g = of_part(state.params, statistics, part, part_key(key, number))
+            (one, statistics), g = of_part(state.params, statistics, part, jax.random.fold_in(key, number))
             return (loss + one, jax.tree.map(jnp.add, grads, g), statistics), None
 
         # A part has every count-th example, so that it is spread over all devices that share the batch.
@@ -219,6 +217,13 @@ class Trainable(abc.ABC):
         nothing = (jnp.zeros((), shapes[0][0].dtype), jax.tree.map(jnp.zeros_like, state.params), state.statistics)
         (loss, grads, statistics), _ = jax.lax.scan(add, nothing, (jnp.arange(count), parts))
         return loss / count, jax.tree.map(lambda leaf: leaf / count, grads), statistics
+
+
+def step_key(seed: Any, step: Any, axis: str | None = None) -> jax.Array:
+    """The random key of a step, into whose seed all is folded. axis: of the devices that share its batch, each of which
+    has a key of its own."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.random.fold_in(key, jax.lax.axis_index(axis)) if axis else key
 
 
 def _update_rms(updates: PyTree, groups: PyTree) -> Metrics:

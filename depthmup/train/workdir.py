@@ -57,9 +57,8 @@ class Workdir:
         self.path, self.messages = path, list[str]()
         settings = json.loads(json.dumps(settings))
         path.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(
-            path / OPENING
-        ):  # of two that open a new workdir at once, the second sees the settings of the first
+        # Of two that open a new workdir at once, the second sees the settings of the first.
+        with one_at_a_time(path / OPENING):
             saved = self._saved(path / results, remembered)
             difference = "" if saved is None else differs(saved, settings)
             if difference:

@@ -12,15 +12,50 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.fit import log_losses, optimum
+from depthmup.fit import Need, log_losses, optimum
 from depthmup.fit.curve import POINTS
-from depthmup.trials.plan import by_size, combinations, score, size_keys, trials_of
+from depthmup.trials.plan import by_size, combinations, learning_rates, score, size_keys, trials_of
 from depthmup.trials.study import Point, Row, Study, Trial
 
 AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
+PARTS = 4  # of a grid's step, which is halved twice at most until verdicts are decided
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
 TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
 Shape = tuple[Any, ...]  # the sizes of a point
+
+
+class Lattice(NamedTuple):
+    """The learning rates that a grid may be refined and extended by: numbered, with PARTS to a step of the grid.
+
+    rates: the grid, which starts at 2^low. It is extended by WIDER octaves at either end.
+    """
+
+    rates: tuple[float, ...]
+    low: float
+    per_octave: int
+
+    @classmethod
+    def of(cls, study: Study, optimizer: str) -> Lattice:
+        low, _ = study.sweep.log2_learning_rates[optimizer]
+        return cls(learning_rates(study, optimizer), low, study.sweep.per_octave)
+
+    def number(self, rate: float) -> int:
+        return round((math.log2(rate) - self.low) * PARTS * self.per_octave)
+
+    def rate(self, number: int) -> float:
+        place, part = divmod(number, PARTS)
+        if not part and 0 <= place < len(self.rates):
+            return self.rates[place]
+        return float(np.exp2(self.low + number / (PARTS * self.per_octave)))
+
+    def more(self, need: Need) -> list[float]:
+        """The rates that a finer or a wider grid has in addition; none where it is as fine or wide as it may be."""
+        low, high = self.number(need.low), self.number(need.high)
+        if need.kind == "finer":
+            return [self.rate((low + high) // 2)] if high - low > 1 else []
+        beyond = WIDER * self.per_octave * PARTS
+        numbers = range(low, high, PARTS) if need.kind == "lower" else range(high, low, -PARTS)
+        return [self.rate(n) for n in numbers if -beyond <= n <= (len(self.rates) - 1) * PARTS + beyond]
 
 
 class Found(NamedTuple):
@@ -37,21 +72,18 @@ class Found(NamedTuple):
 
 
 class Curve:
-    """One learning-rate curve on a lattice of rates, which extends the grid by WIDER octaves at either end.
+    """One learning-rate curve on the grid, which is extended by WIDER octaves at either end.
 
     Rates are numbered: 0 is the first rate of the grid, and numbers outside `grid` are rates beyond the grid.
 
     trials: {number of a rate: the trials of all seeds at this rate}.
     """
 
-    def __init__(self, study: Study, point: Point, rates: tuple[float, ...]) -> None:
-        low, per_octave = study.sweep.log2_learning_rates[point.optimizer][0], study.sweep.per_octave
-        self.grid = range(len(rates))
-        self._rates = {
-            number: rates[number] if number in self.grid else float(np.exp2(low + number / per_octave))
-            for number in range(-WIDER * per_octave, len(rates) + WIDER * per_octave)
-        }
-        self.trials = {number: tuple(trials_of(study, point, [rate])) for number, rate in self._rates.items()}
+    def __init__(self, study: Study, point: Point) -> None:
+        lattice, per_octave = Lattice.of(study, point.optimizer), study.sweep.per_octave
+        self.grid = range(len(lattice.rates))
+        numbers = range(-WIDER * per_octave, len(self.grid) + WIDER * per_octave)
+        self.trials = {n: tuple(trials_of(study, point, [lattice.rate(PARTS * n)])) for n in numbers}
         self._study, self._measure, self._per_octave = study, study.sweep.judge_by, per_octave
 
     def window(self, centre: int) -> set[int]:
@@ -73,7 +105,7 @@ class Curve:
             if missing:
                 return missing, None
             numbers = sorted(asked)
-            losses = self._losses(rows, numbers)
+            losses = np.array([[score(rows[t.key], self._measure) for t in self.trials[n]] for n in numbers])
             cap = self._study.chance(self._measure, [rows[trial.key] for n in numbers for trial in self.trials[n]])
             log = log_losses(losses, cap).mean(axis=1)
             best = numbers[int(np.argmin(log))]
@@ -83,13 +115,11 @@ class Curve:
                 return set(), Found(best if trains else None, self._nearest(numbers, losses, cap), asked)
             asked |= more
 
-    def _losses(self, rows: Mapping[str, Row], numbers: list[int]) -> np.ndarray:
-        """The scores of the trials at these numbers: (numbers, seeds)."""
-        return np.array([[score(rows[trial.key], self._measure) for trial in self.trials[n]] for n in numbers])
-
     def _nearest(self, numbers: list[int], losses: np.ndarray, cap: float) -> int | None:
-        rate = optimum(np.array([self._rates[n] for n in numbers]), losses, cap).learning_rate
-        return min(numbers, key=lambda n: abs(math.log(self._rates[n] / rate))) if rate else None
+        """The number of the rate nearest to the optimum. losses: (numbers, seeds)."""
+        rates = {n: self.trials[n][0].learning_rate for n in numbers}
+        best = optimum(np.array(list(rates.values())), losses, cap).learning_rate
+        return min(numbers, key=lambda n: abs(math.log(rates[n] / best))) if best else None
 
 
 class Search:
@@ -99,47 +129,38 @@ class Search:
     """
 
     def __init__(self, study: Study) -> None:
-        self._study = study
         keys = size_keys(study)
         axes = [sorted(of_axis.items()) for of_axis in study.along.values() if of_axis]
         self._axes: list[list[Shape]] = [[tuple(at[key] for key in keys) for _, at in axis] for axis in axes]
         self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their sizes
-        for point, rates in combinations(study):
+        for point, _ in combinations(study):
             shape = tuple(point.leaves[key] for key in keys)
-            self._families.setdefault(point.without(*keys), {})[shape] = Curve(study, point, rates)
+            self._families.setdefault(point.without(*keys), {})[shape] = Curve(study, point)
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
-        result = []
-        for curves in self._families.values():
-            rates, _ = self._walk(curves, rows)
-            result += [trial for shape, numbers in rates.items() for n in numbers for trial in curves[shape].trials[n]]
-        return sorted(result, key=by_size)
+        return sorted(self._walk(rows)[0], key=by_size)
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
         """All trials that the search has asked for. Call it when the search is finished."""
-        return [
-            trial
-            for curves in self._families.values()
-            for shape, result in self._walk(curves, rows)[1].items()
-            for number in sorted(result.asked)
-            for trial in curves[shape].trials[number]
-        ]
+        _, results = self._walk(rows)
+        return [trial for curve, result in results for n in sorted(result.asked) for trial in curve.trials[n]]
 
-    def _walk(
-        self, curves: Mapping[Shape, Curve], rows: Mapping[str, Row]
-    ) -> tuple[dict[Shape, list[int]], dict[Shape, Found]]:
-        """({shape: numbers of the rates to train now}, {shape: the result of its search}) of one family of curves."""
-        to_train, results = dict[Shape, list[int]](), dict[Shape, Found]()
-        for shape, curve in curves.items():
-            start = self._start(shape, curve, results)
-            if start is not None:
+    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[Curve, Found]]]:
+        """(the trials to train now, every curve whose search has ended with its result)"""
+        to_train, ended = list[Trial](), list[tuple[Curve, Found]]()
+        for curves in self._families.values():
+            results: dict[Shape, Found] = {}
+            for shape, curve in curves.items():
+                start = self._start(shape, curve, results)
+                if start is None:
+                    continue
                 missing, result = curve.search(rows, start)
+                to_train += [trial for n in sorted(missing) for trial in curve.trials[n]]
                 if result:
                     results[shape] = result
-                else:
-                    to_train[shape] = sorted(missing)
-        return to_train, results
+                    ended.append((curve, result))
+        return to_train, ended
 
     def _start(self, shape: Shape, curve: Curve, results: Mapping[Shape, Found]) -> set[int] | None:
         """The numbers that a curve starts with; None if it must wait for the result of another shape."""

@@ -39,7 +39,8 @@ class Claims:
         """
         with self._mutex():
             self._store.refresh()
-            taken = self._store.rows.keys() | set(self._claimed(own=True)) | set(self._claimed(own=False))
+            claims = [*map(self._file, self._held), *self._others()]
+            taken = self._store.rows.keys() | {key for path in claims for key in json.loads(path.read_text())}
             for group in groups:
                 free = tuple(trial for trial in group.trials if trial.key not in taken)
                 if free:
@@ -80,12 +81,8 @@ class Claims:
     def _file(self, name: str) -> Path:
         return self._dir / f"{name}.json"
 
-    def _claimed(self, own: bool) -> Iterator[str]:
-        """Keys of the trials that are claimed: by this process (own) or by other processes (not own)."""
-        for path in [self._file(name) for name in self._held] if own else self._others():
-            yield from json.loads(path.read_text())
-
     def _others(self) -> Iterator[Path]:
+        """The claims of other processes."""
         for path in self._dir.glob("*.json"):
             if path.stem in self._held:
                 continue

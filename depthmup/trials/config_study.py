@@ -18,8 +18,6 @@ from depthmup.settings import (
     LEARNING_RATE,
     OWN,
     TRACED,
-    CheckpointSettings,
-    ParallelSettings,
     Quantity,
     Settings,
     SettingsError,
@@ -30,7 +28,6 @@ from depthmup.settings import (
     flat,
     from_config,
     keys,
-    named,
     put,
     value_of,
 )
@@ -77,6 +74,10 @@ class ConfigPoint(Point):
     def hyper(self, learning_rate: float, seed: int) -> Hyper:
         return hyper_of(self.at(learning_rate, seed))
 
+    def check(self) -> None:
+        task_of(self.settings)
+        check_split(self.settings, self.settings.parallel.devices_per_trial, "parallel.devices_per_trial")
+
     @property
     def path_sum(self) -> int:
         return chain_path_sum(self.task.model.ways)
@@ -94,16 +95,13 @@ class ConfigPoint(Point):
         return measurement(self.task, quantities, batch, self.settings.data.batch_size)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class ConfigStudy(Study):
     """The sweep of a config. classes: of its data, where rows are judged without it; the data are not loaded then."""
 
-    settings: Settings
-    classes: int | None = None
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return self.classes is None
+    def __init__(self, settings: Settings, classes: int | None = None) -> None:
+        self.settings, self.classes, self.trainable = settings, classes, classes is None
+        self.sweep, self.parallel, self.checkpoint = settings.sweep, settings.parallel, settings.checkpoint
+        self.width, self.depth, self.seed = settings.model.width, settings.model.depth, settings.seed
 
     @classmethod
     def of(cls, config: Settings | Mapping[str, Any] | Study) -> Study:
@@ -111,30 +109,6 @@ class ConfigStudy(Study):
         if isinstance(config, Study):
             return config
         return cls(config if isinstance(config, Settings) else from_config(config))
-
-    @property
-    def sweep(self) -> SweepSettings:  # type: ignore[override]
-        return self.settings.sweep
-
-    @property
-    def parallel(self) -> ParallelSettings:  # type: ignore[override]
-        return self.settings.parallel
-
-    @property
-    def checkpoint(self) -> CheckpointSettings:  # type: ignore[override]
-        return self.settings.checkpoint
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return self.settings.model.width
-
-    @property
-    def depth(self) -> int:  # type: ignore[override]
-        return self.settings.model.depth
-
-    @property
-    def seed(self) -> int:  # type: ignore[override]
-        return self.settings.seed
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, ...]:  # type: ignore[override]
@@ -160,7 +134,7 @@ class ConfigStudy(Study):
         try:
             settings.parameterization.build().check_family(family_of(settings.optimizer.name))
         except ValueError as error:
-            raise named("sweep", error) from error
+            raise SettingsError(f"sweep: {error}") from error
         return ConfigPoint(settings)
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
@@ -183,12 +157,6 @@ class ConfigStudy(Study):
         classes = self.classes or batches_of(settings).dataset.classes
         return 1 - 1 / classes if measure.endswith("accuracy") else LOSSES[settings.loss].chance(classes)
 
-    def checked(self, points: Collection[Point]) -> None:
-        for point in points:
-            assert isinstance(point, ConfigPoint)
-            task_of(point.settings)
-            check_split(point.settings, self.parallel.devices_per_trial, "parallel.devices_per_trial")
-
     @property
     def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:
         if not (self.sweep.batch_sizes or self.sweep.epochs):
@@ -199,8 +167,8 @@ class ConfigStudy(Study):
         }
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
-        sweep = of_sizes(self.sweep, sizes)
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, sweep=sweep))
+        settings = dataclasses.replace(self.settings, sweep=of_sizes(self.sweep, sizes))
+        return ConfigStudy(settings, self.classes)
 
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags that make the shipped default config of a family that of a trial, apart from what is swept."""

@@ -25,7 +25,7 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
 from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
-from depthmup.trials.progress import CompileClock, Progress, about
+from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
@@ -80,9 +80,8 @@ def train(
 
             cluster = stack.enter_context(Cluster(options.cpus, options.gpus, cache))
         stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
-        clock = None if cluster else stack.enter_context(CompileClock())  # a cluster compiles in its workers
         seen = functools.partial(watch, store.rows) if watch else None
-        shown = stack.enter_context(Progress(store.rows.values(), silent=not progress, clock=clock, watch=seen))
+        shown = stack.enter_context(Progress(silent=not progress, watch=seen))
         training = _Training(study, workdir, store, claims, shown, stop, cluster, plan, devices)
         if options.adaptive:
             search = Search(study)
@@ -148,7 +147,8 @@ def checked(
             "values of an axis or seeds, or raise sweep.max_trials, or give --yes"
         )
     plan = trials(study)
-    study.checked({trial.point.program: trial.point for trial in plan}.values())
+    for point in {trial.point.program: trial.point for trial in plan}.values():
+        point.check()
     return plan
 
 
@@ -270,7 +270,7 @@ class _Training:
         self.store.add(finished)
         self.claims.release(group)
         self._say_messages()
-        self.progress.finished(planned.name, [trial.row for trial in finished])
+        self.progress.finished(planned.name, len(finished))
 
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]

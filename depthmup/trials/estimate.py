@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ class Estimate(NamedTuple):
 
     trials, programs: how many of them there are. flops: operations of all trials.
     seconds: time of everything; None if nothing was measured. compiling: seconds of it that are compilation.
-    memory: bytes that the measured programs needed, with data and JAX itself.
     """
 
     trials: int
@@ -41,26 +39,12 @@ class Estimate(NamedTuple):
     flops: float
     seconds: float | None = None
     compiling: float = 0.0
-    memory: float = 0.0
 
     def __str__(self) -> str:
         text = f"{self.trials:,} trials, {self.programs:,} programs, {self.flops:.1e} floating point operations"
         if self.seconds is None:
             return text
-        text += f", about {duration(self.seconds)} (compilation {duration(self.compiling)})"
-        return f"{text}, {self.memory / 2**30:.1f} GiB of memory"
-
-
-class Expected(NamedTuple):
-    """The expected time of a group.
-
-    training: seconds for training. compiling: seconds for compiling its program, 0 if an earlier group has compiled it.
-
-    If nothing was measured, neither number is in seconds: each is only proportional to the time.
-    """
-
-    training: float
-    compiling: float = 0.0
+        return f"{text}, about {duration(self.seconds)} (compilation {duration(self.compiling)})"
 
 
 def duration(seconds: float) -> str:
@@ -118,7 +102,6 @@ class Estimator:
         self._work: dict[Any, float] = {}  # operations of a step, by program
         self._points: list[tuple[float, float]] = [(1.0, NOMINAL)]  # (operations, seconds) of a step of one trial
         self._compiling: float | None = None  # seconds for one program
-        self._memory = 0.0  # bytes
 
     @property
     def measured(self) -> bool:
@@ -135,7 +118,6 @@ class Estimator:
         for group in ends if len(ends) < 2 else (ends[0], ends[-1]):
             self._compiling, seconds = _measure(runner, group)  # the first value contains JAX's own start
             self._points.append((self.work(group), seconds))
-        self._memory = _used(jax.local_devices()[0])
 
     def work(self, group: Group) -> float:
         """Operations of one step of one trial."""
@@ -150,11 +132,12 @@ class Estimator:
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
         return self._steps(group) * step
 
-    def expected(self, groups: Sequence[Group]) -> dict[str, Expected]:
-        """{name of a group: its expected time}, if the groups are trained in this order."""
-        once = 1.0 if self._compiling is None else self._compiling
+    def expected(self, groups: Sequence[Group]) -> dict[str, float]:
+        """{name of a group: its expected seconds}, if the groups are trained in this order, the first of a program with
+        the compilation. Only proportional to the time, and without compilation, if nothing was measured."""
+        once = self._compiling or 0.0
         first = {group.program: group.name for group in reversed(groups)}
-        return {g.name: Expected(self.seconds(g), once * (first[g.program] == g.name)) for g in groups}
+        return {g.name: self.seconds(g) + once * (first[g.program] == g.name) for g in groups}
 
     def total(self, groups: Sequence[Group]) -> Estimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})
@@ -163,7 +146,7 @@ class Estimator:
             return Estimate(trials, programs, operations)
         compiling = self._compiling * programs
         seconds = compiling + sum(map(self.seconds, groups))
-        return Estimate(trials, programs, operations, seconds, compiling, self._memory)
+        return Estimate(trials, programs, operations, seconds, compiling)
 
     def _steps(self, group: Group) -> float:
         """The number of steps of all trials of a group, with evaluation and measurements as steps that take as long.
@@ -211,9 +194,3 @@ def free_memory(device: jax.Device) -> float:
     if available:
         return 1024.0 * int(available[0].split()[1])
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _used(device: jax.Device) -> float:
-    """The peak so far of memory in use, in bytes: of the device, or of this process if the device is a CPU."""
-    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    return float(peak) if peak is not None else 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -73,26 +73,20 @@ class Runner:
 
         Raises Stopped when asked to stop, after a checkpoint, and OutOfMemory.
         """
+        hypers, points = hypers_of(group), group.study.sweep.measure_points
+        steps = [int(hyper.steps) for hyper in hypers]
         try:
-            return self._train(group, progress, checkpoints, stop)
+            loop = self.loop(group)
+            hooks = GroupHooks(group, loop, steps, progress, checkpoints, stop)
+            history = hooks.history
+            restored = checkpoints.resume(loop.state_shapes(hypers), history) if checkpoints else None
+            begin = restored[0] if restored else 0
+            reports = ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin)
+            results = loop.results(*drive(loop, hypers, reports, hooks, restored))
         except jax.errors.JaxRuntimeError as error:
             if not out_of_memory(error):
                 raise
             raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
-
-    def _train(
-        self, group: Group, progress: Callable[[float], None], checkpoints: GroupCheckpoints | None, stop: Stop | None
-    ) -> list[Finished]:
-        loop, hypers, points = self.loop(group), hypers_of(group), group.study.sweep.measure_points
-        steps = [int(hyper.steps) for hyper in hypers]
-        hooks = GroupHooks(group, loop, steps, progress, checkpoints, stop)
-        history = hooks.history
-        restored = checkpoints.resume(loop.state_shapes(hypers), history) if checkpoints else None
-        begin = restored[0] if restored else 0
-        state, hyper = drive(
-            loop, hypers, ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin), hooks, restored
-        )
-        results = loop.results(state, hyper)
         finished, computed_by = [], {"environment": environment()}
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i], **computed_by}

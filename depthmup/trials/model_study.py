@@ -7,7 +7,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -189,7 +189,6 @@ class ModelPoint(Point):
         return measurement(self.task, quantities, self.feed.first_examples, self.batch_size)
 
     def check(self) -> None:
-        """Raises SettingsError for a loss or an optimizer that cannot be trained."""
         check(self.task, self.hyper(1.0, 0), self.feed.first)
 
     def fingerprint(self) -> str:
@@ -231,7 +230,7 @@ class ModelPoint(Point):
             setup.correction,
             training.criterion,
             self.optimizer if make is None else make(setup, **values),
-            self.feed.batch_shapes,
+            self.feed.raw_shapes,
             training.recipe,
             {name: value for name, value in values.items() if not _is_number(value)} if make is None else {},
         )
@@ -260,15 +259,13 @@ class ModelStudy(Study):
     fixed: Fixed = "examples"
     runs: Sequence[Size] = ()
 
+    trainable = False  # no rule of calibration is known of a model of one's own
+
     def __post_init__(self) -> None:
         if self.runs and len(self.along["compute"]) <= len(self.runs):
             raise SettingsError(
                 f"sizes = {tuple(map(tuple, self.runs))}: two of them, or one and the base, take equal compute"
             )
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return False  # no rule of calibration is known of a model of one's own
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -318,11 +315,6 @@ class ModelStudy(Study):
         losses = [row["first_loss"] for row in rows if row.get("first_loss") is not None]
         losses = [loss for loss in losses if math.isfinite(loss)]
         return float(np.median(losses)) if losses else math.inf
-
-    def checked(self, points: Collection[Point]) -> None:
-        for point in points:
-            assert isinstance(point, ModelPoint)
-            point.check()
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
         runs = tuple(size for size in self.runs if self._compute(size) in sizes.get("compute", ()))

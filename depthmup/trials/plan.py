@@ -151,7 +151,7 @@ def trials_of(study: Study, point: Point, rates: Iterable[float]) -> Iterator[Tr
     """The trials of one learning-rate curve: all seeds at each of these rates."""
     for rate in rates:
         for seed in range(study.seed, study.seed + study.sweep.seeds):
-            yield Trial.at(point, rate, seed)
+            yield Trial(point, rate, seed)
 
 
 def by_size(trial: Trial) -> float:

@@ -1,159 +1,32 @@
-"""The display of a running sweep: groups, trials per minute, time left, the best learning rate so far at every size."""
+"""The display of a running sweep: groups, trials per minute, time left."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
-import jax
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from depthmup.trials.estimate import Expected, duration
-from depthmup.trials.study import Row
+from depthmup.trials.estimate import duration
 
 EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
-LINES = 24  # most lines of the table of best learning rates
-COMPILING = "/jax/core/compile/"  # prefix of JAX's events of tracing, lowering and compiling
-PRIOR = 0.05  # the correction starts as if this share of a sweep had taken the expected time
-KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the training
+PRIOR = 0.05  # the estimate starts as if this share of a sweep had taken the expected time
+KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the sweep
 STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds from which a time is rounded, to so many)
-
-
-class CompileClock:
-    """Counts the seconds in which JAX traces, compiles or loads programs in this process, between enter and exit.
-
-    The seconds are wall-clock time: a second in which several threads compile counts once.
-    """
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []  # (start, end) of spans that do not overlap
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> CompileClock:
-        jax.monitoring.register_event_time_span_listener(self.add)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        jax.monitoring.unregister_event_time_span_listener(self.add)
-
-    def add(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
-        """Add the time span of an event. JAX calls this when the event ends."""
-        if event.startswith(COMPILING):
-            with self._lock:
-                while self._spans and self._spans[-1][1] > start_time:
-                    start_time = min(start_time, self._spans.pop()[0])
-                self._spans.append((start_time, end_time))
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return sum(end - start for start, end in self._spans)
 
 
 @dataclasses.dataclass
 class _Group:
-    """A group of trials, as `TimeLeft` sees it.
+    """A group of trials. here: its name, if this process trains it, or has done so. share: of it that is done."""
 
-    start: when this process began the group. heard: when the group last reported. share: share that was done then.
-    """
-
-    expected: Expected
-    here: bool = False  # this process trains it, or has done so
-    done: bool = False
-    start: float = 0.0
-    heard: float = 0.0
+    expected: float
+    here: str = ""
     share: float = 0.0
-
-
-class TimeLeft:
-    """Estimates the time that is left: the expected time of the remaining groups, corrected by the time of past groups.
-
-    Training and compilation have a correction each: (measured + prior) / (expected + prior), where `measured` and
-    `expected` are the seconds of the work that is done. The prior is the share PRIOR of the expected seconds of the
-    whole sweep, so that the correction stays near 1 while little is done. If nothing was measured before the sweep, the
-    prior is 0, and the time left is None until the share KNOWN of the training is done. The remaining work is divided
-    among the groups that run at the same time, and among other processes, which are assumed to keep their speed.
-    """
-
-    def __init__(self, clock: CompileClock | None = None) -> None:
-        """clock: measures compilation. Without a clock, compilation counts as training."""
-        self._clock = clock or CompileClock()
-        self._groups: dict[str, _Group] = {}
-        self._measured = False
-        self._before = 0.0  # seconds on the clock before the first group
-        self._compiled = 0.0  # seconds of compilation up to the last report of a group
-
-    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
-        """Set the groups that are still to do. measured: whether the expected times are in seconds."""
-        if not self._groups:
-            self._before = self._clock.seconds
-        self.only(groups.keys())
-        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
-        self._measured = measured
-
-    def only(self, names: Set[str]) -> None:
-        """Only these groups are still to do. Other groups are done, unless they run in this process."""
-        for name in self._groups.keys() - names - self.running().keys():
-            self._groups[name].done, self._groups[name].share = True, 1.0
-
-    def hear(self, name: str, share: float) -> None:
-        """Note that a group of this process has begun, or that this share of it is done."""
-        group, now = self._groups[name], time.monotonic()
-        if not group.here:
-            group.here, group.start = True, now
-        group.heard, group.share = now, share
-        if share:
-            self._compiled = self._clock.seconds - self._before
-
-    def finish(self, name: str) -> None:
-        self.hear(name, 1.0)
-        self._groups[name].done = True
-
-    def running(self) -> dict[str, float]:
-        """{name: share that is done} of the groups that run in this process."""
-        return {name: group.share for name, group in list(self._groups.items()) if group.here and not group.done}
-
-    def waiting(self) -> int:
-        """The number of groups that are not done and that this process has not begun."""
-        return sum(not group.here and not group.done for group in list(self._groups.values()))
-
-    def trained(self) -> tuple[float, float]:
-        """Expected seconds of the training that is done, and of the whole training."""
-        groups = list(self._groups.values())
-        return sum(g.share * g.expected.training for g in groups), sum(g.expected.training for g in groups)
-
-    def seconds(self) -> float | None:
-        """The seconds that are left; None while they are not known."""
-        groups = list(self._groups.values())  # a copy, since another thread draws the table
-        here, now = [group for group in groups if group.here], time.monotonic()
-        (done, whole), compiling = self.trained(), sum(group.expected.compiling for group in groups)
-        trained = sum(group.share * group.expected.training for group in here)
-        if not self._measured and trained < KNOWN * whole:
-            return None
-        prior = PRIOR if self._measured else 0.0
-        compiled = sum(group.expected.compiling for group in here if group.share)
-        training_only = max(0.0, sum(group.heard - group.start for group in here) - self._compiled)
-        slower = _correction(training_only, trained, prior * whole)
-        compiling_slower = _correction(self._compiled, compiled, prior * compiling)
-        rests = []
-        for group in groups:
-            if not group.done:
-                rest = slower * (1.0 - group.share) * group.expected.training
-                rest += 0.0 if group.share else compiling_slower * group.expected.compiling
-                rests.append(max(0.0, rest - (now - group.heard)) if group.here else rest)
-        at_once = max(1, len(self.running())) * (done / trained if trained else 1.0)
-        return max(sum(rests) / at_once, max(rests, default=0.0))
-
-
-def _correction(measured: float, expected: float, prior: float) -> float:
-    return (measured + prior) / (expected + prior) if expected + prior else 1.0
 
 
 def about(seconds: float) -> str:
@@ -168,18 +41,19 @@ def about(seconds: float) -> str:
 class Progress:
     """Shows a live table on a terminal, elsewhere a line every ten seconds, and at the end a line on what was trained.
 
-    rows: the rows that the sweep has already.
+    The time that is left is estimated as what remains of the expected time, times (elapsed + prior) / (done + prior).
+    `done` is the expected time of all that is done, by other processes too. The prior is the share PRIOR of the
+    expected time of the whole sweep, so that the estimate hardly changes while little is done. If no step was measured
+    before the sweep, the prior is 0, and the time left is not known until the share KNOWN of the sweep is done.
+
     silent: show nothing.
-    clock: measures compilation in this process; None if other processes compile.
     watch: called at every news, with this object.
     """
 
     def __init__(
         self,
-        rows: Iterable[Row],
         silent: bool = False,
         console: Console | None = None,
-        clock: CompileClock | None = None,
         watch: Callable[[Progress], None] | None = None,
     ) -> None:
         self._watch = watch
@@ -187,14 +61,11 @@ class Progress:
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
         self._entered = self._said = time.monotonic()
-        self._start = 0.0  # when the first groups to train were known
-        self._clock, self._time = clock, TimeLeft(clock)
-        self._names: dict[str, str] = {}
-        self._trials = self._groups = 0
-        # (optimizer, parameterization) -> (width, depth) -> learning rate -> losses of its seeds and other axes
-        self.losses: dict[tuple[str, str], dict[tuple[int, ...], dict[float, list[float]]]] = {}
+        self._groups: dict[str, _Group] = {}
+        self._measured = False
+        self._start = self._heard = 0.0  # when the first group began; when a group last reported
+        self._trials = self._done = 0
         self._note = ""
-        self._take(rows)
         self._live = Live(console=self._console, get_renderable=self.table, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
@@ -206,16 +77,18 @@ class Progress:
         if self._drawn:
             self._live.stop()
         if self._trials and error is None:
-            self.say(self.summary())
+            self.say(f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}")
 
-    def expect(self, groups: Mapping[str, Expected], measured: bool) -> None:
-        """Set all groups that are still to do, by name. measured: as in `TimeLeft.expect`."""
-        self._time.expect(groups, measured)
-        self._start = self._start or time.monotonic()
+    def expect(self, groups: Mapping[str, float], measured: bool) -> None:
+        """Add the groups that are still to do, {name: expected time}. measured: whether the times are in seconds."""
+        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
+        self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """Only the groups with these names are still to do: other processes have done the rest."""
-        self._time.only(names)
+        """Only the groups with these names are still to do. Others are done, unless they run in this process."""
+        for name in self._groups.keys() - names:
+            if not self._groups[name].here:
+                self._groups[name].share = 1.0
 
     def say(self, text: str) -> None:
         """Print a message that stays on the screen."""
@@ -227,16 +100,15 @@ class Progress:
         self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
-        self._time.hear(name, share)
-        self._names[name] = words
+        """A group of this process has begun, or this share of it is done."""
+        group, self._heard = self._groups[name], time.monotonic()
+        group.here, group.share = words, share
+        self._start = self._start or self._heard
         self._now_and_then()
 
-    def finished(self, name: str, rows: Iterable[Row]) -> None:
-        rows = list(rows)
-        self._time.finish(name)
-        self._groups, self._trials = self._groups + 1, self._trials + len(rows)
-        self._take(rows)
-        self._now_and_then()
+    def finished(self, name: str, trials: int) -> None:
+        self._done, self._trials = self._done + 1, self._trials + trials
+        self.running(name, self._groups[name].here, 1.0)
 
     def _now_and_then(self) -> None:
         """Call `watch`. Print a line every EVERY seconds, if there is no terminal to draw on."""
@@ -244,68 +116,51 @@ class Progress:
             self._watch(self)
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
-            self.say(self.line() if self._time.running() or not self._note else f"{self.line()}; {self._note}")
+            self.say(self.line() if self._running() or not self._note else f"{self.line()}; {self._note}")
 
     @property
     def share(self) -> float:
-        """The share of the training to do that is done."""
-        part, whole = self._time.trained()
-        return part / whole if whole else 0.0
+        """The share of the expected time that is done."""
+        done, whole = self._trained()
+        return done / whole if whole else 0.0
+
+    def seconds(self) -> float | None:
+        """The seconds that are left; None while they are not known."""
+        done, whole = self._trained()
+        if not self._measured and done < KNOWN * whole:
+            return None
+        prior = PRIOR * whole if self._measured else 0.0
+        slower = (self._heard - self._start + prior) / (done + prior) if done + prior else 1.0
+        return max(0.0, slower * (whole - done) - (time.monotonic() - self._heard if self._start else 0.0))
+
+    def waiting(self) -> int:
+        """The number of groups that are not done and that this process has not begun."""
+        return sum(not group.here and group.share < 1 for group in list(self._groups.values()))
+
+    def _running(self) -> list[_Group]:
+        """The groups that run in this process."""
+        return [group for group in list(self._groups.values()) if group.here and group.share < 1]
+
+    def _trained(self) -> tuple[float, float]:
+        """Expected time of what is done, and of the whole."""
+        groups = list(self._groups.values())  # a copy, since another thread draws the table
+        return sum(group.share * group.expected for group in groups), sum(group.expected for group in groups)
 
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        left, running, waiting = self._time.seconds(), len(self._time.running()), self._time.waiting()
+        left, running, waiting = self.seconds(), len(self._running()), self.waiting()
         remaining = "time left not known yet" if left is None else f"{about(left)} left"
         if self._start and not running + waiting:
             remaining = "nothing left"
         return (
-            f"groups: {self._groups} done, {running} running, {waiting} to go; "
+            f"groups: {self._done} done, {running} running, {waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
         )
 
-    def summary(self) -> str:
-        """The number of trials that this process has trained, and the time that it took, in words."""
-        text = f"trained {self._trials:,} trials in {duration(time.monotonic() - self._entered)}"
-        return f"{text}, of which {duration(self._clock.seconds)} compiling" if self._clock else text
-
     def table(self) -> RenderableType:
-        """Everything that the terminal shows: bar, line, running groups, table of best learning rates."""
-        part, whole = self._time.trained()
+        """Everything that the terminal shows: bar, line, running groups."""
         bar = Table.grid()
-        bar.add_row(ProgressBar(total=max(whole, 1e-9), completed=part, width=60))
-        parts: list[RenderableType] = [
-            bar,
-            Text(self.line()),
-            Text(", ".join(f"{self._names[n]} {100 * s:.0f}%" for n, s in self._time.running().items()) or self._note),
-        ]
-        return Group(*parts, self.best_table())
-
-    def best_table(self) -> RenderableType:
-        """log2 of the best learning rate so far and its mean loss over seeds, per width x depth (and steps x batch)."""
-        sizes = sorted({size for of_sizes in self.losses.values() for size in of_sizes})
-        if not sizes:
-            return Text("")
-        table = Table(title="best so far: log2 learning rate, loss", title_justify="left", box=None, padding=(0, 1))
-        for name in ("optimizer", "parameterization"):
-            table.add_column(name)
-        runs = len({size[2:] for size in sizes}) > 1
-        for width, depth, batch, steps in sizes:
-            run = f" {steps} x {batch}" if runs else ""
-            table.add_column(f"{width} x {depth}{run}", justify="right")
-        for names, of_sizes in list(self.losses.items())[:LINES]:
-            table.add_row(*map(Text, names), *(_best(of_sizes.get(size, {})) for size in sizes))
-        return table
-
-    def _take(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            loss = math.inf if row["loss"] is None or row["diverged"] else row["loss"]
-            of_sizes = self.losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            size = row["width"], row["depth"], row.get("batch_size", 0), row.get("steps", 0)
-            of_sizes.setdefault(size, {}).setdefault(row["learning_rate"], []).append(loss)
-
-
-def _best(of_rates: Mapping[float, list[float]]) -> str:
-    means = {rate: sum(losses) / len(losses) for rate, losses in of_rates.items()}
-    best = min(means, key=lambda rate: means[rate], default=None)
-    return f"{math.log2(best):.1f} {means[best]:.3f}" if best and math.isfinite(means[best]) else ""
+        bar.add_row(ProgressBar(total=1.0, completed=self.share, width=60))
+        running = ", ".join(f"{group.here} {100 * group.share:.0f}%" for group in self._running())
+        return Group(bar, Text(self.line()), Text(running or self._note))

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from depthmup.backend import prepare_cpu
@@ -53,35 +52,23 @@ class Cluster:
             raise SettingsError(f"no machine of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs; it has {have}")
         task: Any = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)
         folder = str(cache.resolve()) if cache else None
-        self._submit = functools.partial(task.remote, devices=max(1, int(cpus)), cache=folder)
+        # Starts training a group, and returns its Ray task.
+        self.submit = functools.partial(task.remote, devices=max(1, int(cpus)), cache=folder)
 
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        at: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._own:
             self._ray.shutdown()
 
     def slots(self) -> int:
         """How many tasks fit on the machines that are alive."""
-        total = 0
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                resources = (
-                    (node["Resources"].get("CPU", 0.0), self._cpus),
-                    (node["Resources"].get("GPU", 0.0), self._gpus),
-                )
-                total += min((int(available / each) for available, each in resources if each), default=1)
-        return total
-
-    def submit(self, group: Group) -> Any:
-        """Start training a group. Returns its Ray task."""
-        return self._submit(group)
+        needs = {name: number for name, number in (("CPU", self._cpus), ("GPU", self._gpus)) if number}
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(
+            min((int(has.get(name, 0.0) / number) for name, number in needs.items()), default=1) for has in machines
+        )
 
     def finished(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
         """Wait until a task is finished, at most `seconds`, and return all tasks that are finished then."""

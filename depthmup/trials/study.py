@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -82,6 +83,10 @@ class Point(abc.ABC):
         """The hyperparameters of a trial here."""
 
     @abc.abstractmethod
+    def check(self) -> None:
+        """Raises SettingsError or ValueError for a point that cannot be trained."""
+
+    @abc.abstractmethod
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
         """What measures these quantities while a trial trains (sweep.measure)."""
 
@@ -104,17 +109,16 @@ class Point(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """One training. key: hash of SCHEMA and all that decides the result."""
+    """One training."""
 
-    key: str
     point: Point
     learning_rate: float
     seed: int
 
-    @classmethod
-    def at(cls, point: Point, learning_rate: float, seed: int) -> Trial:
-        trial = cls("", point, learning_rate, seed)
-        return dataclasses.replace(trial, key=digest({"schema": SCHEMA, **trial.leaves}))
+    @functools.cached_property
+    def key(self) -> str:
+        """A hash of SCHEMA and all that decides the result."""
+        return digest({"schema": SCHEMA, **self.leaves})
 
     @property
     def leaves(self) -> dict[str, Any]:
@@ -166,10 +170,6 @@ class Study(abc.ABC):
     @abc.abstractmethod
     def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
         """The score, by this measure, of a network that has learned nothing, of the trials in these rows."""
-
-    @abc.abstractmethod
-    def checked(self, points: Collection[Point]) -> None:
-        """Raises SettingsError or ValueError for a point that cannot be trained."""
 
     @property
     def of_run(self) -> tuple[dict[str, Any], dict[str, dict[float, dict[str, Any]]]]:

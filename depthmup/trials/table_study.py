@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pandas
@@ -92,9 +92,6 @@ class TableStudy(Study):
 
     def chance(self, measure: str, rows: Sequence[Mapping[str, Any]]) -> float:
         return math.inf if self.chance_value is None else self.chance_value
-
-    def checked(self, points: Collection[Point]) -> None:
-        raise SettingsError("a table of trials has nothing to train")
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> TableStudy:
         chosen = {axis: {size: self.sizes[axis][size] for size in values} for axis, values in sizes.items()}

@@ -7,52 +7,20 @@ asked for: rows of other trials change nothing, and what comes next is a pure fu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas
 
-from depthmup.fit import Need, Transfer
+from depthmup.fit import Transfer
 from depthmup.fit.curve import BANDWIDTH
-from depthmup.trials.adaptive import WIDER
-from depthmup.trials.plan import by_size, combinations, count, has_grid, learning_rates, sizes
+from depthmup.trials.adaptive import WIDER, Lattice
+from depthmup.trials.plan import by_size, combinations, count, has_grid, sizes
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.verdicts import TransferCurve, looks, seed_stages, verdicts
 
-PARTS = 4  # of a grid's step: it is halved twice at most
 NAMED = 6  # verdicts that a message names at most
 Seeds = Mapping[Any, Mapping[float, int]]  # {size: {value of the hyperparameter: number of seeds}}
-
-
-class Lattice(NamedTuple):
-    """The learning rates that a grid may be refined and extended by: numbered, with PARTS to a step of the grid.
-
-    rates: the grid, which starts at 2^low. It is extended by WIDER octaves at either end.
-    """
-
-    rates: tuple[float, ...]
-    low: float
-    per_octave: int
-
-    def number(self, rate: float) -> int:
-        return round((math.log2(rate) - self.low) * PARTS * self.per_octave)
-
-    def rate(self, number: int) -> float:
-        place, part = divmod(number, PARTS)
-        if not part and 0 <= place < len(self.rates):
-            return self.rates[place]
-        return float(np.exp2(self.low + number / (PARTS * self.per_octave)))
-
-    def more(self, need: Need) -> list[float]:
-        """The rates that a finer or a wider grid has in addition; none where it is as fine or wide as it may be."""
-        low, high = self.number(need.low), self.number(need.high)
-        if need.kind == "finer":
-            return [self.rate((low + high) // 2)] if high - low > 1 else []
-        beyond = WIDER * self.per_octave * PARTS
-        numbers = range(low, high, PARTS) if need.kind == "lower" else range(high, low, -PARTS)
-        return [self.rate(n) for n in numbers if -beyond <= n <= (len(self.rates) - 1) * PARTS + beyond]
 
 
 class Decision(NamedTuple):
@@ -137,8 +105,7 @@ def _trials(verdict: TransferCurve, asked: Mapping[str, Trial], study: Study) ->
     """The trials that an undecided verdict needs and that were not asked for."""
     optimizer, lattice = verdict.optimizer, None
     if verdict.of_rate and has_grid(study):
-        low, _ = study.sweep.log2_learning_rates[optimizer]
-        lattice = Lattice(learning_rates(study, optimizer), low, study.sweep.per_octave)
+        lattice = Lattice.of(study, optimizer)
     present: dict[Any, dict[float, list[Trial]]] = {}
     for size, value, key in verdict.trials[[verdict.axis, verdict.hyperparameter, "key"]].itertuples(index=False):
         present.setdefault(size, {}).setdefault(value, []).append(asked[key])
@@ -147,7 +114,7 @@ def _trials(verdict: TransferCurve, asked: Mapping[str, Trial], study: Study) ->
         trained = present[size].get(value, [])
         (like, *_) = trained or next(iter(present[size].values()))
         rate = float(value) if verdict.of_rate else like.learning_rate
-        yield from (Trial.at(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
+        yield from (Trial(like.point, rate, study.seed + seed) for seed in range(len(trained), number))
 
 
 def most(study: Study) -> int:

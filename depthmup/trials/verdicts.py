@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from depthmup.fit import PowerLaw, Rule, Segment, Transfer, transfer
+from depthmup.fit import PowerLaw, Rule, Transfer, transfer
 from depthmup.fit.curve import POINTS
 from depthmup.fit.table import ACCURACY
 from depthmup.fit.transfer import nearest
@@ -27,13 +27,12 @@ Names = tuple[str, str, str]  # optimizer, parameterization, variant
 class DepthLaws(NamedTuple):
     """How the best learning rate of a curve goes with depth, as far as its optima allow.
 
-    power_law, segments: of the optima. rules: what each rule predicts from the smallest depth.
+    power_law: of the optima. rules: what each rule predicts from the smallest depth.
     updates: {depth: maximal update at the start of training} for the depths that were calibrated.
     """
 
     power_law: PowerLaw | None = None
     rules: Sequence[Rule] = ()
-    segments: Sequence[Segment] = ()
     updates: Mapping[float, MaximalUpdate] = {}
 
 

@@ -1,15 +1,14 @@
-"""The figures of a paper, trained anew at a scale of a laptop or of the paper.
+"""The figures of a paper, trained anew at the scale of a laptop.
 
-    python -m experiments.paper_a --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
-    python -m experiments.paper_b --data=DIR [--scale=demo|paper] [--dry_run] [FIGURE ...]
+    python -m experiments.paper_a --data=DIR [--dry_run] [FIGURE ...]
+    python -m experiments.paper_b --data=DIR [--dry_run] [FIGURE ...]
 
 trains what is missing, draws the pictures, writes docs/results.md and prints the numbers of the figures. DIR is
 CIFAR-10 as a folder of images, which `python -m experiments.cifar10_folder DIR` makes; figures of other data say so.
 The command may be interrupted at any time and started again: it goes on from the workdir, and from the committed rows
 in docs/results/ where a workdir was lost. Without --data it draws what is finished.
 
---scale=demo takes hours on two cores, --scale=paper weeks on a GPU: --dry_run prints what is missing and its cost. The
-rows of --scale=paper and a report for each sweep stay in the workdir.
+It takes hours on two cores: --dry_run prints what is missing and its cost. configs/ has the sizes of the papers.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from pathlib import Path
 from ml_collections import config_dict
 
 from depthmup.files import write_atomically
-from depthmup.report import figures
 from depthmup.settings import Settings, from_config
-from depthmup.sweep import run, train
+from depthmup.sweep import train
 from depthmup.train.build import batches_of
 from depthmup.train.stop import Stopped
 from depthmup.trials.config_study import ConfigStudy
@@ -33,14 +31,14 @@ from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
 from experiments import command_line, published
 from experiments.figures import page
-from experiments.figures.figure import Paper
+from experiments.figures.figure import Paper, save
 from experiments.published import Sweep
 
 
 def settings_of(config: config_dict.ConfigDict, data: str | None) -> Settings:
     """The settings of a config whose images are in the folder `data`."""
     if data:
-        config.data.name, config.data.data_dir = "folder", data
+        config.data.data_dir = data
     return from_config(config)
 
 
@@ -86,8 +84,7 @@ def draw(*papers: Paper) -> dict[str, dict[str, Sweep]]:
         paper.images.mkdir(parents=True, exist_ok=True)
         for figure in paper.figures.values():
             complete = page.finished(figure, sweeps[paper.name])
-            for name, picture in (figure.pictures(complete) if complete else {}).items():
-                write_atomically(paper.images / f"{name}.png", figures.png(picture))
+            save(paper.images, figure.pictures(complete) if complete else {})
     write_atomically(page.PAGE, page.text(sweeps))
     print(page.PAGE)
     return sweeps
@@ -95,8 +92,6 @@ def draw(*papers: Paper) -> dict[str, dict[str, Sweep]]:
 
 def missing_data(settings: Settings, classes: int) -> str:
     """Why a sweep cannot be trained with the folder of these settings, in words; "" if it can."""
-    if settings.data.name != "folder":
-        return ""
     if not settings.data.data_dir:
         return f"--data=DIR is needed to train, a folder of {classes} classes"
     folders = Path(settings.data.data_dir).expanduser() / "train"
@@ -107,35 +102,26 @@ def missing_data(settings: Settings, classes: int) -> str:
 def main(paper: Paper) -> None:
     parser = command_line.parser(f"experiments.{paper.name}", __doc__, "figure", paper.figures)
     parser.add_argument("--data", help="folder of images: train/CLASS/*.jpg, test/CLASS/*.jpg")
-    parser.add_argument("--scale", choices=("demo", "paper"), default="demo")
     parser.add_argument("--workdir", type=Path, default=Path("runs") / paper.name, help="where unfinished sweeps are")
     parser.add_argument("--dry_run", action="store_true", help="print what is missing and its cost")
     options = parser.parse_args()
     chosen = [figure for name, figure in paper.figures.items() if name in options.figures]
     sweeps = {name: (config, figure.classes) for figure in chosen for name, config in figure.sweeps.items()}
-    seen: dict[str, tuple[Settings, int]] = {}
     try:
         for name, (config, classes) in sweeps.items():
-            settings = settings_of(config(options.scale), options.data)
-            same = [earlier for earlier, training in seen.items() if training == (settings, classes)]
-            if same:  # as a screen at the paper's scale
-                print(f"{name}: the same trainings as {same[0]}")
-                continue
-            seen[name] = settings, classes
-            if options.scale == "demo" and finished(paper.rows, name, settings):
+            settings = settings_of(config(), options.data)
+            if finished(paper.rows, name, settings):
                 continue
             if why := missing_data(settings, classes):
                 print(f"{name}: not finished, and {why}")
             elif options.dry_run:
                 print(f"{name}: {cost(settings)}")
-            elif options.scale == "paper":
-                print(run(settings, options.workdir / f"{name}_paper").verdicts)
             else:
                 print(f"{name}: training", flush=True)
                 trained(paper.rows, name, settings, options.workdir / name)
     except (Stopped, ValueError) as error:
         sys.exit(f"error: {error}")
     finally:
-        if options.scale == "demo" and not options.dry_run:
+        if not options.dry_run:
             drawn = draw(paper)[paper.name]
             print("\n\n".join(page.details(figure, drawn) for figure in chosen))

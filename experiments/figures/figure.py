@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
 from depthmup.trials.verdicts import TransferCurve
@@ -53,8 +54,8 @@ class CurveName(NamedTuple):
 class Experiment(NamedTuple):
     """One figure of a paper. The docstring of its module has the paper's settings, those used, and why they differ.
 
-    figure: such as "1". claim: the paper's. sweeps: {name: scale ("demo" or "paper") -> its config}; figures that share
-    a sweep share its trials. question: of the first table of docs/results.md; "": the figure is not in it. classes: of
+    figure: such as "1". claim: the paper's. sweeps: {name: () -> its config}; figures that share a sweep share its
+    trials. question: of the first table of docs/results.md; "": the figure is not in it. classes: of
     the folder of images that its sweeps are trained on. needs: the sweeps without which there is no outcome; the others
     enter it when they are finished; none named: all. so_far: sweeps that enter it before, since what they lack is far
     from every optimum. printed: more numbers, which the command prints.
@@ -62,7 +63,7 @@ class Experiment(NamedTuple):
 
     figure: str
     claim: str
-    sweeps: Mapping[str, Callable[[str], Any]]
+    sweeps: Mapping[str, Callable[[], Any]]
     outcome: Callable[[Sweeps], Outcome]
     pictures: Callable[[Sweeps], Mapping[str, Figure]] = lambda sweeps: {}
     question: str = ""
@@ -98,8 +99,8 @@ class Paper(NamedTuple):
     figures: Mapping[str, Experiment]
 
     @property
-    def sweeps(self) -> dict[str, Callable[[str], Any]]:
-        """{name: scale -> config} of the sweeps of all figures, each once."""
+    def sweeps(self) -> dict[str, Callable[[], Any]]:
+        """{name: () -> config} of the sweeps of all figures, each once."""
         return {name: config for figure in self.figures.values() for name, config in figure.sweeps.items()}
 
     @property
@@ -171,6 +172,12 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
     """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
     drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
+    """Write each picture to NAME.png in the folder."""
+    for name, picture in pictures.items():
+        write_atomically(folder / f"{name}.png", figures.png(picture))
 
 
 def panels(

@@ -31,7 +31,7 @@ def read(paper: Paper) -> dict[str, Sweep]:
     committed = {name: config for name, config in paper.sweeps.items() if (paper.rows / f"{name}.json").exists()}
     so_far = {name for figure in paper.figures.values() for name in figure.so_far}
     return {
-        name: published.read(paper.rows / name, from_config(config("demo")), extended=True, so_far=name in so_far)
+        name: published.read(paper.rows / name, from_config(config()), extended=True, so_far=name in so_far)
         for name, config in committed.items()
     }
 

@@ -13,7 +13,7 @@ images      CIFAR-10, 32x32, flips, rotations,    CIFAR-10 (JPEG), 16x16, none: 
 training    SGD, batch 64, constant learning      SGD, batch 64, constant learning rate, 1 epoch: of a CPU
             rate, 20 epochs
 sizes       lost                                  32 to 256 channels in the last stage, 3 to 24 blocks
-branches    factor 1/sqrt(layers)                 factor sqrt(3 / blocks); --scale=paper counts layers
+branches    factor 1/sqrt(layers)                 factor sqrt(3 / blocks)
 loss        "train loss after ... epochs"         mean over the last tenth of the steps: at a constant learning rate
                                                   a single step's loss scatters more than the learning rates differ
 seeds       lost                                  3 to 24
@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs import cifar10_simple_resnet
 from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import CurveName, Experiment, Sweeps, along, loss_pictures
 from experiments.paper_a.small import small
@@ -47,25 +46,21 @@ EXPECTED = {
 }
 
 
-def simple_resnet(scale: str) -> Any:
-    if scale == "paper":
-        config = cifar10_simple_resnet.get_config()
-        config.model.count = "weight_layers"
-        return config
+def simple_resnet() -> Any:
     config = small("simple_resnet", "sgd", (-8.0, 1.0), depths=(3, 6, 12, 24), base=(32, 3))
     config.model.update(width=64, depth=6)
     config.sweep.update(widths=(32, 64, 128, 256), judge_by="last_loss")
     return config
 
 
-def until_decided(scale: str) -> Any:
-    config = simple_resnet(scale)
+def until_decided() -> Any:
+    config = simple_resnet()
     config.sweep.until = "decided"
     return config
 
 
-def scaled_sp(scale: str) -> Any:
-    config = until_decided(scale)
+def scaled_sp() -> Any:
+    config = until_decided()
     config.sweep.parameterizations = ("depth_sp",)
     return config
 

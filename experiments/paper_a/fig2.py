@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs import cifar10_resnet
 from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import TRANSFERS, Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures
 from experiments.output import decided
@@ -36,18 +35,15 @@ VARIANTS = {
 }
 
 
-def resnet(scale: str) -> Any:
-    if scale == "paper":
-        config = cifar10_resnet.get_config()
-    else:
-        config = small("resnet", "sgd", (-9.0, 1.0), depths=(1, 2, 4, 8), base=(8, 1))
-        config.epochs = 0.5
+def resnet() -> Any:
+    config = small("resnet", "sgd", (-9.0, 1.0), depths=(1, 2, 4, 8), base=(8, 1))
+    config.epochs = 0.5
     config.sweep.update(parameterizations=("mup", "depth_mup"), axes="model.norm = batch, layer")
     return config
 
 
-def small_branches(scale: str) -> Any:
-    config = resnet(scale)
+def small_branches() -> Any:
+    config = resnet()
     config.parameterization.beta0 = 1 / 16
     config.sweep.axes = ""
     return config

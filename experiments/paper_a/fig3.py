@@ -30,30 +30,26 @@ import itertools
 import math
 from typing import Any
 
-from configs import tiny_imagenet_vit
 from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
 from experiments.output import decided
 from experiments.paper_a.small import small
 
 
-def vit(scale: str) -> Any:
-    if scale == "paper":
-        config = tiny_imagenet_vit.get_config()
-    else:
-        config = small("vit", "adam", (-13.0, -4.0), depths=(2, 4, 8, 16), base=(32, 2))
-        config.model.update(heads=4, patch=4)
-        config.parameterization.base_head_dim = 8
-        config.optimizer.name = "adam"
-        config.warmup_epochs = 0.1
-        config.sweep.per_octave = 1
+def vit() -> Any:
+    config = small("vit", "adam", (-13.0, -4.0), depths=(2, 4, 8, 16), base=(32, 2))
+    config.model.update(heads=4, patch=4)
+    config.parameterization.base_head_dim = 8
+    config.optimizer.name = "adam"
+    config.warmup_epochs = 0.1
+    config.sweep.per_octave = 1
     config.sweep.parameterizations = ("mup", "depth_mup")
     config.sweep.axes = "model.norm = layer, none; parameterization.lr_depth = 0.0, -0.5"
     return config
 
 
-def cosine(scale: str) -> Any:
-    config = vit(scale)
+def cosine() -> Any:
+    config = vit()
     config.schedule = "cosine"
     config.parameterization.lr_depth = 0.0
     config.sweep.update(axes="model.norm = layer, none", until="decided")

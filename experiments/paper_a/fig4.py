@@ -46,9 +46,9 @@ SWEPT = {
 ALIKE = 0.05  # learning curves are "remarkably similar" if their losses differ by less at all depths
 
 
-def config_of(name: str, scale: str) -> Any:
+def config_of(name: str) -> Any:
     values, optimizer, rate = SWEPT[name]
-    config = fig1.simple_resnet(scale)
+    config = fig1.simple_resnet()
     axes = f"optimizer.learning_rate = {rate}; {values}"
     config.sweep.update(axes=axes, optimizers=(optimizer,), parameterizations=("depth_mup",), widths=(), adaptive=False)
     if name == "momentum":
@@ -56,7 +56,7 @@ def config_of(name: str, scale: str) -> Any:
     return config
 
 
-SWEEPS: dict[str, Callable[[str], Any]] = {
+SWEEPS: dict[str, Callable[[], Any]] = {
     **{name: functools.partial(config_of, name) for name in SWEPT},
     **fig1.EXPERIMENT.sweeps,
 }

@@ -39,8 +39,8 @@ DEPTHS = (3, 6, 12, 24)
 NAME: Name = "depth_mup"
 
 
-def at_width(width: int, scale: str) -> Any:
-    config = fig1.simple_resnet(scale)
+def at_width(width: int) -> Any:
+    config = fig1.simple_resnet()
     config.model.width = width
     axes = f"optimizer.learning_rate = {', '.join(str(2.0**k) for k in (-4.0, -3.5, -3.0, -2.5, -2.0))}"
     config.sweep.update(parameterizations=(NAME,), widths=(), adaptive=False, axes=axes)
@@ -48,7 +48,7 @@ def at_width(width: int, scale: str) -> Any:
 
 
 OWN = {f"simple_resnet_{width}": functools.partial(at_width, width) for width in WIDTHS if width != 64}
-SWEEPS: dict[str, Callable[[str], Any]] = {**OWN, **fig1.EXPERIMENT.sweeps}
+SWEEPS: dict[str, Callable[[], Any]] = {**OWN, **fig1.EXPERIMENT.sweeps}
 
 
 class Best(NamedTuple):

@@ -15,7 +15,7 @@ Expect: small costs for SimpleResNets, and optima that still move by parts of an
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,14 +27,37 @@ from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, c
 from experiments.output import combined, markdown
 from experiments.paper_a import fig1, fig3
 from experiments.paper_a.fig3 import claimed, label
-from experiments.paper_a.small import TIMES, in_tenth, over_time
+from experiments.published import SCALE, STRETCHES
 
+TIMES = 10  # equal parts of the training
 EARLY = 3  # the tenth by whose loss the learning rate is chosen
+
+
+def by_tenth(curve: Sequence[int]) -> np.ndarray:
+    """(TIMES,) mean training losses of one trial; NaN after divergence."""
+    losses = np.full(STRETCHES, np.nan)
+    losses[: len(curve)] = np.asarray(curve) / SCALE
+    return losses.reshape(TIMES, -1).mean(axis=-1)
+
+
+def over_time(c: TransferCurve, size: float) -> tuple[np.ndarray, np.ndarray]:
+    """(learning rates, losses (TIMES, rates, seeds)) of one size, by the seeds that every learning rate has."""
+    by_rate = c.at(size).sort_values("seed").groupby("learning_rate")["curve"]
+    curves = {rate: [*map(by_tenth, curves)] for rate, curves in by_rate}
+    seeds = min(map(len, curves.values()))
+    losses = np.array([of_rate[:seeds] for of_rate in curves.values()])
+    return np.array([*curves]), np.moveaxis(losses, -1, 0)
 
 
 def choice(c: TransferCurve, size: float) -> Transfer:
     """Is the learning rate that is best in the tenth EARLY as good in the last one as the best there?"""
-    rows = [row for tenth in (EARLY, TIMES) for row in in_tenth(c, size, tenth)]
+    rows = []
+    for rate, seed, losses in c.at(size)[["learning_rate", "seed", "curve"]].itertuples(index=False):
+        tenths = by_tenth(losses)
+        for tenth in (EARLY, TIMES):
+            loss = tenths[tenth - 1]
+            row = {"tenth": tenth, "learning_rate": rate, "seed": seed, "loss": loss, "diverged": np.isnan(loss)}
+            rows.append(row)
     return transfer(rows, "tenth", c.chance_loss)
 
 

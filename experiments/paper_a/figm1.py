@@ -42,18 +42,17 @@ EARLY = slice(STRETCHES // 4, None)  # of the first fifth of the training: all l
 LATE = slice(-STRETCHES // 10, None)
 
 
-def zero_init(scale: str) -> Any:
-    config = fig2.resnet(scale)
+def zero_init() -> Any:
+    config = fig2.resnet()
     config.model.norm = "none"
     config.model.zero_init_branch = True
     config.sweep.update(parameterizations=NAMES, axes="", log2_learning_rates={"sgd": (-9.0, 1.0)}, until="decided")
     return config
 
 
-def early(scale: str) -> Any:
-    config = zero_init(scale)
-    if scale != "paper":
-        config.epochs /= 5
+def early() -> Any:
+    config = zero_init()
+    config.epochs /= 5
     config.sweep.update(until="planned", adaptive=False, seeds=12, log2_learning_rates={"sgd": (-2.5, -0.5)})
     return config
 

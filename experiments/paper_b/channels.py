@@ -56,15 +56,17 @@ DOUBLINGS = math.log2(ENDS[1] / ENDS[0])
 PAPER = -CLAIMED * DOUBLINGS  # octaves
 NETWORKS = {"baseline": 0.0, "last": 1.0}  # {network: the power of depth with which the rate falls by theory}
 SIZES = {
-    "channels16": {"model__width": 16},
-    "pixels32": {"data__image_size": 32},
-    "channels32": {"model__width": 32},
-    "channels64": {"model__width": 64, "data__image_size": 32},  # the paper's own
+    "channels16": {"model.width": 16},
+    "pixels32": {"data.image_size": 32},
+    "channels32": {"model.width": 32},
+    "channels64": {"model.width": 64, "data.image_size": 32},  # the paper's own
 }
 SWEEPS = {
     **{f"full_{name}": ingredients.FULL[f"full_{name}"] for name in NETWORKS},
     **{
-        f"{size}_{name}": networks.full(ingredients.base(name), ENDS, {}, sweep__per_octave=1, **changes)
+        f"{size}_{name}": networks.full(
+            networks.residual, ENDS, {**ingredients.INGREDIENTS[name], "sweep.per_octave": 1, **changes}
+        )
         for size, changes in SIZES.items()
         for name in NETWORKS
     },

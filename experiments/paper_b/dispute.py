@@ -20,16 +20,68 @@ Expect: by theory -1 for "last", "one_layer" and all with batch norm, 0 for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from depthmup.fit import PowerLaw, Transfer
 from experiments.figures.figure import Experiment, Outcome, Sweeps
-from experiments.output import AGREES, DISAGREES, UNDECIDED, combined
-from experiments.paper_b import answer, exponents, fig2a
-from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, of_optima, words
+from experiments.output import AGREES, DISAGREES, UNDECIDED, combined, markdown
+from experiments.paper_b import at_start, exponents, fig2a
+from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, equal, of_optima, text, words
 from experiments.paper_b.ingredients import FULL, INGREDIENTS, SCREEN, by_theory, label, name_of, settings_of
+
+# {prediction: the law of a sweep over these depths, or its exponent}
+PREDICTIONS: dict[str, Callable[[str, Sequence[float]], PowerLaw | float | None]] = {
+    "-3/2 (theorem 3)": lambda sweep, depths: exponents.CLAIMED,
+    "theory": lambda sweep, depths: by_theory(settings_of(sweep)),
+    "Sbar": lambda sweep, depths: at_start.of_update(at_start.read(name_of(sweep)), depths),
+    "2 / sharpness": lambda sweep, depths: at_start.of_sharpness(at_start.read(name_of(sweep)), depths),
+}
+COLUMNS = ("edge", "minus baseline", "Sbar", "2 / sharpness", "PathSum", "theory")
+
+
+def exponent_table(sweeps: Sweeps, columns: Sequence[str] = (), cell: Callable[[Transfer], str] = words) -> str:
+    """The exponents of every network, and what is known of it before any training.
+
+    columns: of MEASURES and COLUMNS; none: all. cell: what stands in those of MEASURES.
+    """
+    baseline = next((along_depth(sweep) for name, sweep in sweeps.items() if name_of(name) == "baseline"), None)
+    columns, rows = columns or (*MEASURES.values(), *COLUMNS), []
+    for name, sweep in sweeps.items():
+        result = along_depth(sweep)
+        known = {measure: cell(along_depth(sweep, key)) for key, measure in MEASURES.items() if measure in columns}
+        known["edge"] = text(exponents.of_edges(result))
+        known["minus baseline"] = equal(baseline, result)[0] if baseline and name_of(name) != "baseline" else ""
+        for column in ("Sbar", "2 / sharpness", "theory"):
+            law = PREDICTIONS[column](name, result.values)
+            known[column] = f"{law:+.1f}" if isinstance(law, float) else text(law)
+        known["PathSum"] = f"{exponents.by_path_sum(settings_of(name), result.values):+.2f}"
+        rows.append([label(name), *(known[column] for column in columns)])
+    return markdown(("exponent by", *columns), rows)
+
+
+def match(sweeps: Sweeps, prediction: str, measure: str) -> str:
+    """How well a prediction gives the exponents of trained optima: in how many of the networks for which both are known
+    the 95% interval of the difference excludes 0, and the root mean square difference; "-" for fewer than FEWEST."""
+    laws = {sweep: of_optima(along_depth(trials, measure)) for sweep, trials in sweeps.items()}
+    known = {sweep: law for sweep, law in laws.items() if law}
+    predict = PREDICTIONS[prediction]
+    apart_from = (exponents.apart(predict(sweep, law.depths.tolist()), law) for sweep, law in known.items())
+    gaps = [gap for gap in apart_from if gap]
+    if len(gaps) < exponents.FEWEST:
+        return "-"
+    excluded = sum(not gap.low <= 0 <= gap.high for gap in gaps)
+    return f"{excluded} of {len(gaps)}, {np.sqrt(np.mean([gap.value**2 for gap in gaps])):.2f}"
+
+
+def predictions(sweeps: Sweeps) -> str:
+    """The matches of all predictions as a table; "" where there are too few networks."""
+    rows = [[name, *(match(sweeps, name, measure) for measure in BOTH)] for name in PREDICTIONS]
+    columns = ("prediction: excluded in, root mean square difference", *(f"by {MEASURES[measure]}" for measure in BOTH))
+    known = [row for row in rows if set(row[1:]) != {"-"}]
+    return markdown(columns, known) if known else ""
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
@@ -44,7 +96,7 @@ def ingredients(sweeps: Sweeps) -> Outcome:
         lines.append(f"Exponents where theory says {power}: {'; '.join(shown)}.")
     rest = (label(name) for name, result in results.items() if not of_optima(result))
     lines.append(f"Without an exponent: {', '.join(rest)}.")
-    section = "\n\n".join(["\n".join(lines), _assumed(sweeps), answer.predictions(sweeps)])
+    section = "\n\n".join(["\n".join(lines), _assumed(sweeps), predictions(sweeps)])
     return Outcome(combined(answers), f"{len(answers)} networks: {counts}", section)
 
 
@@ -66,7 +118,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
     """Figure 2b is about the baseline, by accuracy."""
     baseline = along_depth(sweeps["full_baseline"])
     residual = {name: sweep for name, sweep in sweeps.items() if name in FULL}
-    table = answer.table(residual, ("accuracy", "Sbar", "theory"), bare)
+    table = exponent_table(residual, ("accuracy", "Sbar", "theory"), bare)
     return Outcome.of([(words(baseline), against(baseline))], table)
 
 
@@ -103,7 +155,7 @@ EXPERIMENT = Experiment(
     outcome=outcome,
     pictures=pictures,
     needs=("full_baseline",),
-    printed=answer.table,
+    printed=exponent_table,
 )
 SCREENED = Experiment(
     figure="Theorem 3",
@@ -113,5 +165,5 @@ SCREENED = Experiment(
     outcome=ingredients,
     pictures=ingredient_pictures,
     needs=("screen_baseline",),
-    printed=answer.table,
+    printed=exponent_table,
 )

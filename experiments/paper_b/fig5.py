@@ -36,27 +36,15 @@ from experiments.published import Sweep
 
 CLASSES = 100
 EPOCH = 22_000 // 128  # steps
-PLAIN = {"epochs": networks.STEPS / EPOCH, "sweep__seeds": 2}
-RESIDUAL = {"epochs": 200 / EPOCH, "sweep__seeds": 2}
+PLAIN = {"epochs": networks.STEPS / EPOCH, "sweep.seeds": 2}
+RESIDUAL = {"epochs": 200 / EPOCH, "sweep.seeds": 2}
 VARIANTS = {"none": "baseline", "dropout": "dropout", "batch_norm": "batch_norm", "both": "batch_norm_dropout"}
-
-
-def of_hundred(config: networks.Config) -> networks.Config:
-    """The same with CIFAR-100 at the paper's scale."""
-
-    def changed(scale: str) -> object:
-        result = config(scale)
-        if scale == "paper":
-            result.data.name = "cifar100"
-        return result
-
-    return changed
-
-
 SWEEPS = {
-    "hundred_plain": of_hundred(networks.full(networks.plain, (3, 4, 5, 6, 8, 10, 13), {}, **PLAIN)),
+    "hundred_plain": networks.full(networks.plain, (3, 4, 5, 6, 8, 10, 13), PLAIN),
     **{
-        f"hundred_{name}": of_hundred(networks.full(ingredients.base(ingredient), (2, 3, 4, 6, 8, 12), {}, **RESIDUAL))
+        f"hundred_{name}": networks.full(
+            networks.residual, (2, 3, 4, 6, 8, 12), {**ingredients.INGREDIENTS[ingredient], **RESIDUAL}
+        )
         for name, ingredient in VARIANTS.items()
     },
 }

@@ -7,16 +7,13 @@ sqrt(N), which at a single width is the same but for a constant factor in all le
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from depthmup.settings import Settings, from_config
 from experiments.paper_b import exponents, fig2a, networks
 
 # {ingredient: what differs from the paper's network}
-INGREDIENTS: dict[str, Mapping[str, Any]] = {
+INGREDIENTS: dict[str, networks.Changes] = {
     "baseline": {},
     "last": {"parameterization.branch_init": "*/last/*"},
     "one_over_depth": {"parameterization.alpha": 1.0},
@@ -26,7 +23,7 @@ INGREDIENTS: dict[str, Mapping[str, Any]] = {
     "dropout": {"model.dropout": 0.1},
     "batch_norm_dropout": {"model.norm": "batch", "model.dropout": 0.1},
     "zero_padding": {"model.padding": "zero"},
-    "mean_field_head": {},  # gamma0, which depends on the width, is below
+    "mean_field_head": {"parameterization.gamma0": math.sqrt(8)},  # of the width
     "mse": {"loss": "mse"},
     "dense": {"model.kernels": (1, 1)},
     "conv_dense": {"model.kernels": (3, 1)},
@@ -40,22 +37,14 @@ INGREDIENTS: dict[str, Mapping[str, Any]] = {
 }
 # Besides the baseline, those that the screens show to move the exponent most.
 STRONGEST = ("last", "one_layer")
-
-
-def _ingredient(name: str, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
-    config = networks.residual(scale, {**INGREDIENTS[name], **changes}, demo)
-    if name == "mean_field_head":
-        config.parameterization.gamma0 = math.sqrt(config.model.width)
-    return config
-
-
-def base(name: str) -> Callable[..., Any]:
-    """The network of an ingredient, as `networks.full` and `networks.screen` take it."""
-    return functools.partial(_ingredient, name)
-
-
-SCREEN = {f"screen_{name}": networks.screen(base(name), networks.SCREEN_DEPTHS, {}) for name in INGREDIENTS}
-FULL = {f"full_{name}": networks.full(base(name), networks.FULL_DEPTHS, {}) for name in ("baseline", *STRONGEST)}
+SCREEN = {
+    f"screen_{name}": networks.screen(networks.residual, networks.SCREEN_DEPTHS, changes)
+    for name, changes in INGREDIENTS.items()
+}
+FULL = {
+    f"full_{name}": networks.full(networks.residual, networks.FULL_DEPTHS, INGREDIENTS[name])
+    for name in ("baseline", *STRONGEST)
+}
 
 
 def name_of(sweep: str) -> str:
@@ -69,7 +58,7 @@ def label(sweep: str) -> str:
 
 
 def settings_of(sweep: str) -> Settings:
-    return from_config({**SCREEN, **FULL, **fig2a.SWEEPS}[sweep]("demo"))
+    return from_config({**SCREEN, **FULL, **fig2a.SWEEPS}[sweep]())
 
 
 def by_theory(settings: Settings) -> float:

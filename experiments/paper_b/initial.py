@@ -66,7 +66,7 @@ def wanted(data: str | None) -> dict[str, dict[int, Settings]]:
     """{network: {depth: settings}} of all that is measured."""
     result = {}
     for sweep, config in {**ingredients.SCREEN, **fig2a.SWEEPS}.items():
-        settings = settings_of(config("demo"), data)
+        settings = settings_of(config(), data)
         depths = {*settings.sweep.depths, *(() if sweep in fig2a.SWEEPS else networks.FULL_DEPTHS)}
         models = {depth: dataclasses.replace(settings.model, depth=depth) for depth in sorted(depths)}
         of_depth = {depth: dataclasses.replace(settings, model=model) for depth, model in models.items()}

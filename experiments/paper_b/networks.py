@@ -1,4 +1,4 @@
-"""The networks of paper B and their training, at the paper's scale and at a laptop's; every sweep changes one of them.
+"""The networks of paper B and their training, smaller than the paper's; every sweep changes one of them.
 
                 paper (4.1 to 4.3)                       here
 images          CIFAR-10, 32x32                          CIFAR-10 (JPEG), 16x16 (residual) and 8x8 (plain networks)
@@ -34,36 +34,33 @@ FULL_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24)
 ANCHORED = (3, 4, 6, 9, 10, 11, 13, 16, 18, 20, 24, 30)  # both anchors of each segment, two or more depths to predict
 SHORT = (3, 4, 6, 9, 13)
 RATES = (-5.0, 2.0)  # log2, of the smallest depth; the adaptive search follows the optimum from there
-Config = Callable[[str], Any]
+Config = Callable[[], Any]
+Changes = Mapping[str, Any]  # {key of a config, with dots: its value}
 
 
-def residual(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
-    """A config of a residual network. changes: at either scale; demo: at the laptop's alone."""
-    return _config("residual_cnn", scale, changes, {"model.width": 8, "data.image_size": 16, "model.depth": 2, **demo})
+def residual(changes: Changes) -> Any:
+    """A config of a residual network."""
+    return _config("residual_cnn", {"model.width": 8, "data.image_size": 16, "model.depth": 2, **changes})
 
 
-def plain(scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+def plain(changes: Changes) -> Any:
     """A config of a plain network."""
-    return _config("cnn", scale, changes, {"model.width": 16, "data.image_size": 8, "model.depth": 3, **demo})
+    return _config("cnn", {"model.width": 16, "data.image_size": 8, "model.depth": 3, **changes})
 
 
-def _config(model: str, scale: str, changes: Mapping[str, Any], demo: Mapping[str, Any]) -> Any:
+def _config(model: str, changes: Changes) -> Any:
     config = papers.paper_b(model, "cifar10")
-    if scale == "demo":
-        config.data.name = "folder"
-        config.sweep.update(axes="", adaptive=True, calibrate=False)
-        config.update_from_flattened_dict(dict(demo))
+    config.data.name = "folder"
+    config.sweep.update(axes="", adaptive=True, calibrate=False)
     config.update_from_flattened_dict(dict(changes))
     return config
 
 
-def full(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
-    """One epoch of these networks at these depths. demo: changes at the laptop's scale, __ for the dots of a key."""
-    dotted = {key.replace("__", "."): value for key, value in demo.items()}
-    laptop = {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **dotted}
-    return functools.partial(base, changes=changes, demo=laptop)
+def full(base: Callable[[Changes], Any], depths: tuple[int, ...], changes: Changes) -> Config:
+    """One epoch of these networks at these depths."""
+    return functools.partial(base, {"sweep.depths": depths, "sweep.log2_learning_rates.sgd": RATES, **changes})
 
 
-def screen(base: Callable[..., Any], depths: tuple[int, ...], changes: Mapping[str, Any], **demo: Any) -> Config:
+def screen(base: Callable[[Changes], Any], depths: tuple[int, ...], changes: Changes) -> Config:
     """100 steps, two seeds."""
-    return full(base, depths, changes, **{"epochs": 100 / STEPS, "sweep__seeds": 2, **demo})
+    return full(base, depths, {"epochs": 100 / STEPS, "sweep.seeds": 2, **changes})

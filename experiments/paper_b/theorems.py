@@ -27,10 +27,7 @@ trainings in an hour and a half: still undecided, 0% [0, .8], with a drift of .0
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -41,38 +38,25 @@ from experiments.paper_b import networks
 from experiments.paper_b.exponents import Law, best_rates, equal, experiment
 
 HEADS = ("am_mup", "mup")
-WIDTHS = {"demo": (8, 16, 32, 64), "paper": (64, 128, 256, 512)}
+WIDTHS = (8, 16, 32, 64)
 BATCH = 32
-# {name: (changes at either scale, at the laptop's alone)}
-CHANGES: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "base": ({}, {}),
-    "channels": ({}, {"model__width": 32}),
-    "kernel": ({"model.kernels": (5,)}, {}),
-    "size": ({}, {"data__image_size": 16}),
-    "batch": ({"data.batch_size": BATCH}, {"epochs": 100 * BATCH / (128 * networks.STEPS)}),
+CHANGES: dict[str, networks.Changes] = {
+    "base": {},
+    "channels": {"model.width": 32},
+    "kernel": {"model.kernels": (5,)},
+    "size": {"data.image_size": 16},
+    "batch": {"data.batch_size": BATCH, "epochs": 100 * BATCH / (128 * networks.STEPS)},
 }
-
-
-def plain_width(scale: str) -> Any:
-    config = networks.plain(scale, {}, {"sweep.log2_learning_rates.sgd": networks.RATES})
-    config.model.update(depth=4, width=WIDTHS[scale][0])
-    config.parameterization.base_width = WIDTHS[scale][0]
-    config.sweep.update(parameterizations=HEADS, depths=(), widths=WIDTHS[scale], until="decided")
-    return config
-
-
-def _at_scale(name: str, scale: str) -> Any:
-    changes, demo = CHANGES[name]
-    config = networks.screen(networks.plain, networks.SHORT, changes, **demo)(scale)
-    if scale == "paper" and name == "channels":
-        config.model.width *= 2
-    if scale == "paper" and name == "size":
-        config.data.update(name="folder", image_size=16)  # only a folder's images are resized
-    return config
-
-
 LAWS = {name: Law(f"plain_{name}") for name in CHANGES}
-SWEEPS = {law.sweep: functools.partial(_at_scale, name) for name, law in LAWS.items()}
+SWEEPS = {law.sweep: networks.screen(networks.plain, networks.SHORT, CHANGES[name]) for name, law in LAWS.items()}
+PLAIN_WIDTH = networks.full(
+    networks.plain,
+    (),
+    {
+        "model.depth": 4, "model.width": WIDTHS[0], "parameterization.base_width": WIDTHS[0],
+        "sweep.parameterizations": HEADS, "sweep.widths": WIDTHS, "sweep.until": "decided",
+    },
+)  # fmt: skip
 
 
 def changed(base: Transfer, other: Transfer) -> Part:
@@ -88,7 +72,7 @@ def changed(base: Transfer, other: Transfer) -> Part:
 WIDTH = Experiment.transfers(
     figure="Theorem 1",
     claim="plain CNNs, as many outputs as units: the width does not matter",
-    sweeps={"plain_width": plain_width},
+    sweeps={"plain_width": PLAIN_WIDTH},
     expected={CurveName("plain_width", "am_mup", "width"): True, CurveName("plain_width", "mup", "width"): None},
     pictures=lambda sweeps: loss_pictures({"theorem1": sweeps["plain_width"].curves}),
 )

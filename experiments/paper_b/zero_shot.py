@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -41,26 +40,24 @@ OURS = "L^-3/2"  # the paper's rule
 PARAMETERIZATIONS = {"full_baseline": "am_mup", "full_depth_mup": "depth_mup"}  # of residual networks
 
 
-def depth_mup(scale: str) -> Any:
-    """The same residual networks under depth-muP, whose rule is a constant learning rate."""
-    config = networks.residual(scale, {}, {"sweep.depths": networks.SCREEN_DEPTHS})
-    config.sweep.update(parameterizations=("depth_mup",), log2_learning_rates={"sgd": networks.RATES})
-    config.parameterization.update(name="depth_mup", lr_depth=None, base_depth=2, base_width=config.model.width)
-    return config
-
-
+# The same residual networks under depth-muP, whose rule is a constant learning rate.
+DEPTH_MUP = networks.full(
+    networks.residual,
+    networks.SCREEN_DEPTHS,
+    {
+        "sweep.parameterizations": ("depth_mup",), "parameterization.name": "depth_mup",
+        "parameterization.lr_depth": None, "parameterization.base_depth": 2, "parameterization.base_width": 8,
+    },
+)  # fmt: skip
 # Learning rates far below the best, which the adaptive search of figure 2b does not train and L^-1 and L^-3/2 predict.
 LOW = networks.full(
-    ingredients.base("baseline"),
+    networks.residual,
     (2, 24),
-    {},
-    sweep__log2_learning_rates__sgd=(-7.0, -3.0),
-    sweep__per_octave=1,
-    sweep__adaptive=False,
+    {"sweep.log2_learning_rates.sgd": (-7.0, -3.0), "sweep.per_octave": 1, "sweep.adaptive": False},
 )
 SWEEPS = {
     "full_baseline": ingredients.FULL["full_baseline"],
-    "full_depth_mup": depth_mup,
+    "full_depth_mup": DEPTH_MUP,
     **fig2a.SWEEPS,
     "low_baseline": LOW,
 }
