@@ -358,10 +358,12 @@ def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
 
 def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
     logits, after = model.run(params, state, *inputs)
-    statistics = zip(model.statistics(after), model.statistics(state), strict=True)
-    if any(new is old for new, old in statistics if jnp.issubdtype(old.dtype, jnp.floating)):  # not limits or counts
+    pairs = zip(model.statistics(after), model.statistics(state), strict=True)
+    kept = [new is old for new, old in pairs if jnp.issubdtype(old.dtype, jnp.floating)]  # without limits and counts
+    if any(kept):
+        some = "" if all(kept) else f" {sum(kept)} of {len(kept)} arrays of"
         raise ForwardError(
-            "this call does not update the model's batch statistics, so it is not the one of training: pass the "
+            f"this call does not update{some} the model's batch statistics, so it is not the one of training: pass the "
             "keyword arguments of training, such as options={'train': True}"
         )
     return logits

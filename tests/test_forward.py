@@ -461,9 +461,10 @@ def test_parallel_branches_share_a_norm():
     assert inside == [{"a_b", "a_w"}, {"a_b", "b_w"}]
 
 
-def test_bias_of_the_readout_is_not_scaled():
+@pytest.mark.parametrize("chosen", [lambda logits: logits, lambda logits: logits[:1], lambda logits: logits[None, 0]])
+def test_bias_of_the_readout_is_not_scaled(chosen):
     def apply(p, x):
-        return with_branch(lambda p, h: layer(p, "a", h))(p, x) + p["out_b"]
+        return chosen(with_branch(lambda p, h: layer(p, "a", h))(p, x) + p["out_b"])
 
     assert places(apply, PARAMS, X)["output"] == [["out_w"]]
 
