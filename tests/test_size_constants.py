@@ -38,8 +38,13 @@ class Transformer(nn.Module):
         for i in range(self.depth):
             y = nn.RMSNorm(name=f"norm_{i}")(h)
             q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"{name}_{i}")(y) for name in "qkv")
-            if self.qk_norm:
-                q, k = (nn.RMSNorm(name=f"norm_{name}_{i}")(part) for name, part in (("q", q), ("k", k)))
+            if self.qk_norm:  # lucidrains/x-transformers, RMSNorm
+                gains = (self.param(f"gain_{name}_{i}", nn.initializers.ones, q.shape[-1:]) for name in "qk")
+                sizes = (jnp.linalg.norm(part, axis=-1, keepdims=True) for part in (q, k))
+                q, k = (
+                    part / size * np.sqrt(q.shape[-1]) * gain
+                    for part, size, gain in zip((q, k), sizes, gains, strict=True)
+                )
             q = q * number(self.queries, self.width // 4)
             weights = nn.softmax(number(self.attention, self.width // 4) * jnp.einsum("...qhd,...khd->...hqk", q, k))
             y = jnp.einsum("...hqk,...khd->...qhd", weights, v).reshape(h.shape)
@@ -105,8 +110,8 @@ ONE = {"attention": lambda size: 1.0}
         (ONE, "factor 0.25 inside q_"),  # T5
         ({"attention": lambda size: 1 / size}, "factor 1 / head_dim inside q_"),
         ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5 / sqrt(head_dim)"),
-        (ONE | {"qk_norm": True}, "factor 0.25 inside norm_q_"),
-        (ONE | {"qk_norm": True, "queries": lambda size: size**-0.5}, "factor 0.5 / sqrt(head_dim) inside norm_q_"),
+        (ONE | {"qk_norm": True}, "factor 0.25 inside gain_q_"),
+        (ONE | {"qk_norm": True, "queries": lambda size: size**-0.5}, "factor 0.5 / sqrt(head_dim) inside gain_q_"),
     ],
 )
 def test_attention_goes_as_one_over_the_head_size(numbers, place):

@@ -186,7 +186,8 @@ def _attentions(graph: Graph) -> Iterator[Site]:
             for value, of_calls in zip((query, key), values, strict=True)
         )
         # (Where queries and keys are the same, their product grows by the square.)
-        parts = next((parts for parts in candidates if parts and doubles(graph, product, parts)), None)
+        earlier = [product for *_, product in group[:-1]]
+        parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):
             continue  # it is at most 1 at any size of the heads
         yield Site("attention", parts, head_dim=product.summed, product=product.number)

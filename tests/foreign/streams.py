@@ -132,6 +132,26 @@ class SharedBlock(nn.Module):
         return nn.Dense(3, name="head")(h)
 
 
+class SharedPostNorm(nn.Module):
+    """ALBERT, divided by the depth: one block of attention and MLP, with norms after its sums."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, parts = nn.Dense(self.width, name="embed")(x), (4, self.width // 4)
+        q, k, v = (nn.DenseGeneral(parts, name=name) for name in "qkv")
+        out = nn.DenseGeneral(self.width, axis=(-2, -1), name="out")
+        up, down = nn.Dense(2 * self.width, name="up"), nn.Dense(self.width, name="down")
+        norms = nn.LayerNorm(name="norm1"), nn.LayerNorm(name="norm2")
+        for _ in range(self.depth):
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q(h), k(h)) / np.sqrt(parts[1])
+            h = norms[0](h + out(jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v(h))) / self.depth)
+            h = norms[1](h + down(nn.gelu(up(h))) / self.depth)
+        return nn.Dense(3, name="head")(h)
+
+
 class GraphDistances(nn.Module):
     """A bias of the attention logits that all layers share and that is looked up from the input (Graphormer)."""
 
@@ -220,6 +240,12 @@ MODELS = {
     "shared_block": Foreign(
         SharedBlock, (ones(4, 5),), ENDS | trunk(up="hidden", down="hidden", norm="vector"),
         {"residual": False},
+    ),
+    "shared_post_norm": Foreign(
+        SharedPostNorm, (ones(2, 6, 5),),
+        ENDS | trunk(q="hidden", k="hidden", v="hidden", out="hidden", up="hidden", down="hidden")
+        | {"norm?/*": "stream/vector"},
+        {"residual": False, "overrides": {"norm?/*": "stream"}}, queries=("q/*", "k/*"),
     ),
     "graph_distances": Foreign(
         GraphDistances, (ones(2, 8, 5), np.arange(128).reshape(2, 8, 8) % 6),

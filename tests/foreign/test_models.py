@@ -104,7 +104,10 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
             "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
-        ("alibi", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
+        (
+            "alibi",
+            "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",
+        ),
         (
             "graph_distances",
             "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",
