@@ -60,8 +60,8 @@ def check_whole(
             "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
             "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
             "residual branches; if its blocks share their weights, whose contributions add up as depth, divide them by "
-            "it in the model, h + branch(h) / depth, and pass residual=False; overrides={GLOB: 'stream'} for norms after "
-            "these sums"
+            "it in the model, h + branch(h) / depth, and pass residual=False; overrides={GLOB: 'stream'} for norms "
+            "after these sums"
         )
     inputs, readouts = by_role["input"], by_role["readout"]
     body = by_role["hidden"] or by_role["output"]
