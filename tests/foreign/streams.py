@@ -141,7 +141,7 @@ class SharedPostNorm(nn.Module):
     @nn.compact
     def __call__(self, x):
         h, parts = nn.Dense(self.width, name="embed")(x), (4, self.width // 4)
-        q, k, v = (nn.DenseGeneral(parts, name=name) for name in "qkv")
+        q, k, v = (nn.DenseGeneral(parts, use_bias=False, name=name) for name in "qkv")
         out = nn.DenseGeneral(self.width, axis=(-2, -1), name="out")
         up, down = nn.Dense(2 * self.width, name="up"), nn.Dense(self.width, name="down")
         norms = nn.LayerNorm(name="norm1"), nn.LayerNorm(name="norm2")

@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -251,3 +252,51 @@ def test_fourier_neural_operator():
     """Its blocks have no skip connection around them."""
     with pytest.raises(REFUSALS, match="residual=False"):
         pde("ClassicFNO").set_up()
+
+
+def hugging_face(family, name, config, **sizes):
+    """A factory of a Flax module of transformers and a tiny config; its heads grow with width."""
+    transformers = pytest.importorskip("transformers")
+    module = pytest.importorskip(f"transformers.models.{family}.modeling_flax_{family}")
+    names = {"width": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads", **sizes}
+
+    def factory(width, depth):
+        settings = {names["width"]: width, names["depth"]: depth, names["heads"]: 4, "vocab_size": 50}
+        made = {key: value for key, value in names.items() if key not in ("width", "depth", "heads")}
+        if "intermediate_size" in made:
+            made["intermediate_size"] = 4 * width
+        return getattr(module, name)(getattr(transformers, config)(**settings, **made))
+
+    return factory
+
+
+def test_bloom_of_hugging_face():
+    """Each block adds the causal mask and one table of positions to its attention logits."""
+    factory = hugging_face("bloom", "FlaxBloomForCausalLMModule", "BloomConfig", depth="n_layer", heads="n_head")
+    m = dm.setup("depth_mup", factory, TOKENS, ALL, **LOGITS, **SHAPE)
+    block = "transformer/h/*/"
+    assert places(m)["branch"] == ", ".join(
+        f"{block}{name}/{part}" for name in ("mlp/dense_4h_to_h", "self_attention/dense") for part in ("bias", "kernel")
+    )
+
+
+def test_gemma_of_hugging_face():
+    """Norms with 1 + weight, which starts as 1; in the last one is the output factor 1/2 of the tied embedding."""
+    factory = hugging_face(
+        "gemma", "FlaxGemmaForCausalLMModule", "GemmaConfig", intermediate_size=0, num_key_value_heads=2, head_dim=8,
+        hidden_activation="gelu",
+    )  # fmt: skip
+    with pytest.warns(dm.SetupWarning, match="embed_tokens/embedding by 5.6"):
+        m = dm.setup("depth_mup", factory, TOKENS, ALL, WHERE, **LOGITS, **SHAPE)
+    assert places(m)["output"] == "1 + model/norm/weight"
+    np.testing.assert_allclose(m.init(jax.random.key(0))["params"]["model"]["norm"]["weight"], 2 / 2 - 1)
+
+
+def test_electra_of_hugging_face():
+    """A norm stands behind the head, in front of embeddings of fixed size: no output factor."""
+    factory = hugging_face(
+        "electra", "FlaxElectraForMaskedLMModule", "ElectraConfig", intermediate_size=0, embedding_size=16
+    )
+    m = dm.setup("depth_mup", factory, TOKENS, ALL, 0 * TOKENS, WHERE, None, **LOGITS, **SHAPE)
+    assert "output" not in places(m)
+    assert m.specs["generator_predictions"]["dense"]["kernel"].role == "output"
