@@ -191,8 +191,8 @@ def by_hand(framework, m, rate, seed, make=lambda m, rate: m.optimizer("adamw", 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_sweep_is_what_a_hand_written_loop_gives(framework, tmp_path):
-    """To the last bit, at another depth than the base's, whose factors are powers of 2 and exact in float32. The 1 of 1 + scale
-    is a constant for the compiler in the one and not in the other: equal up to rounding, in the first steps."""
+    """To the last bit, at another depth than the base's, whose factors are powers of 2 and exact in float32. With
+    1 + scale, where 1 is a constant for one compiler alone, up to rounding in the first steps."""
     m = setup(framework)
     result = small(m, widths=(), depths=(4 * DEPTH,), weight_decay=0.1, seeds=2, workdir=tmp_path)
     curves = sweep.curves(tmp_path).groupby("key")
