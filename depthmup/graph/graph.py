@@ -130,7 +130,7 @@ class Graph:
             raise ForwardError(_outputs_message(names))
         (self.output,) = floating
         self._link()
-        self.offset = frozenset(node.path for node in self.nodes if self._joined_to_one(node))
+        self.offset = self._offsets()
         self._link()
         self.fed |= self.descendants(self._learned_states())
 
@@ -146,26 +146,14 @@ class Graph:
             for operand in dict.fromkeys(node.operands):
                 operand.consumers.append(node)
 
-    def _joined_to_one(self, leaf: Node) -> bool:
-        """Whether a parameter acts through 1 + parameter alone. Then each such sum stands for the parameter."""
-        sums, todo = list[Node](), [leaf] if leaf.op == "parameter" else []
-        while todo:
-            for consumer in todo.pop().consumers:
-                others = [operand for operand in consumer.operands if leaf not in self.ancestors(operand)]
-                if consumer.op in (*COPIES, "member"):
-                    todo.append(consumer)
-                elif (
-                    consumer.op in ADDITIONS
-                    and others
-                    and as_stored(others[0]).op == "constant"
-                    and np.all(others[0].value == 1)
-                ):
-                    sums.append(consumer)
-                else:
-                    return False
-        for total in sums:
-            total.op, total.path, total.operands = "parameter", leaf.path, ()
-        return bool(sums)
+    def _offsets(self) -> frozenset[str]:
+        """Put the sums 1 + parameter in the place of parameters that act through these alone; their paths."""
+        paths = set[str]()
+        for leaf in [node for node in self.nodes if node.op == "parameter"]:
+            for total in _sums_with_one(leaf):
+                total.op, total.path, total.operands = "parameter", leaf.path, ()
+                paths.add(leaf.path)
+        return frozenset(paths)
 
     def _leaf(self, op: str, value: Any, path: str = "") -> Node:
         return self._add(Node(op, (), lambda: value, path))
@@ -382,6 +370,21 @@ class Graph:
                 return None
             values[node] = new
         return values
+
+
+def _sums_with_one(leaf: Node) -> list[Node]:
+    """The sums 1 + parameter through which alone a parameter acts; none if it acts otherwise too."""
+    sums, todo = list[Node](), [leaf]
+    while todo:
+        for consumer in todo.pop().consumers:
+            constants = [o.value for o in consumer.operands if as_stored(o).op == "constant"]
+            if consumer.op in (*COPIES, "member"):
+                todo.append(consumer)
+            elif consumer.op in ADDITIONS and constants and np.all(constants[0] == 1):
+                sums.append(consumer)
+            else:
+                return []
+    return sums
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:
