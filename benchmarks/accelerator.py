@@ -99,9 +99,9 @@ def losses(loop: TrialLoop, hypers: list[Any], steps: int) -> np.ndarray:
     return stretch.read()["loss"]
 
 
-def off(found: Any, wanted: Any) -> float:
+def off(values: Any, wanted: Any) -> float:
     """The largest difference, relative to the largest wanted number."""
-    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
+    return float(np.abs(np.asarray(values) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
 
 
 def check_family(family: str, steps: int) -> Report:
@@ -114,8 +114,8 @@ def check_family(family: str, steps: int) -> Report:
             return losses(TrialLoop(task, batches, BatchOverDevices([on])), [task.hyper(p, 1e-3)], steps)
 
     wanted = run(cpu, "float32")
-    found = {"float32": off(run(device, "float32"), wanted), "bfloat16": off(run(device, "bfloat16"), wanted)}
-    return {**found, "ok": found["float32"] < 1e-3 and found["bfloat16"] < 0.05}
+    errors = {"float32": off(run(device, "float32"), wanted), "bfloat16": off(run(device, "bfloat16"), wanted)}
+    return {**errors, "ok": errors["float32"] < 1e-3 and errors["bfloat16"] < 0.05}
 
 
 def check_resume(steps: int) -> Report:
@@ -144,8 +144,8 @@ def check_sweep(steps: int) -> Report:
         alone = TrialLoop(task, batches, TrialsOverDevices(1, devices))
         each = np.concatenate([losses(alone, [hyper], steps) for hyper in hypers])
     healthy = [0, 1, 3]
-    found = off(together[healthy], each[healthy])
-    return {"off": found, "ok": found < 1e-3 and bool(np.isnan(together[2, -1]) and np.isnan(each[2, -1]))}
+    error = off(together[healthy], each[healthy])
+    return {"off": error, "ok": error < 1e-3 and bool(np.isnan(together[2, -1]) and np.isnan(each[2, -1]))}
 
 
 def problem(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -161,12 +161,12 @@ def check_theory(samples: int) -> Report:
         kernels = dm.theory.lazy_kernels(Kx, 8, "relu").ntk
         return np.asarray(kernels), np.asarray(dm.theory.linear_dmft(Kx, y, **options).predictions)
 
-    here = solved()
+    on_device = solved()
     with jax.default_device(jax.devices("cpu")[0]):
-        there = solved()
-    found = dm.theory.dmft(Kx, y, samples=samples, replicates=4, **options)
-    errors = np.abs(found.predictions - here[1]).max()
-    difference = max(off(a, b) for a, b in zip(here, there, strict=True))
+        on_cpu = solved()
+    sampled = dm.theory.dmft(Kx, y, samples=samples, replicates=4, **options)
+    errors = np.abs(sampled.predictions - on_device[1]).max()
+    difference = max(off(a, b) for a, b in zip(on_device, on_cpu, strict=True))
     return {"off": difference, "sampled off": float(errors), "ok": bool(difference < 1e-9 and errors < 0.2)}
 
 

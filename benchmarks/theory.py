@@ -46,15 +46,15 @@ def lazy(samples: int = 2000, depth: int = 1000) -> None:
     Kx = kernel(samples)
     limits = {}
     for activation in ("relu", "erf", "tanh"):
-        first, later, found = timed(lambda activation=activation: lazy_kernels(Kx, None, activation, times=()))  # type: ignore[misc]
-        limits[activation] = found.ntk
+        first, later, kernels = timed(lambda activation=activation: lazy_kernels(Kx, None, activation, times=()))  # type: ignore[misc]
+        limits[activation] = kernels.ntk
         print(f"| {activation}, infinite depth | {first:.2f} | {later:.2f} | |")
     # The limit extrapolated from the recursion, 2 F_2L - F_L, has an error that falls as 1 / L^2.
-    first, later, found = timed(lambda: lazy_kernels(Kx, depth, "relu", times=()), 1)
+    first, later, kernels = timed(lambda: lazy_kernels(Kx, depth, "relu", times=()), 1)
     part = slice(0, 50)
     deep = [lazy_kernels(Kx[part, part], d, "relu", times=()).ntk for d in (8 * depth, 16 * depth)]
     size = np.abs(limits["relu"]).max()
-    off = np.abs(found.ntk - limits["relu"]).max() / size
+    off = np.abs(kernels.ntk - limits["relu"]).max() / size
     print(f"| relu, recursion of depth {depth} | {first:.2f} | {later:.2f} | {off:.1e} |")
     exact = np.abs(2 * deep[1] - deep[0] - limits["relu"][part, part]).max() / size
     print(f"infinite depth against the recursion extrapolated from depths {8 * depth} and {16 * depth}: {exact:.1e}")

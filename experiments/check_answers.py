@@ -81,7 +81,8 @@ def reports() -> None:
         noise = NOISE * rng.normal(size=(REPEATS, SLOPES, len(WIDTHS), STAGES[-1]))
         changes = 2.0 ** (planted[:, None, None] * x + noise)
         cells = [
-            shares([report(own, looks, tests) for own in changes]) for looks, tests in ((len(STAGES), SLOPES), (1, 1))
+            shares([report(change, looks, tests) for change in changes])
+            for looks, tests in ((len(STAGES), SLOPES), (1, 1))
         ]
         print(f"{name:44}" + "".join(f"{cell:>21}" for cell in cells), flush=True)
 
@@ -89,7 +90,7 @@ def reports() -> None:
 def report(changes: np.ndarray, looks: int, tests: int) -> str:
     """The verdict on planted changes, (slopes, widths, seeds), of which it takes no more seeds than it needs."""
     for seeds in STAGES:
-        slopes = [fits("width", WIDTHS, own[:, :seeds]) for own in changes]
+        slopes = [fits("width", WIDTHS, change[:, :seeds]) for change in changes]
         verdict = overall([answer(measured, TOLERANCE, looks, tests) for measured in slopes])
         if verdict != UNDECIDED:
             break

@@ -82,13 +82,13 @@ def mean_square(draws: np.ndarray) -> Square:
     return Square(value, math.hypot(2 * math.sqrt(max(value, 0)) * noise, noise**2), noise)
 
 
-def bias(found: np.ndarray, limit: np.ndarray) -> Square:
+def bias(predictions: np.ndarray, limit: np.ndarray) -> Square:
     """The squared distance between the mean of networks (seeds, ...) and solutions (BLOCKS, ...), with both noises."""
-    squared = ensemble_errors(found, limit.mean(axis=0)).squared_bias
+    squared = ensemble_errors(predictions, limit.mean(axis=0)).squared_bias
     of_limit = mean_square(limit).noise
     value = squared.value - of_limit**2
     stderr = math.hypot(squared.stderr, 2 * math.sqrt(max(value, 0)) * of_limit)
-    return Square(value, stderr, math.hypot(mean_square(found).noise, of_limit))
+    return Square(value, stderr, math.hypot(mean_square(predictions).noise, of_limit))
 
 
 def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], limit: np.ndarray) -> PowerLaw:
@@ -102,20 +102,20 @@ def slope(sizes: Sequence[int], squares: Callable[[np.ndarray], list[Square]], l
         value, error = np.array([square.root for square in squares(blocks)]).T
         return noisy_law(sizes, value, error)
 
-    found, others = law(limit), [law(np.delete(limit, i, axis=0)).exponent for i in range(len(limit))]
+    whole, others = law(limit), [law(np.delete(limit, i, axis=0)).exponent for i in range(len(limit))]
     jackknife = half_width(len(others) - 1) * math.sqrt(len(others) - 1) * float(np.std(others))
-    low, high = (math.hypot(found.exponent - end, jackknife) for end in (found.low, found.high))
-    return found._replace(low=found.exponent - low, high=found.exponent + high)
+    low, high = (math.hypot(whole.exponent - end, jackknife) for end in (whole.low, whole.high))
+    return whole._replace(low=whole.exponent - low, high=whole.exponent + high)
 
 
-def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
+def draw_curves(axes: Axes, title: str, ensembles: Mapping[int, np.ndarray], limit: np.ndarray) -> None:
     """Draw learning curves. Points are means of 64 networks: with more, the error bars would be too small to see."""
     times = np.arange(1, limit.shape[1] + 1)
     for mu, target in enumerate(Y):
         axes.plot(times, limit.mean(axis=0)[:, mu], color=f"C{mu}", label=f"DMFT, y = {target:g}")
     for width, mark, shift in ((64, "s", -0.1), (128, "D", 0), (256, "^", 0.1)):
-        for mu in range(len(Y) if width in found else 0):
-            few = found[width][:64, :, mu]
+        for mu in range(len(Y) if width in ensembles else 0):
+            few = ensembles[width][:64, :, mu]
             bars: dict[str, Any] = dict(yerr=2 * few.std(axis=0, ddof=1) / math.sqrt(len(few)), lw=0.8, capsize=1.5)
             bars |= dict(color=f"C{mu}", label=f"64 networks, N = {width}" if mu == 0 else None)
             axes.errorbar(times + shift, few.mean(axis=0), **bars, fmt=mark, ms=3, mfc="white")
@@ -123,11 +123,13 @@ def draw_curves(axes: Axes, title: str, found: Mapping[int, np.ndarray], limit: 
     axes.legend(fontsize=8, ncols=2)
 
 
-def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
+def draw_bias(
+    axes: Axes, name: str, color: str, ensembles: Mapping[int, np.ndarray], limit: np.ndarray
+) -> dict[str, Any]:
     """Draw the bias: the distance of networks, {width: (seeds, T - 1, P)}, from solutions, (BLOCKS, T - 1, P)."""
-    widths = list(found)
-    law = slope(widths, lambda blocks: [bias(predictions, blocks) for predictions in found.values()], limit)
-    squares = [bias(predictions, limit) for predictions in found.values()]
+    widths = list(ensembles)
+    law = slope(widths, lambda blocks: [bias(predictions, blocks) for predictions in ensembles.values()], limit)
+    squares = [bias(predictions, limit) for predictions in ensembles.values()]
     value, error, floor = np.array([(*square.root, square.noise) for square in squares]).T
     print(f"  {name:5}" + "".join(f"  {a:.4f} ({b:.4f}; {c:.4f})" for a, b, c in zip(value, error, floor, strict=True)))
     axes.errorbar(widths, value, 2 * error, fmt="o", ms=4, capsize=2, color=color)
@@ -140,11 +142,11 @@ def draw_bias(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]
     return {"F(T-1)": limit.mean(axis=0)[-1], "slope of the bias": law[:3], "m2": m2}
 
 
-def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
+def variances(ensembles: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, Any]:
     """The variance between the networks of each width, and its power law."""
-    widths = list(found)
+    widths = list(ensembles)
     variance, error = np.array(
-        [ensemble_errors(predictions, limit.mean(axis=0)).variance for predictions in found.values()]
+        [ensemble_errors(predictions, limit.mean(axis=0)).variance for predictions in ensembles.values()]
     ).T
     law = noisy_law(widths, variance, error)
     v = finite_size(widths, None, variance, error, terms=("v",)).v
@@ -153,19 +155,19 @@ def variances(found: Mapping[int, np.ndarray], limit: np.ndarray) -> dict[str, A
     return {"slope of the variance": law[:3], "v": v}
 
 
-def draw_ensembles(axes: Axes, found: Mapping[int, np.ndarray], limit: np.ndarray, fitted: FiniteSize) -> None:
+def draw_ensembles(axes: Axes, ensembles: Mapping[int, np.ndarray], limit: np.ndarray, fitted: FiniteSize) -> None:
     """Draw the squared errors of the means of disjoint groups of E networks."""
     print("    squared error of the mean of E networks over v/(E N) + m^2/N^2 (s.e.)")
-    lines = np.geomspace(min(found), max(found), 50)
-    for color, members in enumerate(E for E in ENSEMBLES if 4 * E <= min(map(len, found.values()))):
+    lines = np.geomspace(min(ensembles), max(ensembles), 50)
+    for color, members in enumerate(E for E in ENSEMBLES if 4 * E <= min(map(len, ensembles.values()))):
         rows = []
-        for values in found.values():
+        for values in ensembles.values():
             groups = values[: len(values) // members * members].reshape(-1, members, *values.shape[1:])
             rows.append(ensemble_errors(groups.mean(axis=1), limit.mean(axis=0)).squared_error)
         mean, error = np.array(rows).T
-        ratios = np.array(rows) / fitted.predict(list(found), ensemble=members)[:, None]
+        ratios = np.array(rows) / fitted.predict(list(ensembles), ensemble=members)[:, None]
         print(f"    E = {members:2}" + "".join(f"  {ratio:.2f} ({of_ratio:.2f})" for ratio, of_ratio in ratios))
-        axes.errorbar(list(found), mean, 2 * error, fmt="o", ms=3.5, capsize=2, color=f"C{color}")
+        axes.errorbar(list(ensembles), mean, 2 * error, fmt="o", ms=3.5, capsize=2, color=f"C{color}")
         axes.plot(lines, fitted.predict(lines, ensemble=members), color=f"C{color}", lw=1, label=f"E = {members}")
     axes.plot(lines, FiniteSize(m2=fitted.m2).predict(lines), color="black", lw=1, ls="--", label="E = ∞")
 
@@ -185,11 +187,11 @@ def draw_linear_depth(axes: Axes, depths: Sequence[int]) -> dict[str, Any]:
     return {"between neighbours": local}
 
 
-def of_doubling(found: Mapping[int, np.ndarray]) -> tuple[dict[int, Square], PowerLaw]:
+def of_doubling(solutions: Mapping[int, np.ndarray]) -> tuple[dict[int, Square], PowerLaw]:
     """{L: the squared distance between depths L and 2L} of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}, and the
     power law of its root."""
-    depths = [depth for depth in found if 2 * depth in found]
-    steps = np.stack([found[2 * depth] - found[depth] for depth in depths], axis=1)
+    depths = [depth for depth in solutions if 2 * depth in solutions]
+    steps = np.stack([solutions[2 * depth] - solutions[depth] for depth in depths], axis=1)
 
     def squares(blocks: np.ndarray) -> list[Square]:
         return [mean_square(pair) for pair in np.moveaxis(blocks, 1, 0)]
@@ -197,9 +199,9 @@ def of_doubling(found: Mapping[int, np.ndarray]) -> tuple[dict[int, Square], Pow
     return dict(zip(depths, squares(steps), strict=True)), slope(depths, squares, steps)
 
 
-def draw_depth(axes: Axes, name: str, color: str, found: Mapping[int, np.ndarray]) -> dict[str, Any]:
+def draw_depth(axes: Axes, name: str, color: str, solutions: Mapping[int, np.ndarray]) -> dict[str, Any]:
     """Draw the distance between depths L and 2L of Monte Carlo solutions, {depth: (BLOCKS, T - 1, P)}."""
-    squares, law = of_doubling(found)
+    squares, law = of_doubling(solutions)
     depths, (value, error) = list(squares), np.array([square.root for square in squares.values()]).T
     table = " ".join(f"{a:.4f} ({b:.4f})" for a, b in zip(value, error, strict=True))
     print(f"  {name}: |F_2L - F_L| (s.e.) at L = {depths}: {table}\n    slope {interval(law)}")
@@ -239,17 +241,17 @@ def main(
     print(f"depth {DEPTH}, T = {STEPS}: rms of mean network - DMFT (s.e.; noise floor; nan: within 1 s.e.)")
     print(f"  at N = {list(widths)}")
     for activation in replicates:
-        limit, found = limits[activation].result(), {width: trained[activation, width].result() for width in widths}
-        draw_curves(axes[activation], f"1. {activation}, L = {DEPTH}", found, limit)
-        terms = draw_bias(axes["bias"], activation, COLORS[activation], found, limit) | variances(found, limit)
+        limit, ensembles = limits[activation].result(), {width: trained[activation, width].result() for width in widths}
+        draw_curves(axes[activation], f"1. {activation}, L = {DEPTH}", ensembles, limit)
+        terms = draw_bias(axes["bias"], activation, COLORS[activation], ensembles, limit) | variances(ensembles, limit)
         numbers[activation] = terms
         if activation == "relu":
-            draw_ensembles(axes["ensembles"], found, limit, FiniteSize(terms["v"], terms["m2"]))
+            draw_ensembles(axes["ensembles"], ensembles, limit, FiniteSize(terms["v"], terms["m2"]))
     print(f"\ninfinite width, T = {DEPTH_STEPS}, rms over samples and steps; slopes claimed -1")
     numbers["depth"] = {"linear": draw_linear_depth(axes["depth"], linear_depths)}
     for activation in replicates if depths else ():
-        found = {depth: deep[activation, depth].result() for depth in depths}
-        numbers["depth"][activation] = draw_depth(axes["depth"], activation, COLORS[activation], found)
+        solutions = {depth: deep[activation, depth].result() for depth in depths}
+        numbers["depth"][activation] = draw_depth(axes["depth"], activation, COLORS[activation], solutions)
     finish(axes["bias"], "2. Bias: slope in N [95%]", "width N", "rms of mean network - DMFT", list(widths))
     finish(axes["ensembles"], "3. ReLU; lines: v/(E N) + m²/N²", "width N", "squared error", list(widths))
     finish(axes["depth"], "4. Infinite width: slope in L [95%]", "depth L", "rms difference", linear_depths)

@@ -35,10 +35,10 @@ def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) ->
         model = dataclasses.replace(settings.model, width=width, depth=depth)
         for name in names:
             chosen = dataclasses.replace(settings.parameterization, name=name)
-            own = dataclasses.replace(settings, model=model, parameterization=chosen)
-            task, hyper = task_of(own), hyper_of(own)
-            own_norms = [norm(task, batch, hyper._replace(seed=seed).arrays()) for seed in range(SEEDS)]
-            result[name].append(float(np.mean(own_norms)))
+            changed = dataclasses.replace(settings, model=model, parameterization=chosen)
+            task, hyper = task_of(changed), hyper_of(changed)
+            norms = [norm(task, batch, hyper._replace(seed=seed).arrays()) for seed in range(SEEDS)]
+            result[name].append(float(np.mean(norms)))
     return result
 
 

@@ -62,8 +62,7 @@ def planted(rng: np.random.Generator, case: Case, shift: float) -> dict[str, boo
     for depth in case.depths.tolist():
         centre = LAW + case.exponent * math.log2(depth / case.depths[0]) + case.scatter * rng.normal()
         losses = curve(rng, centre, case.seeds, case.cliff)
-        found = fit.optimum(RATES, losses, math.log(10))
-        optima.append(found)
+        optima.append(fit.optimum(RATES, losses, math.log(10)))
         rows += [
             {"depth": depth, "learning_rate": rate, "seed": seed, "loss": losses[i, seed]}
             for i, rate in enumerate(RATES.tolist())
@@ -88,8 +87,8 @@ def main() -> None:
     print(f"{'percent that hold the truth':46}" + "".join(f"{name:>19}" for name in names))
     for label, case in CASES.items():
         rng = np.random.default_rng(0)
-        found = [fit.optimum(RATES, curve(rng, LAW, case.seeds, case.cliff), math.log(10)) for _ in range(SHIFTS)]
-        shift = float(np.mean([math.log2(o.learning_rate) for o in found if o.learning_rate])) - LAW
+        optima = [fit.optimum(RATES, curve(rng, LAW, case.seeds, case.cliff), math.log(10)) for _ in range(SHIFTS)]
+        shift = float(np.mean([math.log2(o.learning_rate) for o in optima if o.learning_rate])) - LAW
         results = [planted(rng, case, shift) for _ in range(SWEEPS)]
         shares = [[result[name] for result in results if name in result] for name in names]
         cells = [f"{100 * np.mean(share):.1f}" if share else "" for share in shares]

@@ -42,8 +42,8 @@ def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.nda
     inputs of norm 1."""
     norms = np.ones(1), np.ones(len(GRID))
     kernels = lazy_kernels(np.cos(np.radians(GRID))[None], depth, activation, norms=norms, times=(0, 1))
-    found = {"total": kernels.ntk} | {name: getattr(kernels, f"ntk_{name}") for name in GROUPS}
-    return {name: kernel[0] for name, kernel in (found | {"H(1)": kernels.H[1], "G(0)": kernels.G[0]}).items()}
+    ntk = {"total": kernels.ntk} | {name: getattr(kernels, f"ntk_{name}") for name in GROUPS}
+    return {name: kernel[0] for name, kernel in (ntk | {"H(1)": kernels.H[1], "G(0)": kernels.G[0]}).items()}
 
 
 def network_ntk(model: Model, x: np.ndarray) -> Callable[[Any, dm.ForwardFactors], dict[str, jax.Array]]:
@@ -70,8 +70,8 @@ def networks(width: int, depth: int, seeds: int, first_seed: int) -> dict[str, n
     problem = Problem(Kx, np.zeros(len(Kx)), depth=depth, activation="relu", steps=1, eta0=0.0)
     observe = network_ntk(network(width, depth, 1, "relu"), inputs(Kx))
     _, ntk = train(problem, width=width, seeds=seeds, first_seed=first_seed, observe=observe)
-    found = {name: kernel[:, 0].astype(float) for name, kernel in ntk.items()}
-    return {"total": np.sum(list(found.values()), axis=0), **found}
+    parts = {name: kernel[:, 0].astype(float) for name, kernel in ntk.items()}
+    return {"total": np.sum(list(parts.values()), axis=0), **parts}
 
 
 def by_angle(kernels: np.ndarray) -> np.ndarray:

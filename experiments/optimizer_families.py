@@ -174,9 +174,9 @@ def row(case: Case, sizes: Sizes) -> str:
     report = dm.coordinate_check(functools.partial(probe_at, case), **axes, steps=(sizes.steps,), max_seeds=32)
     cells = {(s.axis, s.group): f"{s.plain.slope:+.2f} {s.answer}" for s in report.slopes if s.judged}
     groups = ("in", "branch_0", "branch_1", "out", "all")
-    found = [cells.get((axis, group), "") for axis in ("width", "depth") for group in groups]
+    answers = [cells.get((axis, group), "") for axis in ("width", "depth") for group in groups]
     update = case.update if case.examples == EXAMPLES else f"{case.update}, {case.examples} examples"
-    return " | ".join(["", update, *map(str, case[1:4]), *found, report.verdict, ""]).strip()
+    return " | ".join(["", update, *map(str, case[1:4]), *answers, report.verdict, ""]).strip()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -66,9 +66,9 @@ def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = Fa
 
     extended: axes and the settings of the sweep itself may differ, which ask for more trials of the same kind.
     """
-    ours = json.loads(json.dumps(ConfigStudy(settings).identity))
+    identity = json.loads(json.dumps(ConfigStudy(settings).identity))
     saved = {k: v for k, v in saved.items() if k != FILES}
-    return extension(saved, ours) if extended else first_difference(saved, ours)
+    return extension(saved, identity) if extended else first_difference(saved, identity)
 
 
 def check(name: str, saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> None:

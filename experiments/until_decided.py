@@ -88,8 +88,8 @@ def main(redraws: int) -> None:
         for drift in DRIFTS:
             rng, right = np.random.default_rng(0), truth(kind, -drift)
             sweeps = (Planted(rng, kind, -drift) for _ in range(redraws))
-            found = [[until_decided(sweep), *(fixed(sweep, seeds) for seeds in FIXED)] for sweep in sweeps]
-            columns = [cell(list(outcomes), right) for outcomes in zip(*found, strict=True)]
+            outcomes = [[until_decided(sweep), *(fixed(sweep, seeds) for seeds in FIXED)] for sweep in sweeps]
+            columns = [cell(list(of_way), right) for of_way in zip(*outcomes, strict=True)]
             print(f"| {kind.name} | {drift:g} | {right or 'none'} | {' | '.join(columns)} |", flush=True)
 
 
