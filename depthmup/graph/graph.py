@@ -377,14 +377,19 @@ def _sums_with_one(leaf: Node) -> list[Node]:
     sums, todo = list[Node](), [leaf]
     while todo:
         for consumer in todo.pop().consumers:
-            constants = [o.value for o in consumer.operands if as_stored(o).op == "constant"]
             if consumer.op in (*COPIES, "member"):
                 todo.append(consumer)
-            elif consumer.op in ADDITIONS and constants and np.all(constants[0] == 1):
+            elif consumer.op in ADDITIONS and any(map(_is_one, consumer.operands)):
                 sums.append(consumer)
             else:
                 return []
     return sums
+
+
+def _is_one(node: Node) -> bool:
+    """Whether a value is the number 1 of the program, or an array of them."""
+    stored = as_stored(node)
+    return stored.op == "constant" and not isinstance(stored.value, jax.core.Tracer) and bool(np.all(stored.value == 1))
 
 
 def _random(rng: np.random.Generator, like: Any) -> Any:
