@@ -461,6 +461,13 @@ def test_parallel_branches_share_a_norm():
     assert inside == [{"a_b", "a_w"}, {"a_b", "b_w"}]
 
 
+def test_features_of_1_plus_scale_can_be_jitted():
+    """Where the 1 of the program is traced."""
+    _, apply_with, params, x = network("gemma")
+    hidden = jax.jit(lambda params: features(apply_with((1, 1, 1)), params, x)["hidden"])(params)
+    np.testing.assert_allclose(hidden, features(apply_with((1, 1, 1)), params, x)["hidden"], atol=1e-5)
+
+
 @pytest.mark.parametrize("chosen", [lambda logits: logits, lambda logits: logits[:1], lambda logits: logits[None, 0]])
 def test_bias_of_the_readout_is_not_scaled(chosen):
     def apply(p, x):
