@@ -51,16 +51,16 @@ def convert(
     before, after = (factors(q, q_specs, family).init for q, q_specs in ((p, specs), (to, to_specs)))
     ratios = [b / a for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
 
-    without = jax.tree.map(lambda spec: dataclasses.replace(spec, offset=0.0), specs, is_leaf=is_spec)
-    # The specs of explicit factors have no offsets.
-    offset = max((specs, to_specs), key=lambda tree: sum(spec.offset for spec in leaves_of(tree)))
+    # The specs of explicit factors have no offsets, and neither have gradients.
+    with_offsets = max((specs, to_specs), key=lambda tree: sum(spec.offset for spec in leaves_of(tree)))
+    without_offsets = jax.tree.map(lambda spec: dataclasses.replace(spec, offset=0.0), specs, is_leaf=is_spec)
 
     def scaled(tree: PyTree, by: list[Any], specs: PyTree) -> PyTree:
         check_shapes(to_specs, tree)
         return multiplied(specs, tree, by)
 
     def gradients(tree: PyTree) -> PyTree:
-        return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios], without), specs, tree)
+        return _of_parameters(lambda params: scaled(params, [1 / r for r in ratios], without_offsets), specs, tree)
 
     def converted(node: Any) -> Any:
         if isinstance(node, optax.MultiStepsState):
@@ -78,7 +78,7 @@ def convert(
     if optimizer is not None and FAMILIES[family].linear:
         _check_trace(state)
     state = jax.tree.map(converted, state, is_leaf=_holds_gradients)
-    return _of_parameters(lambda tree: scaled(tree, ratios, offset), specs, params), state
+    return _of_parameters(lambda tree: scaled(tree, ratios, with_offsets), specs, params), state
 
 
 def _holds_gradients(node: Any) -> bool:

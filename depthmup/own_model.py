@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
 # Which parameters a check trains together, apart from all others.
 Groups = Literal["role", "path"]
+# What the model itself divides attention logits by, by `Source.attention_power`.
+DIVISORS = {0.0: "", 0.5: " / sqrt(head_dim)", 1.0: " / head_dim"}
 GROUPS: dict[Groups, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
@@ -374,14 +376,13 @@ class Setup:
         """A line for each kind of factor: its value and where it is."""
         if self.model.factors is not None:
             return [f"the model takes its factors: {self.model.factors}"]
-        p, power = self.parameterization.in_form("mup"), self.source.attention_power(self.width, self.depth)
-        of_model = {0.0: "", 0.5: " / sqrt(head_dim)", 1.0: " / head_dim"}[power]
+        p = self.parameterization.in_form("mup")
         places: dict[str, dict[tuple[str, str, str], list[str]]] = {}
         for spec in leaves_of(self.specs):
             for kind, head_dim, axis, ranges in spec.absorbs or ():
                 factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
                 value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
-                over = of_model if kind == "attention" else ""
+                over = DIVISORS[self.source.attention_power(self.width, self.depth)] if kind == "attention" else ""
                 part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
                 alike = places.setdefault(f"{kind} factor {value:.4g}{over}", {})
                 added = f"{spec.offset:g} + " if spec.offset else ""

@@ -108,14 +108,20 @@ class Source:
         """The power of 1/head_dim that the model multiplies attention logits by, where heads grow with width: 1/2 as
         most do, 0 (T5), or 1."""
         width, depth = self.traced_shape(width, depth)
-        attentions = self._attentions(width, depth)
-        heads = {site.head_dim for site in attentions}
-        wide = self._once(("wide", depth), lambda: contractions(*_abstract(self.model(2 * width, depth)), *self.inputs))
-        if all(wide[site.product] == site.head_dim for site in attentions):
+        heads = {site.head_dim for site in self._attentions(width, depth) if site not in self._fixed(width, depth)}
+        if not heads:
             return 0.5
         numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth))
         powers = {power for change in numbers for power in (1.0, 0.5, 0.25) if change.size(-power) in heads}
         return 1.0 if 1.0 in powers else 0.5 if powers else 0.0
+
+    def _fixed(self, width: int, depth: int) -> list[Site]:
+        """The attentions whose heads have the same size at twice the width."""
+        attentions, wide = self._attentions(width, depth), self.model(2 * width, depth)
+        if not attentions:
+            return []
+        products = self._once(("products", 2 * width, depth), lambda: contractions(*_abstract(wide), *wide.inputs))
+        return [site for site in attentions if site.head_dim == products[site.product]]
 
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
@@ -301,15 +307,13 @@ class Source:
         """The sites without attentions that have no place for their factor and need none: their heads have one size at
         all widths, that of the base."""
         sites = self.sites(width, depth)
-        lacking = [site for site in sites if site.kind == "attention" and site.parts is None and site.head_dim]
+        lacking = [site for site in self._attentions(width, depth) if site.parts is None]
         if not lacking:
             return sites
         narrow, _ = self.traced_shape(width, depth)
-        wide = self.model(2 * narrow, depth)
-        products = contractions(*_abstract(wide), *wide.inputs)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
-        fixed = [site for site in based if site.head_dim == products[site.product]]
-        return [site for site in sites if site not in fixed]
+        needless = [site for site in self._fixed(narrow, depth) if site in based]
+        return [site for site in sites if site not in needless]
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""

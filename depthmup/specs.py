@@ -406,8 +406,8 @@ def multiplied(specs: PyTree, params: PyTree, scale: PyTree) -> PyTree:
         spec, factor = next(pairs)
         if np.all(factor == 1):
             return leaf
-        product = leaf * jnp.asarray(factor, leaf.dtype)
-        return product + jnp.asarray((factor - 1) * spec.offset, leaf.dtype) if spec.offset else product
+        times = leaf * jnp.asarray(factor, leaf.dtype)
+        return times + jnp.asarray((factor - 1) * spec.offset, leaf.dtype) if spec.offset else times
 
     return jax.tree.map(product, params)
 

@@ -75,9 +75,9 @@ def test_operations(monkeypatch):
     plan = trials(chosen)
     step = flops.of_step(plan[0].point.task, plan[0].hyper, 64)
     groups, estimator = grouped(chosen, plan, lambda program: 20), Estimator()
-    found = estimator.total(groups)
-    assert found.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
-    assert found.seconds is None
+    estimate = estimator.total(groups)
+    assert estimate.flops == pytest.approx(36 * step * (11 + 1797 / (3 * 64)))
+    assert estimate.seconds is None
     assert estimator.seconds(groups[0]) / estimator.seconds(groups[1]) == pytest.approx(20 / 16)
     monkeypatch.setattr(pipeline, "TRAIN_EVALUATED", 1000)
     assert estimator.total(groups).flops == pytest.approx(36 * step * (11 + 1360 / (3 * 64)))
@@ -91,9 +91,9 @@ def test_minutes_are_those_of_measured_steps():
     groups = grouped(chosen, trials(chosen), lambda program: 12)
     estimator = Estimator()
     estimator.measure(groups, Runner())
-    times, found = [estimator.seconds(group) for group in groups], estimator.total(groups)
+    times, estimate = [estimator.seconds(group) for group in groups], estimator.total(groups)
     assert 0 < times[0] < times[1] < times[2]
-    assert found.seconds == pytest.approx(sum(times) + found.compiling)
+    assert estimate.seconds == pytest.approx(sum(times) + estimate.compiling)
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -102,12 +102,12 @@ def test_the_first_group_of_a_program_compiles_it(measured):
     estimator = Estimator()
     if measured:
         estimator.measure(groups[:1], Runner())
-    found = estimator.expected(groups)
-    compiling = [found[group.name] - estimator.seconds(group) for group in groups]
+    estimate = estimator.expected(groups)
+    compiling = [estimate[group.name] - estimator.seconds(group) for group in groups]
     once = estimator.total(groups).compiling / 3
     assert (once > 0) == measured == estimator.measured
     assert compiling == pytest.approx([once, 0.0] * 3)
-    assert sum(found.values()) == pytest.approx(estimator.total(groups).seconds) or not measured
+    assert sum(estimate.values()) == pytest.approx(estimator.total(groups).seconds) or not measured
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(4.4, "4 s"), (200, "3 min 20 s"), (3600 * 5 + 600, "5 h 10 min")])
@@ -191,67 +191,67 @@ def shown(now, groups, measured=True):
     """
     left, whole, start = Progress(silent=True), sum(true for _, true in groups), now[0]
     left.expect({str(i): expected for i, (expected, _) in enumerate(groups)}, measured)
-    found = []
+    looks = []
     for i, (_, true) in enumerate(groups):
         for quarter in range(5):
             now[0] += true / 4 if quarter else 0.0
             left.running(str(i), "a group", quarter / 4)
             over = now[0] - start
-            found.append((over / whole, left.seconds(), whole - over))
+            looks.append((over / whole, left.seconds(), whole - over))
     assert left.seconds() == pytest.approx(0.0)
-    return found
+    return looks
 
 
-def error(found, after, until=0.9):
+def error(looks, after, until=0.9):
     """The largest error of what is shown, relative to what is left, between two shares of the true time."""
-    return max(abs(said / true - 1) for over, said, true in found if after <= over <= until)
+    return max(abs(seconds / true - 1) for over, seconds, true in looks if after <= over <= until)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_time_left_on_a_machine_of_another_speed(now, factor):
     """At first it is the estimate; then what was measured counts."""
-    found = shown(now, [(seconds, factor * seconds) for seconds in [16.0, 4.0, 4.0, 4.0, 4.0] * 4])
-    assert found[0][1] == pytest.approx(found[0][2] / factor)
-    assert error(found, 0.25) < 0.2
-    assert error(found, 0.6) < 0.12
+    looks = shown(now, [(seconds, factor * seconds) for seconds in [16.0, 4.0, 4.0, 4.0, 4.0] * 4])
+    assert looks[0][1] == pytest.approx(looks[0][2] / factor)
+    assert error(looks, 0.25) < 0.2
+    assert error(looks, 0.6) < 0.12
 
 
 def test_little_evidence_counts_little(now):
     """The first group of a hundred takes a tenth of its time, as if all of its trials diverged."""
-    found = shown(now, [(1.0, 0.1)] + [(1.0, 1.0)] * 99)
-    assert error(found, 0.0) < 0.2
-    assert error(found, 0.5) < 0.03
+    looks = shown(now, [(1.0, 0.1)] + [(1.0, 1.0)] * 99)
+    assert error(looks, 0.0) < 0.2
+    assert error(looks, 0.5) < 0.03
 
 
 def test_time_left_of_groups_of_very_different_work(now):
     """Large and small ones in turn; a third of the work of each was not done, because trials diverged."""
     sizes = [(3.0, 30.0)[i % 2] for i in range(20)]
-    found = shown(now, [(size, size * 2 / 3) for size in sizes])
-    assert error(found, 0.25) < 0.1
-    assert error(found, 0.5) < 0.05
+    looks = shown(now, [(size, size * 2 / 3) for size in sizes])
+    assert error(looks, 0.25) < 0.1
+    assert error(looks, 0.5) < 0.05
 
 
 def test_time_left_where_nothing_was_measured(now):
     """It is extrapolated once a tenth of the sweep is done."""
-    found = shown(now, [(1e-7 * size, size) for size in (0.5, 2.0, 8.0, 32.0) for _ in range(5)], measured=False)
-    assert 0.09 < max(over for over, said, _ in found if said is None) < 0.1
-    assert error([seen for seen in found if seen[1] is not None], 0.0) < 0.01
+    looks = shown(now, [(1e-7 * size, size) for size in (0.5, 2.0, 8.0, 32.0) for _ in range(5)], measured=False)
+    assert 0.09 < max(over for over, seconds, _ in looks if seconds is None) < 0.1
+    assert error([seen for seen in looks if seen[1] is not None], 0.0) < 0.01
 
 
 def test_time_left_goes_down_between_two_reports(now):
     left = Progress(silent=True)
     left.expect({"a": 30.0, "b": 10.0, "c": 10.0}, measured=True)
     left.running("a", "a group", 0.0)
-    for passed, said in ((0.0, 50.0), (10.0, 40.0), (90.0, 0.0)):
+    for passed, seconds in ((0.0, 50.0), (10.0, 40.0), (90.0, 0.0)):
         now[0] = 100.0 + passed
-        assert left.seconds() == pytest.approx(said)
+        assert left.seconds() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_time_left_of_groups_that_run_at_once(now, measured):
     """Four workers of a cluster, one of which begins a group every 2.5 seconds. A group takes 10, which is twice what
     was expected. They report nothing before its end, and their compilation is not known."""
-    left, start, found = Progress(silent=True), now[0], []
+    left, start, looks = Progress(silent=True), now[0], []
     left.expect({str(i): 5.0 for i in range(100)}, measured)
     for i in range(103):
         now[0] = start + 2.5 * i
@@ -259,8 +259,8 @@ def test_time_left_of_groups_that_run_at_once(now, measured):
             left.running(str(i - 4), "a group", 1.0)
         if i < 100:
             left.running(str(i), "a group", 0.0)
-        found.append((i / 103, left.seconds(), 2.5 * (103 - i)))
-    known = [seen for seen in found if seen[1] is not None]
+        looks.append((i / 103, left.seconds(), 2.5 * (103 - i)))
+    known = [seen for seen in looks if seen[1] is not None]
     assert len(known) == (103 if measured else 90)  # the tenth group ends in step 13
     assert error(known, 0.25, 0.8) < 0.3
     assert error(known, 0.5, 0.8) < 0.15
@@ -268,7 +268,7 @@ def test_time_left_of_groups_that_run_at_once(now, measured):
 
 def test_time_left_with_another_process(now):
     """It trains a group in the time in which this one does, so that each has half to do."""
-    left, found = Progress(silent=True), []
+    left, looks = Progress(silent=True), []
     groups = [str(i) for i in range(40)]
     left.expect(dict.fromkeys(groups, 10.0), measured=True)
     while groups:
@@ -277,10 +277,10 @@ def test_time_left_with_another_process(now):
         now[0] += 10.0
         left.running(mine, "a group", 1.0)
         left.only(set(groups))
-        found.append((1 - len(groups) / 40, left.seconds(), 10.0 * len(groups) / 2))
+        looks.append((1 - len(groups) / 40, left.seconds(), 10.0 * len(groups) / 2))
         assert left.waiting() == len(groups)
-    assert error(found, 0.25) < 0.2
-    assert error(found, 0.6) < 0.1
+    assert error(looks, 0.25) < 0.2
+    assert error(looks, 0.6) < 0.1
     assert left.share == 1.0
 
 

@@ -14,14 +14,16 @@ def test_common_draws():
     for _ in range(100):
         runs = 0.3 * gammas**2 + 0.01 * rng.normal(size=(16, 1)) * gammas
         runs[:, -1] += 5  # beyond `largest`
-        found = richness.of_draws(runs[..., None, None], richness.most, gammas, 0.2)
-        slope, low, high = found.law
+        measured = richness.of_draws(runs[..., None, None], richness.most, gammas, 0.2)
+        slope, low, high = measured.law
         held += low < 2 < high
-        widths.append([high - low, np.subtract(*richness.exponent(gammas, found.value, found.stderr, 0.2)[:0:-1])])
+        widths.append(
+            [high - low, np.subtract(*richness.exponent(gammas, measured.value, measured.stderr, 0.2)[:0:-1])]
+        )
         assert low < slope < high
     assert 88 <= held < 100
     assert np.median(np.array(widths), axis=0) @ [1, -2] > 0  # than that from the scatter about the line
-    np.testing.assert_allclose(found.value, np.abs(runs.mean(0)))
+    np.testing.assert_allclose(measured.value, np.abs(runs.mean(0)))
 
 
 def test_points_within_noise_are_left_out():
@@ -38,10 +40,10 @@ def test_standard_error_of_draws():
     """Of the largest entry it is that of the mean."""
     values = 3 + np.random.default_rng(1).normal(size=(20, 4, 1, 1))
     values = values * [[1.0], [-0.5]]  # two times, the first of which has the largest magnitude
-    found = richness.of_draws(values, richness.most, [1, 2, 3, 4])
+    measured = richness.of_draws(values, richness.most, [1, 2, 3, 4])
     expected, error = mean_error(values[:, :, 0, 0])
-    np.testing.assert_allclose(found.value, expected)
-    np.testing.assert_allclose(found.stderr, error, rtol=1e-12)
+    np.testing.assert_allclose(measured.value, expected)
+    np.testing.assert_allclose(measured.stderr, error, rtol=1e-12)
 
 
 def test_movement():

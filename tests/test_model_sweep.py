@@ -1,5 +1,6 @@
 """`m.sweep`: a user's model of any framework, trained by the engine as a hand-written loop trains it."""
 
+import functools
 import signal
 
 import cloudpickle
@@ -32,14 +33,18 @@ Y = np.random.default_rng(1).integers(0, CLASSES, 64).astype(np.int32)
 
 
 class LinenNet(nn.Module):
+    """sandwich: branches end with a norm of scale 1 + parameter."""
+
     width: int
     depth: int
+    sandwich: bool = False
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="first")(x)
         for i in range(self.depth):
-            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h = h + (OffsetNorm(name=f"norm_{i}")(y) if self.sandwich else y)
         return nn.Dense(CLASSES, name="head")(h)
 
 
@@ -72,20 +77,6 @@ class EquinoxNet(eqx.Module):
         for block in self.blocks:
             h = h + block(jax.nn.relu(h))
         return self.head(h)
-
-
-class OffsetNet(nn.Module):
-    """Branches that end with a norm of scale 1 + parameter."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width, name="first")(x)
-        for i in range(self.depth):
-            h = h + OffsetNorm(name=f"norm_{i}")(nn.Dense(self.width, name=f"block_{i}")(nn.relu(h)))
-        return nn.Dense(CLASSES, name="head")(h)
 
 
 def haiku_net(width, depth):
@@ -127,7 +118,7 @@ def batch_call(model, x):
 OFFSET = "linen, 1 + scale"
 FRAMEWORKS = {
     "linen": (LinenNet, {}),
-    OFFSET: (OffsetNet, {}),
+    OFFSET: (functools.partial(LinenNet, sandwich=True), {}),
     "nnx": (NNXNet, {}),
     "equinox": (EquinoxNet, {"call": batch_call}),
     "haiku": (haiku_net, {}),

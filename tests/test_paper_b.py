@@ -181,11 +181,11 @@ def test_ingredients_are_what_they_say():
     """Each differs from the baseline in its own keys alone."""
     base = SWEEPS["screen_baseline"]().to_dict()
     for name, changes in ingredients.INGREDIENTS.items():
-        own = SWEEPS[f"screen_{name}"]().to_dict()
+        config = SWEEPS[f"screen_{name}"]().to_dict()
         differs = {
             f"{room}.{key}" for room in ("model", "parameterization", "data", "optimizer")
-            for key in own[room] if own[room][key] != base[room][key]
-        } | {key for key in ("loss", "epochs") if own[key] != base[key]}  # fmt: skip
+            for key in config[room] if config[room][key] != base[room][key]
+        } | {key for key in ("loss", "epochs") if config[key] != base[key]}  # fmt: skip
         assert differs == set(changes)
     assert SWEEPS["screen_mean_field_head"]().parameterization.gamma0 == pytest.approx(8**0.5)
     for name in ingredients.STRONGEST:

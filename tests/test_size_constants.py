@@ -121,6 +121,13 @@ def test_attention_goes_as_one_over_the_head_size(numbers, place):
     assert f"attention {place}" in str(m.explain())
 
 
+def test_attention_without_a_base():
+    """The whole factor is 1/head_dim at every width, also of the same setup at another one."""
+    m = dm.setup("depth_mup", transformer(**ONE), TOKENS, width=64, depth=4, fan_in_init=False)
+    assert "attention factor 0.0625 inside q_" in str(m.explain())
+    assert "attention factor 0.03125 inside q_" in str(m.at(128, 4).explain())
+
+
 class UnitNorm(nn.Module):
     """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries."""
 

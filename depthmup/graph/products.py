@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from depthmup.graph.homogeneity import Parts, homogeneous_in
 from depthmup.graph.jaxpr import CLOSED
 
 SOFTMAX = ("exp", "exp2")
-LARGE = 2.0**10  # so large are weights when a norm is looked for
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
+LARGE = 2.0**10  # the size of weights behind which a norm is looked for
 
 
 def contracted(graph: Graph) -> dict[str, int]:
@@ -184,8 +184,8 @@ def _heads(graph: Graph, node: Node) -> list[Node]:
         operands = [operand for operand in operands if graph.parameters_of_value(operand)]
     if node.op == "concatenate" and len(operands) > 1:
         return [head for operand in operands for head in _heads(graph, operand)]
-    behind = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
-    if behind or (len(operands) == 1 and node.op in ("add", "sub", "concatenate", *COPIES)):
+    chosen = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
+    if chosen or (len(operands) == 1 and node.op in ("add", "sub", "concatenate", *COPIES)):
         return _heads(graph, operands[0])
     return [node]
 
@@ -249,17 +249,21 @@ def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
     Sizes are large in the test, so that biases and the curvature of activation functions (GELU) do not count."""
     result, allowed = set[str](), graph.ancestors(graph.output)
     for leaf in (node for node in graph.nodes if node.path in paths):
+        norms = (node for node in graph.descendants([leaf]) if graph.normed(node))
+        inputs = {operand for node in norms for operand in graph.activations(node)}
+        if not inputs:
+            continue
         values, doubled = (graph.changed({leaf: size * leaf.value}, allowed) for size in (LARGE, 2 * LARGE))
-
-        def grows(node: Node, factor: float, values: Any = values, doubled: Any = doubled) -> bool:
-            before, after = (np.asarray(of_size.get(node, node.value)) for of_size in (values, doubled))
-            return bool(np.linalg.norm(after - factor * before) < 0.01 * np.linalg.norm(factor * before))
-
         # What goes into the norm grows: it is no norm of weights, and behind no gate, which is 0 or 1 then.
-        norms = (node for node in values if graph.normed(node))
-        if grows(graph.output, 1) and any(grows(operand, 2) for node in norms for operand in graph.activations(node)):
+        if _grows(graph.output, 1, values, doubled) and any(_grows(node, 2, values, doubled) for node in inputs):
             result.add(leaf.path)
     return frozenset(result)
+
+
+def _grows(node: Node, factor: float, before: Mapping[Node, Any], after: Mapping[Node, Any]) -> bool:
+    """Whether a value grows by a factor, up to 1%, between two changes, {value that changes: its new number}."""
+    old, new = (np.asarray(numbers.get(node, node.value)) for numbers in (before, after))
+    return bool(np.linalg.norm(new - factor * old) < 0.01 * np.linalg.norm(factor * old))
 
 
 def _has_unit_norm(node: Node) -> bool:

@@ -34,6 +34,13 @@ def test_a_stream_of_fixed_size_has_no_output_factor():
     assert not m.specs["head"]["kernel"].absorbs
 
 
+def test_what_needs_no_factor_is_explained_without_places():
+    """Under `sp` nothing is stored times a factor: logits without a place for one are no error."""
+    model = MODELS["link_prediction"]
+    m = dm.setup("sp", model.factory, *model.inputs, width=64, depth=4, fan_in_init=False, **model.options)
+    assert "inside" not in str(m.explain())
+
+
 def test_a_head_that_a_norm_follows_has_no_output_factor():
     m, _ = MODELS["embedded_head"].setup
     assert "output factor 0.5 inside" not in str(m.explain())
