@@ -12,6 +12,7 @@ from flax import linen as nn
 import depthmup as dm
 from depthmup.forward import absorb, features
 from depthmup.graph import ForwardError, Graph, contractions, sites, values_at
+from depthmup.graph.products import normalized
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5
@@ -459,6 +460,21 @@ def test_parallel_branches_share_a_norm():
 
     inside = [site.inside for site in sites(apply, PARAMS, X) if site.kind == "branch"]
     assert inside == [{"a_b", "a_w"}, {"a_b", "b_w"}]
+
+
+def test_a_gate_in_front_of_a_norm_keeps_its_size():
+    """At large weights it is 0 or 1, which no norm makes of it; a GELU in front of a norm grows with its weights."""
+
+    def logits(gated):
+        def apply(p, x):
+            h = jnp.sin(x @ p["in_w"])
+            y = h * jax.nn.sigmoid(h @ p["a_w"]) if gated else jax.nn.gelu(h @ p["a_w"])
+            return normed(y, p["scale"]) @ p["out_w"]
+
+        return Graph(apply, PARAMS, (X,))
+
+    assert normalized(logits(gated=True), {"a_w"}) == frozenset()
+    assert normalized(logits(gated=False), {"a_w"}) == {"a_w"}
 
 
 def test_features_of_1_plus_scale_can_be_jitted():
