@@ -42,7 +42,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
-        texts.append(_unused(source, *small))
+        texts += [_unused(source, *small), _bilinear(source, *small)]
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
@@ -130,6 +130,18 @@ def _unused(source: Source, width: int, depth: int) -> str:
     return (
         f"what output= returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
         "come from shapes alone: let output= return everything that the loss looks at, or check them with explain()"
+    )
+
+
+def _bilinear(source: Source, width: int, depth: int) -> str:
+    """Products of activations that grow with width, between which and all weights something is not homogeneous."""
+    products = [site for site in source.sites(width, depth) if site.kind == "bilinear"]
+    if not products or "attention" not in source.p.kinds or source.attention_power(width, depth) == 1:
+        return ""
+    names = ", ".join(sorted({starred(path) for site in products for path in site.inside}))
+    return (
+        f"products of activations made by {names} sum over more terms at larger widths, {products[0].head_dim} at width "
+        f"{width}, and no factor can be stored before them: divide them by the number of terms"
     )
 
 

@@ -102,24 +102,26 @@ class Source:
         return sizes.pop() if len(sizes) == 1 else None
 
     def _attentions(self, width: int, depth: int) -> list[Site]:
-        return [site for site in self.sites(width, depth) if site.kind == "attention" and site.head_dim]
+        return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
     def attention_power(self, width: int, depth: int) -> float:
-        """The power of 1/head_dim that the model multiplies attention logits by, where heads grow with width: 1/2 as
-        most do, 0 (T5), or 1."""
+        """The power of 1/head_dim that the model multiplies products of queries and keys by, where heads grow with
+        width: 1/2 as most do, 0 (T5), or 1."""
         width, depth = self.traced_shape(width, depth)
-        heads = {site.head_dim for site in self._attentions(width, depth) if site not in self._fixed(width, depth)}
+        attentions = self._attentions(width, depth)
+        fixed = self._fixed(attentions, width, depth)
+        heads = {site.head_dim for site in attentions if site not in fixed}
         if not heads:
             return 0.5
         numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth))
         powers = {power for change in numbers for power in (1.0, 0.5, 0.25) if change.size(-power) in heads}
         return 1.0 if 1.0 in powers else 0.5 if powers else 0.0
 
-    def _fixed(self, width: int, depth: int) -> list[Site]:
-        """The attentions whose heads have the same size at twice the width."""
-        attentions, wide = self._attentions(width, depth), self.model(2 * width, depth)
+    def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
+        """Those of these attentions and products whose heads have the same size at twice the width."""
         if not attentions:
             return []
+        wide = self.model(2 * width, depth)
         products = self._once(("products", 2 * width, depth), lambda: contractions(*_abstract(wide), *wide.inputs))
         return [site for site in attentions if site.head_dim == products[site.product]]
 
@@ -149,7 +151,18 @@ class Source:
         return self._sites_at(narrow, depth)
 
     def _sites_at(self, width: int, depth: int) -> list[Site]:
-        return self._once(("sites", width, depth), lambda: sites(*traceable(self.model(width, depth)), *self.inputs))
+        return self._once(("sites", width, depth), lambda: self._with_bilinear(width, depth))
+
+    def _with_bilinear(self, width: int, depth: int) -> list[Site]:
+        """The sites without products that sum over as many terms at every width, and with others as attentions if their
+        factor has a place."""
+        values = sites(*traceable(self.model(width, depth)), *self.inputs)
+        fixed = self._fixed([site for site in values if site.kind == "bilinear"], width, depth)
+        return [
+            dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
+            for site in values
+            if site not in fixed
+        ]
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
@@ -312,7 +325,7 @@ class Source:
             return sites
         narrow, _ = self.traced_shape(width, depth)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
-        needless = [site for site in self._fixed(narrow, depth) if site in based]
+        needless = self._fixed(based, narrow, depth)
         return [site for site in sites if site not in needless]
 
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:

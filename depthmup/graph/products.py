@@ -90,6 +90,28 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
                     yield query, key, product
 
 
+def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
+    """(left, right, product) of every product of two activations that goes into no softmax, as linear attention has.
+
+    Logits that are such products are none of them, nor are cosines and averages by weights that add up to 1."""
+    of_softmax = {product for *_, product in attentions(graph)}
+    later, matrices = behind(graph), weights(graph)
+    for node in graph.nodes:
+        left, right = _multiplied(graph, node) or (None, None)
+        if left is None or right is None or left is right or node in of_softmax or later[node].isdisjoint(matrices):
+            continue
+        if not is_cosine(graph, left, right) and not _averages(left) and not _averages(right):
+            yield left, right, node
+
+
+def _averages(node: Node) -> bool:
+    """Whether a value is weights that add up to 1 along an axis."""
+    value = np.asarray(node.value)
+    return bool(value.min() >= 0) and any(
+        np.allclose(value.sum(a), 1) for a, size in enumerate(value.shape) if size > 1
+    )
+
+
 def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
     """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
     product in between. A sum over the positions of one, which normalizes it, is no product of its own."""

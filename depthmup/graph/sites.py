@@ -25,6 +25,8 @@ class Site:
 
     kind: that of the factor, or
       "sum": a sum of two activations that is no residual addition;
+      "bilinear": a product of two activations without a softmax; if it sums over more terms at twice the width it takes
+        the attention factor, and if that has a place it is an "attention" in what `Source.sites` returns;
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
@@ -55,11 +57,14 @@ class Site:
       axis: the one that the product sums over.
     Field of an applied matrix
       behind: the parameters that act on what becomes of its product.
-    Fields of an attention and of an applied matrix
+    Fields of an attention, a bilinear product and an applied matrix
+      inside: the parameters of the layers that make queries and keys.
       head_dim: the head size. product: the number of its product in `contractions`. kernel: `Node.kernel`.
     """
 
-    kind: Kind | Literal["sum", "unused", "elementwise", "cosine", "applied", "contracted", "again", "offset"]
+    kind: (
+        Kind | Literal["sum", "bilinear", "unused", "elementwise", "cosine", "applied", "contracted", "again", "offset"]
+    )
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -173,13 +178,25 @@ def _branches(graph: Graph) -> list[Site]:
 
 
 def _attentions(graph: Graph) -> Iterator[Site]:
+    yield from _products(graph, "attention", products.attentions(graph))
+    yield from _products(graph, "bilinear", products.bilinear(graph))
+    for node in graph.nodes:
+        attends = "dot_general" in node.operations and node.operations.intersection(products.SOFTMAX)
+        if node.op in CLOSED and node in graph.fed and attends:
+            yield Site("attention", None, where=node.op)
+
+
+def _products(
+    graph: Graph, kind: Literal["attention", "bilinear"], multiplied: Iterable[tuple[Node, Node, Node]]
+) -> Iterator[Site]:
     calls = collections.defaultdict[Any, list[tuple[Node, Node, Node]]](list)  # of one attention, by its layers
-    for query, key, product in products.attentions(graph):
-        layers = products.last_layer(graph, query), products.last_layer(graph, key)
-        weights = tuple(graph.parameters_of(layer) if layer else None for layer in layers)
+    for query, key, product in multiplied:
+        ends = products.last_layer(graph, query), products.last_layer(graph, key)
+        weights = tuple(graph.parameters_of(layer) if layer else None for layer in ends)
         calls[weights if None not in weights else product].append((query, key, product))
     for group in calls.values():
         query, key, product = group[-1]
+        layers = filter(None, (products.last_layer(graph, value) for value in (query, key)))
         values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
         candidates = (
             homogeneous_in(graph, value, calls=list(of_calls))
@@ -190,11 +207,8 @@ def _attentions(graph: Graph) -> Iterator[Site]:
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):
             continue  # it is at most 1 at any size of the heads
-        yield Site("attention", parts, head_dim=product.summed, product=product.number)
-    for node in graph.nodes:
-        attends = "dot_general" in node.operations and node.operations.intersection(products.SOFTMAX)
-        if node.op in CLOSED and node in graph.fed and attends:
-            yield Site("attention", None, where=node.op)
+        inside = frozenset[str]().union(*map(graph.parameters_of, layers))
+        yield Site(kind, parts, inside, head_dim=product.summed, product=product.number)
 
 
 def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
