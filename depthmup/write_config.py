@@ -68,9 +68,9 @@ RETURN = """
 """
 PAGE = """# Settings
 
-Every key of a config; `make configs` writes this page and configs/default.py from the declarations in the code. The
-default shows the type: `2` takes a whole number, `2.0` any number, brackets a list. Where it is unset or empty,
-"values" starts with the type. Numbers must be finite and fit into 32 bits. [0, 1) has the 0 and not the 1.
+Every key of a config. The default shows the type: `2` takes a whole number, `2.0` any number, brackets a list. Where
+it is unset or empty, "values" starts with the type. Numbers must be finite and fit into 32 bits. [0, 1) has the 0 and
+not the 1.
 
 What a change of a key brings:
 
