@@ -135,13 +135,13 @@ def _unused(source: Source, width: int, depth: int) -> str:
 
 def _bilinear(source: Source, width: int, depth: int) -> str:
     """Products of activations that grow with width, between which and all weights something is not homogeneous."""
-    products = [site for site in source.sites(width, depth) if site.kind == "bilinear"]
-    if not products or "attention" not in source.p.kinds or source.attention_power(width, depth) == 1:
+    sites = [site for site in source.sites(width, depth) if site.kind == "bilinear"]
+    if not sites or "attention" not in source.p.kinds or source.attention_power(width, depth) == 1:
         return ""
-    names = ", ".join(sorted({starred(path) for site in products for path in site.inside}))
+    names = ", ".join(sorted({starred(path) for site in sites for path in site.inside}))
     return (
-        f"products of activations made by {names} sum over more terms at larger widths, {products[0].head_dim} at width "
-        f"{width}, and no factor can be stored before them: divide them by the number of terms"
+        f"products of activations made by {names} sum over more terms at larger widths, {sites[0].head_dim} at "
+        f"width {width}, and no factor can be stored before them: divide them by the number of terms"
     )
 
 

@@ -106,10 +106,8 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
 
 def _averages(node: Node) -> bool:
     """Whether a value is weights that add up to 1 along an axis."""
-    value = np.asarray(node.value)
-    return bool(value.min() >= 0) and any(
-        np.allclose(value.sum(a), 1) for a, size in enumerate(value.shape) if size > 1
-    )
+    value = np.abs(node.value)
+    return any(np.allclose(value.sum(axis), 1) for axis, size in enumerate(value.shape) if size > 1)
 
 
 def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
@@ -192,7 +190,8 @@ def _unscaled(graph: Graph, node: Node) -> Node:
         vectors = []
         for operand in node.operands:
             axis = -1 if node in graph.fed and operand not in graph.fed else None
-            if np.ptp(np.atleast_1d(operand.value), axis).any():
+            numbers = 1 * np.atleast_1d(operand.value)  # of masks, too
+            if np.ptp(numbers, axis).any():
                 vectors.append(operand)
         if len(vectors) != 1:
             break

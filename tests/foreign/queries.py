@@ -36,6 +36,26 @@ class AttentionPooling(nn.Module):
         return nn.Dense(10, name="head")(y[:, 0])
 
 
+class CrossCovariance(nn.Module):
+    """As XCiT's: channels attend to channels, so that the weights of the values add up to 1 over channels."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            q, k, v = (nn.DenseGeneral((HEADS, self.width // HEADS), name=f"block_{i}_{name}")(y) for name in "qkv")
+            q, k = (z / jnp.linalg.norm(z, axis=1, keepdims=True) for z in (q, k))
+            temperature = self.param(f"block_{i}_temperature", nn.initializers.ones, (HEADS, 1, 1))
+            weights = nn.softmax(temperature * jnp.einsum("bnhd,bnhe->bhde", q, k))
+            y = jnp.einsum("bhde,bnhe->bnhd", weights, v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean(1))
+
+
 class DETR(nn.Module):
     """Norms after the sum. The decoder's stream starts at 0, and learned queries are added to queries and keys."""
 
@@ -207,6 +227,10 @@ MODELS = {
         HEAD | blocks("block_*") | trunk(pool_norm="vector", pool_up="hidden", pool_down="hidden")
         | {"pool/*/kernel": "hidden", "pool/*/bias": "vector", "probe": "input"},
         queries=(*QUERIES, "probe"),
+    ),
+    "cross_covariance": Foreign(
+        CrossCovariance, (SEQUENCE,), blocks("block_*") | trunk(embed="input", norm="vector", head="readout")
+        | {"block_*_temperature": "branch/scalar"},
     ),
     "detr": Foreign(
         DETR, (SEQUENCE,),

@@ -99,6 +99,38 @@ class MLSTM(nn.Module):
         return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
 
 
+class Retention(nn.Module):
+    """RetNet's blocks: decays instead of a softmax. recurrent: a state in each head, and no norm behind it."""
+
+    width: int
+    depth: int
+    recurrent: bool = False
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        steps, decays = jnp.arange(tokens.shape[1]), 1 - 2.0 ** -jnp.arange(2, 6)
+        past = jnp.tril(decays[:, None, None] ** jnp.abs(steps[:, None] - steps))
+        for i in range(self.depth):
+            x = nn.RMSNorm(name=f"block_{i}_norm")(h)
+            dense = functools.partial(nn.DenseGeneral, use_bias=False)
+            q, k, v = (dense((4, self.width // 4), name=f"block_{i}_{name}")(x) for name in "qkv")
+            k *= k.shape[-1] ** -0.5
+            if self.recurrent:
+
+                def step(state, q, k, v):
+                    state = decays[:, None, None] * state + k[..., None] * v[..., None, :]
+                    return state, jnp.einsum("bhd,bhde->bhe", q, state)
+
+                y = over_time(step, jnp.zeros((*q.shape[:1], *q.shape[2:], q.shape[-1])), q, k, v)
+            else:
+                y = jnp.einsum("bhqk,bkhd->bqhd", jnp.einsum("bqhd,bkhd->bhqk", q, k) * past, v)
+                y = nn.RMSNorm(name=f"block_{i}_heads_norm")(y)
+            y = y.reshape(h.shape) * nn.silu(dense(self.width, name=f"block_{i}_gate")(x))
+            h = h + dense(self.width, name=f"block_{i}_out")(y)
+        return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
+
+
 class Recurrent(nn.Module):
     """Residual blocks around a cell of Flax, with a projection or without."""
 
@@ -303,6 +335,10 @@ MODELS = {
         MLSTM, (TOKENS,),
         blocks("block_*") | TOKENS_IN | {"*_enter/*": "branch/scalar", "*_forget/*": "branch/scalar"}
         | {"*_enter/kernel": "branch/output", "*_forget/kernel": "branch/output"},
+    ),
+    "retention": Foreign(Retention, (TOKENS,), blocks("block_*") | TOKENS_IN),
+    "linear_attention": Foreign(
+        functools.partial(Retention, recurrent=True), (TOKENS,), blocks("block_*") | TOKENS_IN
     ),
     "mamba": Foreign(functools.partial(LanguageModel, block=Mamba), (TOKENS,), TOKENS_IN | MAMBA),
     "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2),

@@ -111,6 +111,8 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
             "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
+        ("retention", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/kernel"),
+        ("linear_attention", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/kernel"),
         (
             "alibi",
             "branch factor 0.3536 inside block_*_down/bias, block_*_down/kernel, block_*_out/bias, block_*_out/kernel",
@@ -140,6 +142,12 @@ def test_factors_of_all_blocks(name, place):
     m, _ = MODELS[name].setup
     notes = str(m.at(64, 16).explain()).splitlines()
     assert place in notes, notes
+
+
+@pytest.mark.parametrize("name", ["cross_covariance", "mamba2"])
+def test_products_that_take_no_factor(name):
+    """Averages over channels, and products that sum over a state of the same size at every width."""
+    assert "attention factor" not in str(MODELS[name].setup[0].explain())
 
 
 @pytest.mark.parametrize("name", REFUSED)

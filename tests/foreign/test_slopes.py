@@ -12,6 +12,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import depthmup as dm
@@ -38,7 +39,7 @@ NAMES = (
     "graph_distances", "low_rank",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator",
-    "layers_between_that_keep_size",
+    "layers_between_that_keep_size", "retention", "linear_attention",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
@@ -167,3 +168,36 @@ def test_a_dense_block_before_experts_counts_as_a_block():
             assert abs(slope + 1) < LIMIT, measured
         elif path.startswith("block_"):
             assert abs(slope - others) < LIMIT, measured
+
+
+@pytest.mark.slow
+def test_products_of_linear_attention_as_training_goes_on():
+    """What ten steps add to products of queries and keys does not grow with width: without the factor it grows as
+    width^0.33."""
+    model, widths = MODELS["linear_attention"], (64, 128, 256, 512)
+    tokens, labels = (jax.random.randint(jax.random.key(seed), (8, 16), 0, 20) for seed in (0, 1))
+
+    def moved(m: dm.Setup, seed: int) -> jax.Array:
+        params, state = m.fresh(jax.random.key(seed))
+        tx = m.optimizer("adam", 2**-5)
+
+        def loss(params):
+            logits = m.model.run(params, state, tokens)[0]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        def products(params):
+            _, seen = m.model.made.apply({"params": params}, tokens, capture_intermediates=True)
+            q, k = (seen["intermediates"][f"block_0_{name}"]["__call__"][0] for name in "qk")
+            return jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+
+        def step(carry, _):
+            params, opt = carry
+            updates, opt = tx.update(jax.grad(loss)(params), opt, params)
+            return (optax.apply_updates(params, updates), opt), None
+
+        (trained, _), _ = jax.lax.scan(step, (params, tx.init(params)), length=10)
+        return jnp.sqrt(jnp.square(products(trained) - products(params)).mean())
+
+    setups = [model.setup[0].at(width, 2) for width in widths]
+    means = [np.mean([jax.jit(functools.partial(moved, m))(seed) for seed in range(8)]) for m in setups]
+    assert abs(np.polyfit(np.log(widths), np.log(means), 1)[0]) < LIMIT
