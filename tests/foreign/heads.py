@@ -259,6 +259,18 @@ class SigLIP(nn.Module):
         return jnp.exp(temperature) * one @ two.T + bias
 
 
+class TwoTowers(nn.Module):
+    """As in recommenders: the score is the product of what two towers make."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, image, text):
+        one = nn.Dense(self.width, name="image_proj")(Torso(self.width, self.depth, name="image")(image))
+        return (one * Torso(self.width, self.depth, name="text")(text)).sum(-1, keepdims=True)
+
+
 class CosineClassifier(nn.Module):
     """As in ArcFace and few-shot learning: features and the weights of each class have norm 1."""
 
@@ -280,6 +292,10 @@ MODELS = {
     "siglip": Foreign(functools.partial(SigLIP, joint=16), (STATES, STATES), SIGLIP | {"*_proj/kernel": "output"}),
     "siglip_joint_grows": Foreign(
         SigLIP, (STATES, STATES), SIGLIP | {"*_proj/kernel": "hidden"}, queries=("temperature",)
+    ),
+    "two_towers": Foreign(
+        TwoTowers, (STATES, STATES),
+        {path: role for path, role in SIGLIP.items() if "/" in path} | trunk(image_proj="hidden"),
     ),
     "cosine_classifier": Foreign(
         CosineClassifier, (STATES,), TORSO | {"classes": "input", "scale": "scalar"}, queries=("scale",)

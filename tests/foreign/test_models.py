@@ -129,6 +129,7 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
         ("cosine_attention", "branch factor 0.3536 inside block_*_out/bias, block_*_out/kernel"),
         ("dueling", "output factor 0.5 inside pi/kernel, v/kernel"),
         ("bottlenecks", "output factor 0.5 inside few/kernel, policy_few/kernel"),
+        ("two_towers", "output factor 0.5 inside image_proj/bias, image_proj/kernel"),
         ("pointer_generator", "output factor 0.5 inside gate/kernel, words/kernel"),
         ("gated_logits", "output factor 0.5 inside gate/kernel, words/kernel"),
         (
@@ -144,9 +145,9 @@ def test_factors_of_all_blocks(name, place):
     assert place in notes, notes
 
 
-@pytest.mark.parametrize("name", ["cross_covariance", "mamba2"])
-def test_products_that_take_no_factor(name):
-    """Averages over channels, and products that sum over a state of the same size at every width."""
+@pytest.mark.parametrize("name", ["cross_covariance", "mamba2", "two_towers"])
+def test_products_that_take_no_attention_factor(name):
+    """Averages over channels, products that sum over a state of the same size at every width, and logits."""
     assert "attention factor" not in str(MODELS[name].setup[0].explain())
 
 

@@ -38,7 +38,7 @@ NAMES = (
     "several_updates_of_edges", "one_list_of_inverted_residuals", "shared_block", "shared_post_norm", "alibi",
     "graph_distances", "low_rank",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
-    "value_behind_a_bottleneck", "bottlenecks", "pointer_generator",
+    "value_behind_a_bottleneck", "bottlenecks", "pointer_generator", "two_towers",
     "layers_between_that_keep_size", "retention", "linear_attention",
 )  # fmt: skip
 # 16 blocks take too long to compile.
