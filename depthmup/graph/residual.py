@@ -41,20 +41,26 @@ def branches(graph: Graph) -> list[Branch]:
         if not pairs:
             multiplied = ((a, b, before_numbers(graph, b)[0]) for a, b in ways)
             scaled = [Branch(node, a, start, b) for a, b, start in multiplied if start in graph.ancestors(a)]
-            if scaled and graph.parameters_between(scaled[0].end, scaled[0].start):
+            if scaled and _has_layers(graph, scaled[0].end, scaled[0].start):
                 result.append(scaled[0])
             elif left in graph.fed and right in graph.fed and node.op != "sub":
                 result += _projected(graph, node, result)
             continue
         # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
         branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
-        if graph.parameters_between(branch, start):
+        if _has_layers(graph, branch, start):
             result.append(Branch(node, branch, start, start))
     # A parameter may be the first state of the stream. It is not where the sum leaves the stream: a learned part of
     # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
     return result + _injections(graph, result)
+
+
+def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
+    """Whether parameters act on the way from one value to another. All act before the mean of a batch, though what a
+    norm adds to it (BatchRenorm) does not depend on them through the mean alone."""
+    return any(map(graph.parameters_of, graph.ancestors(end, start) - graph.ancestors(start)))
 
 
 def _stream(graph: Graph, branches: Sequence[Branch]) -> set[Node]:

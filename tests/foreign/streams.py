@@ -24,6 +24,43 @@ class OuterSkip(nn.Module):
         return nn.Dense(3, name="head")(h)
 
 
+class BatchRenorm(nn.Module):
+    """After a warm-up the mean is corrected by running averages (CrossQ, as sbx-rl 0.28 has it)."""
+
+    @nn.compact
+    def __call__(self, x):
+        mean, var = x.mean(0), x.var(0)
+        old_mean = self.variable("batch_stats", "mean", jnp.zeros, x.shape[-1:])
+        old_var = self.variable("batch_stats", "var", jnp.ones, x.shape[-1:])
+        steps = self.variable("batch_stats", "steps", lambda: 0)
+        old_std = jnp.sqrt(old_var.value + 1e-3)
+        r = jnp.clip(jax.lax.stop_gradient(jnp.sqrt(var + 1e-3) / old_std), 1 / 3, 3.0)
+        d = jnp.clip(jax.lax.stop_gradient((mean - old_mean.value) / old_std), -5.0, 5.0)
+        warm = jnp.float32(steps.value >= 1000)
+        centre = warm * (mean - d * jnp.sqrt(var) / r) + (1 - warm) * mean
+        spread = warm * var / r**2 + (1 - warm) * var
+        if not self.is_initializing():
+            old_mean.value = 0.99 * old_mean.value + 0.01 * mean
+            old_var.value = 0.99 * old_var.value + 0.01 * var
+            steps.value += 1
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        return (x - centre) * jax.lax.rsqrt(spread + 1e-3) * scale + self.param("bias", nn.zeros_init(), x.shape[-1:])
+
+
+class Renormalized(nn.Module):
+    """SimBa's critic with BatchRenorm (CrossQ)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(BatchRenorm(name="first")(x))
+        for i in range(self.depth):
+            h = h + mlp(BatchRenorm(name=f"block_{i}_norm")(h), self.width, f"block_{i}")
+        return nn.Dense(1, name="head")(BatchRenorm(name="norm")(h))
+
+
 class ParallelBlocks(nn.Module):
     """The mean of two stacks of blocks that begin with one state (HiFi-GAN)."""
 
@@ -217,6 +254,9 @@ MODELS = {
     "outer_skip": Foreign(
         OuterSkip, (ones(4, 5),),
         blocks("block_*") | {"block_*_norm/*": "stream/vector"} | ENDS | trunk(around="hidden", norm="vector"),
+    ),
+    "batch_renorm": Foreign(
+        Renormalized, (ones(4, 5),), blocks("block_*") | ENDS | trunk(norm="vector") | {"first/*": "fixed"}
     ),
     "parallel_blocks": Foreign(ParallelBlocks, (ones(4, 5),), blocks("stack_*") | ENDS | trunk(norm="vector")),
     "carried_scores": Foreign(
