@@ -84,9 +84,7 @@ def train(
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
-def cost(
-    sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (0, 1), yes: bool = False
-) -> str:
+def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> str:
     """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
 
     Arguments and errors are those of `train`.
