@@ -22,7 +22,7 @@ from depthmup.trials.claims import Claims
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
-from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
+from depthmup.trials.plan import Group, by_program, count, grouped, has_grid, part, trials
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
@@ -252,13 +252,11 @@ def _sizes(study: Study, plan: Sequence[Trial]) -> Callable[[Any], int]:
     devices of this process do not split into equal sets.
     """
     check_sets(len(jax.local_devices()), study.parallel.devices_per_trial)
-    by_program: dict[Any, list[Trial]] = {}
-    for trial in plan:
-        by_program.setdefault(trial.point.program, []).append(trial)
+    trials_of = by_program(plan)
 
     @functools.cache
     def size(program: Any) -> int:
-        trials = by_program[program]
+        trials = trials_of[program]
         return -(-len(trials) // -(-len(trials) // at_once(study, trials[0])))
 
     return size
