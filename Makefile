@@ -53,7 +53,7 @@ mutants: .venv/ready
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not pods"
 
-# The tests that are slow by nature: a cluster, several processes, kills, long coordinate checks, the documents' Python.
+# The tests that are slow by nature: several processes, kills, long coordinate checks, the documents' Python.
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
@@ -85,7 +85,7 @@ dist:
 
 # New pins from the ranges of pyproject.toml, for all Python versions at once; needs uv.
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev --extra ray \
+	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev \
 	  --extra theory --upgrade pyproject.toml -o requirements.txt
 
 clean:

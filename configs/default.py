@@ -294,8 +294,6 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         at_once=config_dict.placeholder(int),  # trials that run together; unset: as many as fit in memory, at most 128
         max_trials=20_000,  # a plan of more trials is refused, by --dry_run too, unless --yes is given
         cache=True,  # compiled programs are kept in the workdir
-        cpus=1.0,  # CPUs of each group of trials, for --launcher=ray
-        gpus=0.0,  # GPUs of each group of trials, for --launcher=ray
     )
 
     # main.py check: coordinate check over widths (at check.depth) and depths (at check.width). The base shape is taken

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -77,26 +77,11 @@ def place(
       parts of which some do not grow with width.
     entries: the parameters outside the branches of which more depth adds none, such as those of the entries of stages.
     """
-    leaves = {spec.path: spec for spec in leaves_of(specs)}
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
-
-    def move(paths: Collection[str], in_branch: bool) -> None:
-        for path in set(paths) - set(placed):
-            leaves[path] = dataclasses.replace(leaves[path], in_branch=in_branch)
-
-    repeating = {path for path, spec in leaves.items() if spec.in_branch}
+    repeating = {spec.path for spec in leaves_of(specs) if spec.in_branch}
     branches = repeated(sites, repeating)
-    for site in branches:
-        if repeating.isdisjoint(site.parts or site.inside):
-            move(exclusive(site, branches), in_branch=True)
-        move(site.skip, in_branch=False)
-    settled = {*placed, *paths_of(sites, "unused")}
-    if on_the_stream(leaves, branches, settled)[1]:
-        move(entries(), in_branch=False)
-    leaves, others = on_the_stream(leaves, branches, settled)
-    if others:
-        raise ForwardError(_in_no_branch(others, leaves, branches))
+    leaves = _in_their_places(specs, sites, branches, repeating, placed, entries)
     for site in sites:
         if site.kind == "output" and "output" in kinds and site.parts is not None:
             check_readout(specs, site.parts)
@@ -136,6 +121,35 @@ def place(
         specs,
         is_leaf=is_spec,
     )
+
+
+def _in_their_places(
+    specs: PyTree,
+    sites: Sequence[Site],
+    branches: Sequence[Site],
+    repeating: Set[str],
+    placed: Collection[str],
+    entries: Callable[[], Collection[str]],
+) -> dict[str, ParamSpec]:
+    """{path: spec, in a branch, on the stream or outside}. repeating: the parameters that repeat with depth. Raises
+    ForwardError where one of them has no rule. The others as in `place`."""
+    leaves = {spec.path: spec for spec in leaves_of(specs)}
+
+    def move(paths: Collection[str], in_branch: bool) -> None:
+        for path in set(paths) - set(placed):
+            leaves[path] = dataclasses.replace(leaves[path], in_branch=in_branch)
+
+    for site in branches:
+        if repeating.isdisjoint(site.parts or site.inside):
+            move(exclusive(site, branches), in_branch=True)
+        move(site.skip, in_branch=False)
+    settled = {*placed, *paths_of(sites, "unused")}
+    if on_the_stream(leaves, branches, settled)[1]:
+        move(entries(), in_branch=False)
+    leaves, others = on_the_stream(leaves, branches, settled)
+    if others:
+        raise ForwardError(_in_no_branch(others, leaves, branches))
+    return leaves
 
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:

@@ -258,8 +258,8 @@ class NNXModel(Model):
         return module
 
     @functools.cached_property
-    def _parts(self) -> tuple[Any, Any, Any, Any]:
-        """(graph definition, jaxpr of the init, shapes of the parameters, shapes of all other arrays)"""
+    def _parts(self) -> tuple[Any, Any]:
+        """(graph definition, `_traced_init`)"""
         from flax import nnx
 
         definitions = []
@@ -269,21 +269,16 @@ class NNXModel(Model):
             definitions.append(definition)
             return trees[0], trees[1]
 
-        closed, (params, state) = jax.make_jaxpr(parts, return_shape=True)()
-        return definitions[0], closed, params, state
+        traced = jax.make_jaxpr(parts, return_shape=True)()
+        return definitions[0], traced
 
     @functools.cached_property
     def made(self) -> Any:
         return self.join(*self.shapes)
 
     @functools.cached_property
-    def shapes(self) -> tuple[PyTree, PyTree]:
-        return self._traced_init[1]
-
-    @functools.cached_property
     def _traced_init(self) -> Any:
-        _, closed, params, state = self._parts
-        return closed, (params, state)
+        return self._parts[1]
 
 
 class PytreeModel(Model):

@@ -486,7 +486,7 @@ class Setup:
             measure: ("noise_scale",): the gradient noise scale, `measure_points` (5) times in each training;
             own_outputs: True: the loss takes what the model returns, not its logits;
             adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
-            launcher ("local", "ray"), shard ((i, n)), progress (True).
+            shard ((i, n)), progress (True).
 
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
         of another model, other data or settings, and Stopped when interrupted.

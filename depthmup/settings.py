@@ -33,7 +33,6 @@ LEARNING_RATE = "optimizer.learning_rate"
 Judged = Literal["loss", "last_loss", "mean_loss", "validation_loss", "accuracy", "validation_accuracy"]
 Until = Literal["planned", "decided"]
 Wrapper = Literal["pmap", "jit"]
-Launcher = Literal["local", "ray"]
 Quantity = Literal["updates", "sharpness", "kernels", "noise_scale"]  # `train.quantities` measures them
 LOG2: dict[str, Any] = {"low": -100, "most": 100}  # the range of log2 of a learning rate
 # The signature of `coordinate_check` declares its defaults, since its reference shows them.
@@ -226,8 +225,6 @@ class SweepSettings:
     at_once: int | None = key(None, "trials that run together; unset: as many as fit in memory, at most 128", low=1)
     max_trials: int = key(20_000, "a plan of more trials is refused, by --dry_run too, unless --yes is given", low=1)
     cache: bool = key(True, "compiled programs are kept in the workdir")
-    cpus: float = key(1.0, "CPUs of each group of trials, for --launcher=ray", low=0, high=2**14)
-    gpus: float = key(0.0, "GPUs of each group of trials, for --launcher=ray", low=0, high=2**14)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from depthmup.settings import (
     CheckpointSettings,
     Interval,
     Judged,
-    Launcher,
     ParallelSettings,
     Quantity,
     SettingsError,
@@ -59,14 +58,13 @@ def sweep(
     batches: Batches,
     *,
     workdir: str | Path | None = None,
-    launcher: Launcher = "local",
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
     study = study_of(setup, loss, batches, **options)
-    return _run(study, workdir, launcher=launcher, shard=shard, progress=progress)
+    return _run(study, workdir, shard=shard, progress=progress)
 
 
 def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:

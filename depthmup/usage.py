@@ -100,7 +100,6 @@ FLAGS = {
     "process": Flag(("train",), "integer", "I", "the number of this one, from 0, for --distributed elsewhere"),
     "dry_run": Flag(("sweep",), "bool", "", "say what it would cost, by steps measured here, and train nothing"),
     "yes": Flag(("sweep",), "bool", "", "allow more trials than sweep.max_trials, also with --dry_run"),
-    "launcher": Flag(("sweep",), "string", "local|ray", "ray: on a cluster (RAY_ADDRESS)", "local"),
     "shard": Flag(("sweep",), "string", "I/N", "only part I of N, from 0/N; without it, all parts' results", "0/1"),
     "tables": Flag(("sweep",), "bool", "", "print optima, edges and rules at every size, as the report has them"),
     "average": Flag(

@@ -25,7 +25,7 @@ from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.recipe import multiplier
 from depthmup.report.grow import swept_settings
-from depthmup.settings import Launcher, Settings, SettingsError, defaults, flat, from_config, keys
+from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
@@ -52,7 +52,6 @@ def sweep(
     command: str,
     dry_run: bool = False,
     yes: bool = False,
-    launcher: Launcher = "local",
     shard: str = "0/1",
     tables: bool = False,
 ) -> int:
@@ -62,11 +61,11 @@ def sweep(
         raise SettingsError(f"--shard={shard} must be i/n, from 0/n to n-1/n")
     part = int(numbers[1]), int(numbers[2])
     if dry_run:
-        print(sweeps.cost(settings, launcher, part, yes))
+        print(sweeps.cost(settings, part, yes))
         return 0
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
-    result = sweeps.run(settings, workdir, command, launcher=launcher, shard=part, yes=yes)
+    result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
     print(result.verdicts)
     if tables and result.tables:
         print(f"\n{result.tables}\n")

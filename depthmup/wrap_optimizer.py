@@ -213,7 +213,7 @@ def _resolved(spec: ParamSpec, name: FamilyName | None, update: Update) -> Famil
     way_out = f"pass family={{{spec.path!r}: one of {', '.join(FAMILIES)}}} if you know its rule"
     if update.family is None:
         raise ValueError(f"dm.wrap: nothing tells the rule of {spec.path}: {update.why}; {way_out}")
-    if _of_matrices(update.family) and _is_stack_of_vectors(spec):
+    if _of_matrices(update.family) and spec.role == "vector" and spec.stack_axis is not None:
         raise ValueError(
             f"dm.wrap: {spec.path} {spec.shape} holds a vector of each block, one matrix for this update; let Adam "
             "train all but the hidden weights (muon_weight_dimension_numbers=), as dm.optimizer(p, specs, 'muon', lr) "
@@ -230,10 +230,6 @@ def _of_matrices(family: FamilyName | None) -> bool:
 def _may_have_size(family: FamilyName | None) -> bool:
     """Whether the optimizer sets the update's size, so that it may depend on the shape of the matrix."""
     return family is not None and not FAMILIES[family].linear and not FAMILIES[family].weight
-
-
-def _is_stack_of_vectors(spec: ParamSpec) -> bool:
-    return spec.stack_axis is not None and spec.role == "vector"
 
 
 def _warn_of_contradictions(

@@ -84,13 +84,13 @@ ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def truth(kind: Kind, drift: float, margin: float = fit.MARGIN) -> str:
+def truth(kind: Kind, drift: float) -> str:
     """The verdict that is right; "" where a tenth of an octave more or less of the total drift decides."""
     verdicts = set()
     for shift in (-CLOSE, CLOSE):
         off = -math.copysign(max(0.0, abs(drift) * (len(DEPTHS) - 1) + shift), drift)  # from the last depth's optimum
         cost = math.inf if kind.diverges and off > kind.cliff else float(kind.loss(np.array(off), np.array(math.inf)))
-        unit = float(kind.shape(np.array(-margin)))
+        unit = float(kind.shape(np.array(-fit.MARGIN)))
         verdicts.add("does not transfer" if cost > max(unit, LEAST) else "transfers")
     return verdicts.pop() if len(verdicts) == 1 else ""
 
@@ -114,11 +114,11 @@ def plant(rng: np.random.Generator, kind: Kind, drift: float, seeds: int) -> lis
     return rows
 
 
-def counted(kind: Kind, drift: float, seeds: int, redraws: int, margin: float = fit.MARGIN) -> dict[str, float]:
+def counted(kind: Kind, drift: float, seeds: int, redraws: int) -> dict[str, float]:
     """Shares of the redraws that transfer, that do not, and that are wrong."""
     rng = np.random.default_rng(0)
-    step, right = drift if kind.up else -drift, truth(kind, drift if kind.up else -drift, margin)
-    verdicts = [fit.transfer(plant(rng, kind, step, seeds), margin=margin).verdict for _ in range(redraws)]
+    step = drift if kind.up else -drift
+    verdicts, right = [fit.transfer(plant(rng, kind, step, seeds)).verdict for _ in range(redraws)], truth(kind, step)
     shares = {verdict: verdicts.count(verdict) / redraws for verdict in ("transfers", "does not transfer")}
     wrong = sum(share for verdict, share in shares.items() if verdict != right) if right else math.nan
     return {**shares, "decided": sum(shares.values()), "wrong": wrong}

@@ -119,13 +119,13 @@ def test_as_many_at_once_as_fit(monkeypatch):
     study, halves = tiny.study(), tiny.study(parallel__wrapper="jit", parallel__devices_per_trial=2)
     trial = trials(study)[0]
     task, hyper = trial.point.task, trial.hyper
-    assert at_once(study, trial, devices=8) == AT_ONCE
-    assert at_once(tiny.study(sweep__at_once=7), trial, devices=8) == 7
+    assert at_once(study, trial) == AT_ONCE
+    assert at_once(tiny.study(sweep__at_once=7), trial) == 7
     monkeypatch.setattr(estimate, "AT_ONCE", 10**9)
     monkeypatch.setattr(estimate, "trial_layout", lambda: "vmap")
     monkeypatch.setattr(estimate, "free_memory", lambda device: 1e9 * len(jax.local_devices()))
     for own, sets, part in ((study, 8, 64), (halves, 4, 32)):
-        assert at_once(own, trial, devices=8) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
+        assert at_once(own, trial) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
     monkeypatch.undo()
     each = memory(task, hyper, 64, "map")
     state = jax.eval_shape(task.init, hyper.arrays())
@@ -134,7 +134,7 @@ def test_as_many_at_once_as_fit(monkeypatch):
         statistics = {"bytes_limit": 3 * free * 1.001 / estimate.SHARE, "bytes_in_use": 0}
         device = types.SimpleNamespace(memory_stats=lambda statistics=statistics: statistics)
         monkeypatch.setattr(jax, "local_devices", lambda device=device: [device] * 3)
-        assert at_once(study, trial, devices=3) == max(1, 3 * fit * bool(free))
+        assert at_once(study, trial) == max(1, 3 * fit * bool(free))
 
 
 def test_out_of_memory_says_what_to_set(monkeypatch):
@@ -169,10 +169,9 @@ def test_dear_trials_run_a_few_at_a_time(monkeypatch):
     step = flops.of_step(trial.point.task, trial.hyper, trial.point.feed.batch_size)
     for count in (1, 3):
         monkeypatch.setattr(estimate, "STRETCH", (count + 0.5) * LOG_EVERY * step)
-        assert at_once(study, trial, devices=1) == count
-        assert at_once(study, trial, devices=2) == 2 * count
+        assert at_once(study, trial) == 8 * count
     monkeypatch.setattr(estimate, "STRETCH", 0.1 * step)
-    assert at_once(study, trial, devices=2) == 2
+    assert at_once(study, trial) == 8
     assert STRETCH > 0.1 * step
 
 
@@ -245,25 +244,6 @@ def test_time_left_goes_down_between_two_reports(now):
     for passed, seconds in ((0.0, 50.0), (10.0, 40.0), (90.0, 0.0)):
         now[0] = 100.0 + passed
         assert left.seconds() == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_time_left_of_groups_that_run_at_once(now, measured):
-    """Four workers of a cluster, one of which begins a group every 2.5 seconds. A group takes 10, which is twice what
-    was expected. They report nothing before its end, and their compilation is not known."""
-    left, start, looks = Progress(silent=True), now[0], []
-    left.expect({str(i): 5.0 for i in range(100)}, measured)
-    for i in range(103):
-        now[0] = start + 2.5 * i
-        if i >= 4:
-            left.running(str(i - 4), "a group", 1.0)
-        if i < 100:
-            left.running(str(i), "a group", 0.0)
-        looks.append((i / 103, left.seconds(), 2.5 * (103 - i)))
-    known = [seen for seen in looks if seen[1] is not None]
-    assert len(known) == (103 if measured else 90)  # the tenth group ends in step 13
-    assert error(known, 0.25, 0.8) < 0.3
-    assert error(known, 0.5, 0.8) < 0.15
 
 
 def test_time_left_with_another_process(now):

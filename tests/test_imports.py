@@ -289,7 +289,7 @@ def test_a_name_is_imported_when_it_is_used():
 
 
 def test_reading_a_finished_sweep_is_light(tmp_path):
-    """Loading and judging its rows imports neither Orbax nor Ray nor clu."""
+    """Loading and judging its rows imports neither Orbax nor clu."""
     program = f"""
 import json, math, sys
 from pathlib import Path
@@ -306,7 +306,7 @@ for trial in trials(study):
     lines.append(json.dumps({{**row, "key": trial.key, "loss": loss, "diverged": False}}))
 Path({str(tmp_path)!r}, "results.jsonl").write_text("\\n".join(lines) + "\\n")
 print(len(judge(sweep.load({str(tmp_path)!r}), study)))
-heavy = ("orbax", "ray", "clu")
+heavy = ("orbax", "clu")
 print(*[name for name in heavy if name in sys.modules])
 """
     assert in_a_new_process(program) == ["12", ""]

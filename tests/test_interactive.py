@@ -200,7 +200,7 @@ def test_what_decides_and_what_is_next(sweep):
     noisy = judge(planted(study, noise=0.5), study)
     undecided = [c for c in noisy if c.result.verdict == "undecided"]
     most = max(need.seeds for c in undecided for need in c.result.needs if need.kind == "seeds")
-    command = "python main.py sweep --config=digits --config.sweep.until planned --yes --launcher=local --workdir=a"
+    command = "python main.py sweep --config=digits --config.sweep.until planned --yes --shard=0/1 --workdir=a"
     text = words.next_steps([*undecided, transfers], study, command)
     head, decide, then, grow = text.splitlines()
     assert (head, then) == ("Next: decide what is undecided", "Next: train the large network with what was tuned")

@@ -3,7 +3,6 @@
 import functools
 import signal
 
-import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,8 @@ from depthmup.train.build import batches_of, task_of
 from depthmup.train.drive import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
-from depthmup.trials.group import GroupHooks, Runner
-from depthmup.trials.plan import Group, trials
+from depthmup.trials.group import GroupHooks
+from depthmup.trials.plan import trials
 from tests import tiny
 from tests.test_forward import OffsetNorm
 
@@ -475,16 +474,6 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch):
     again = small(m, batches, **options, workdir=tmp_path / "stopped")
     assert again.rows.equals(whole.rows)
     assert sweep.curves(tmp_path / "stopped").equals(sweep.curves(tmp_path / "whole"))
-
-
-def test_a_study_travels_to_other_machines(whole):
-    """As Ray sends it: what comes back trains the same trials."""
-    _, result, _, _ = whole
-    study = cloudpickle.loads(cloudpickle.dumps(result.study))
-    plan = trials(study)
-    assert [trial.key for trial in plan] == list(result.rows["key"])
-    (finished,) = Runner().train(Group((plan[3],), 1, study))
-    assert finished.row["last_loss"] == result.rows["last_loss"][3]
 
 
 def test_more_seeds_until_it_is_decided(whole):

@@ -1,26 +1,13 @@
 """The study of a config: what every part of a sweep knows of it."""
 
 import math
-import pickle
 
 import pytest
 
 from depthmup.settings import SettingsError, from_config
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.group import Runner
 from depthmup.trials.plan import shapes, trials
 from tests import tiny
-
-
-def test_a_group_survives_pickling():
-    """As Ray sends it: trials, study and all; what it trains are the same rows."""
-    group = tiny.groups(3, sweep__axes="epochs = 0.25, 0.5", sweep__measure=("updates",))[0]
-    again = pickle.loads(pickle.dumps(group))
-    assert [trial.leaves for trial in again.trials] == [trial.leaves for trial in group.trials]
-    assert (again.name, again.program, again.study.identity) == (group.name, group.program, group.study.identity)
-    assert again.study.axes == group.study.axes
-    rows = [[finished.row for finished in Runner().train(one)] for one in (group, again)]
-    assert rows[0] == rows[1]
 
 
 def test_a_trial_is_its_point_at_a_learning_rate_and_a_seed():

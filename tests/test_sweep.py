@@ -457,7 +457,6 @@ def shared(devices, **overrides):
         ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: leave out values of an axis"),
         ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give i/n with i from 0"),
         ({}, {"shard": (0, 0)}, "shard 0/0 is out of range"),
-        ({}, {"launcher": "rya"}, "unknown launcher 'rya'; did you mean 'ray'"),
         ({"sweep__adaptive": True}, {"shard": (0, 2)}, "sweep.adaptive goes by results, so that it has no parts"),
         (
             {"sweep__adaptive": True, "sweep__axes": "optimizer.learning_rate = 1,2,3,4,5"},
@@ -475,8 +474,6 @@ def shared(devices, **overrides):
         ({"sweep__at_once": 0}, {}, "sweep.at_once must be at least 1"),
         ({"parallel__devices_per_trial": 2}, {}, "devices_per_trial = 2 needs a mesh of devices: set parallel.wrapper"),
         (shared(3, data__batch_size=96), {}, "8 devices cannot be split into sets of 3 .* a divisor of 8"),
-        (shared(2, sweep__cpus=3.0), {"launcher": "ray"}, "3 devices cannot be split into sets of 2"),
-        (shared(2, sweep__gpus=1.0), {"launcher": "ray"}, "1 devices cannot be split into sets of 2"),
         (
             shared(4, accumulate=2, sweep__axes="data.batch_size = 64, 68"),
             {},

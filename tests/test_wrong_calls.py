@@ -131,12 +131,6 @@ def test_a_kernel_of_a_diverged_network_has_no_distance(names):
         assert math.isnan(eval(text, names)), text
 
 
-def test_without_ray(call, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(sys.modules, "ray", None)
-    done = call("sweep", "--dry_run", "--launcher=ray")
-    assert (done.returncode, done.stderr) == (2, "error: --launcher=ray needs Ray: pip install 'depthmup[ray]'\n")
-
-
 def test_out_of_memory(call, monkeypatch):  # noqa: F811
     """It is one line; another error of JAX's is none of the user's, and stays as it is."""
 

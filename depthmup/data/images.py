@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,21 +86,34 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
     if image_size and source.in_memory:
         raise ValueError(f"data.image_size is for what does not fit in memory; {name} has {source.size}x{source.size}")
     builder, side = builder_of(name, data_dir), image_size or source.size
-    train, test = (opened(builder, name, data_dir, split) for split in ("train", source.test))
+    records = {split: opened(builder, name, data_dir, split) for split in ("train", source.test)}
 
-    def read(records: Any, order: np.ndarray, split: str) -> Split | Records:
-        ordered = Records(records, order, source.classes, side, f"{name}, split {split}")
+    def read(split: str, order: np.ndarray) -> Split | Records:
+        ordered = Records(records[split], order, source.classes, side, f"{name}, split {split}")
         return in_memory(ordered, skip_corrupt) if source.in_memory else ordered
 
-    train_order, validation_order = held_out(len(train))
+    examples = len(records["train"]), len(records[source.test])
+    return _dataset(source, side, examples, read, builder.info.features["label"].names)
+
+
+def _dataset(
+    source: Source,
+    side: int,
+    examples: tuple[int, int],
+    read: Callable[[str, np.ndarray], Split | Records],
+    names: Iterable[str],
+) -> Dataset:
+    """examples: of the splits "train", a part of which is held out, and `source.test`. read: (split, order) -> its
+    examples in this order."""
+    train, validation = held_out(examples[0])
     return Dataset(
-        train=read(train, train_order, "train"),
-        validation=read(train, validation_order, "train"),
-        test=read(test, np.arange(len(test), dtype=np.int32), source.test),
+        train=read("train", train),
+        validation=read("train", validation),
+        test=read(source.test, np.arange(examples[1], dtype=np.int32)),
         mean=255 * np.array(source.mean),
         std=255 * np.array(source.std),
         shape=(side, side, 3),
-        names=tuple(builder.info.features["label"].names),
+        names=tuple(names),
     )
 
 
@@ -126,24 +140,15 @@ def blank(name: str, image_size: int | None = None) -> Dataset:
     Nothing can be learned from them. They are for plans, and for trying a machine that has no data yet.
     """
     source = TFDS[name]
-    side, (train, test) = image_size or source.size, source.examples
+    side, examples = image_size or source.size, dict(zip(("train", source.test), source.examples, strict=True))
 
-    def blank_split(examples: int, order: np.ndarray, split: str) -> Split | Records:
+    def read(split: str, order: np.ndarray) -> Split | Records:
         if source.in_memory:  # zeros take no memory until they are written to
             labels = np.arange(len(order), dtype=np.int32) % source.classes
             return Split(np.zeros((len(order), side, side, 3), np.uint8), labels)
-        return Records(Blanks(examples, source), order, source.classes, side, f"{BLANK}{name}, split {split}")
+        return Records(Blanks(examples[split], source), order, source.classes, side, f"{BLANK}{name}, split {split}")
 
-    train_order, validation_order = held_out(train)
-    return Dataset(
-        train=blank_split(train, train_order, "train"),
-        validation=blank_split(train, validation_order, "train"),
-        test=blank_split(test, np.arange(test, dtype=np.int32), source.test),
-        mean=255 * np.array(source.mean),
-        std=255 * np.array(source.std),
-        shape=(side, side, 3),
-        names=tuple(map(str, range(source.classes))),
-    )
+    return _dataset(source, side, source.examples, read, map(str, range(source.classes)))
 
 
 def in_memory(records: Records, skip_corrupt: bool = False) -> Split:

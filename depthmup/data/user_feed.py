@@ -32,9 +32,6 @@ class UserFeed(abc.ABC):
 
     in_memory = True
 
-    def __getstate__(self) -> dict[str, Any]:  # what was traced of a function stays here
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
     @property
     def splits(self) -> Mapping[str, Any]:
         return {"validation_": self.held_out} if self.held_out else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import jax
 
@@ -57,14 +57,7 @@ def infer_specs(
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
     arguments. Warns of an override whose role needs other axes to grow than those that do.
     """
-    if layout not in (None, *get_args(Layout)):
-        raise unknown("layout", layout, get_args(Layout))
-    at_least_one("width", width)
-    at_least_one("depth", depth)
-    if not callable(init_fn):
-        raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
+    _check_arguments(init_fn, width, depth, layout, overrides)
     shapes = trees(init_fn, width, depth)
     rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
     settled = {name for name, rule in rules.items() if rule.role}
@@ -92,6 +85,17 @@ def infer_specs(
     ]  # fmt: skip
     check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, shown)
     return jax.tree.unflatten(shapes.structure, specs)
+
+
+def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, overrides: Any) -> None:
+    if layout not in (None, *get_args(Layout)):
+        raise unknown("layout", layout, get_args(Layout))
+    at_least_one("width", width)
+    at_least_one("depth", depth)
+    if not callable(init_fn):
+        raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
 
 
 class _Unclear:

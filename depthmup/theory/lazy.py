@@ -89,19 +89,7 @@ def lazy_kernels(
     ALPHA.check("alpha", alpha)
     check_readout(readout)
     check_number("beta", beta)
-    _check_values(Kx, norms)
-    tolerance = rounding(Kx)
-    Kx = jnp.asarray(Kx, jnp.float64)
-    rows, columns = (jnp.diag(Kx),) * 2 if norms is None else (jnp.asarray(v, jnp.float64) for v in norms)
-    if rows.ndim != 1 or columns.ndim != 1 or Kx.shape != (len(rows), len(columns)):
-        raise ValueError(f"norms of shapes {rows.shape} and {columns.shape} do not fit a block of shape {Kx.shape}")
-    if norms is not None and concrete(Kx, rows, columns):
-        excess = np.max(Kx**2 - jnp.outer(rows, columns))
-        if excess > 2 * tolerance * np.max(jnp.outer(rows, columns)) or min(rows.min(), columns.min()) < 0:
-            raise ValueError(
-                "Kx is no block of a positive semi-definite kernel with these norms: |k_ij| > sqrt(k_i k_j)"
-            )
-    rows, columns = (jnp.maximum(heights, 0) for heights in (rows, columns))
+    Kx, rows, columns = _checked(Kx, norms)
     if activation not in CLOSED and concrete(rows, columns, Kx):
         rho = np.abs(overlap(rows[:, None], columns[None], Kx))
         if norms is None:
@@ -126,15 +114,28 @@ def lazy_kernels(
     return LazyKernels(np.array(layers) / (depth or 1), *kernels)
 
 
-def _check_values(Kx: ArrayLike, norms: tuple[ArrayLike, ArrayLike] | None) -> None:
-    """Raises ValueError unless Kx is a kernel or, where norms are given, a block of one with finite numbers."""
+def _checked(Kx: ArrayLike, norms: tuple[ArrayLike, ArrayLike] | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(Kx, norms of the rows, norms of the columns). Raises ValueError unless Kx is a kernel or, where norms are given,
+    a block of one with finite numbers."""
     if norms is None:
         check_kernel(Kx)
-        return
+        K = jnp.asarray(Kx, jnp.float64)
+        diagonal = jnp.maximum(jnp.diag(K), 0)
+        return K, diagonal, diagonal
     if len(listed("norms", norms)) != 2:
         raise ValueError(f"norms must be those of the rows and those of the columns, got {short(norms)}")
     for name, values in (("Kx", Kx), ("norms of the rows", norms[0]), ("norms of the columns", norms[1])):
         check_array(name, values)
+    K, rows, columns = (jnp.asarray(v, jnp.float64) for v in (Kx, *norms))
+    if rows.ndim != 1 or columns.ndim != 1 or K.shape != (len(rows), len(columns)):
+        raise ValueError(f"norms of shapes {rows.shape} and {columns.shape} do not fit a block of shape {K.shape}")
+    if concrete(K, rows, columns):
+        excess = np.max(K**2 - jnp.outer(rows, columns))
+        if excess > 2 * rounding(Kx) * np.max(jnp.outer(rows, columns)) or min(rows.min(), columns.min()) < 0:
+            raise ValueError(
+                "Kx is no block of a positive semi-definite kernel with these norms: |k_ij| > sqrt(k_i k_j)"
+            )
+    return K, jnp.maximum(rows, 0), jnp.maximum(columns, 0)
 
 
 def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[float]:

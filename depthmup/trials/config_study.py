@@ -185,15 +185,15 @@ class ConfigStudy(Study):
 
 def from_identity(saved: Mapping[str, Any], data_dir: str | None = None) -> ConfigStudy:
     """The sweep of a config from its `identity`, as settings.json has it. Settings that cannot change a result have
-    their defaults.
+    their defaults; keys of the sweep that earlier versions had are left out.
 
     Raises SettingsError if it is not that of a sweep, or that of another version.
     """
     if saved.get("schema") != SCHEMA:
         kind = f"of schema {saved['schema']}" if "schema" in saved else "not that of a sweep"
         raise SettingsError(f"it is {kind}, and this is schema {SCHEMA}")
-    sweep = {**dataclasses.asdict(SweepSettings()), **saved["sweep"]}
-    shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
+    sweep = {key: saved["sweep"].get(key, default) for key, default in dataclasses.asdict(SweepSettings()).items()}
+    shape = {"model.width": saved["sweep"]["width"], "model.depth": saved["sweep"]["depth"]}
     family = saved["model.name"]
     values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
     base = dataclasses.replace(defaults(family), sweep=convert(SweepSettings, sweep, "sweep"))

@@ -1,22 +1,20 @@
-"""Train the trials of a sweep that its workdir does not hold yet, on this machine or on a Ray cluster."""
+"""Train the trials of a sweep that its workdir does not hold yet."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import jax
 
 from depthmup.interrupt import GOES_ON
-from depthmup.names import unknown
-from depthmup.settings import LEARNING_RATE, Launcher, Settings, SettingsError
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.adaptive import Search
@@ -24,16 +22,13 @@ from depthmup.trials.claims import Claims
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
-from depthmup.trials.plan import Group, count, grouped, has_grid, part, trials
+from depthmup.trials.plan import Group, by_program, count, grouped, has_grid, part, trials
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
 
-if TYPE_CHECKING:
-    from depthmup.trials.ray_cluster import Cluster
-
-WAIT = 0.5  # seconds between two looks at the work of other processes or of the cluster
+WAIT = 0.5  # seconds between two looks at the work of other processes
 MOST_PARTS = 1_000_000
 
 
@@ -41,7 +36,6 @@ def train(
     sweep: Settings | Mapping[str, Any] | Study,
     workdir: str | Path,
     *,
-    launcher: Launcher = "local",
     shard: tuple[int, int] = (0, 1),
     yes: bool = False,
     progress: bool = True,
@@ -54,7 +48,6 @@ def train(
 
     Args:
       sweep: the settings or the config of a sweep, or a `Study`.
-      launcher: "local"; or "ray": each group of trials is a task of a Ray cluster (sweep.cluster).
       shard: (i, n): train only part i of n parts of the plan, i from 0. Parts may have separate workdirs on separate
         machines. A call without a shard reads the files of all parts that were copied into `workdir/groups`, and then
         goes on until verdicts are decided, if sweep.until says so.
@@ -66,23 +59,17 @@ def train(
     stop.
     """
     study, workdir = ConfigStudy.of(sweep), Path(workdir)
-    options = study.sweep
-    plan, devices = checked(study, launcher, shard, yes), _devices(study, launcher)
+    options, plan = study.sweep, checked(study, shard, yes)
+    sizes = _sizes(study, plan)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | study.identity_of_data)))
         stack.callback(store.export)
         claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
-        cache = workdir / CACHE if options.cache else None
-        stack.enter_context(compiled_in(cache))
-        cluster = None
-        if launcher == "ray":
-            from depthmup.trials.ray_cluster import Cluster
-
-            cluster = stack.enter_context(Cluster(options.cpus, options.gpus, cache))
-        stop = stack.enter_context(Stop())  # opened after Ray, which sets its own signal handlers
+        stack.enter_context(compiled_in(workdir / CACHE if options.cache else None))
+        stop = stack.enter_context(Stop())
         seen = functools.partial(watch, store.rows) if watch else None
         shown = stack.enter_context(Progress(silent=not progress, watch=seen))
-        training = _Training(study, workdir, store, claims, shown, stop, cluster, plan, devices)
+        training = _Training(study, workdir, store, claims, shown, stop, plan, sizes)
         if options.adaptive:
             search = Search(study)
             while more := search.next_trials(store.rows):
@@ -97,19 +84,14 @@ def train(
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
-def cost(
-    sweep: Settings | Mapping[str, Any] | Study,
-    launcher: Launcher = "local",
-    shard: tuple[int, int] = (0, 1),
-    yes: bool = False,
-) -> str:
+def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> str:
     """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
 
     Arguments and errors are those of `train`.
     """
     study = ConfigStudy.of(sweep)
-    plan = part(study, checked(study, launcher, shard, yes), *shard)
-    groups, estimator = grouped(study, plan, _sizes(study, plan, _devices(study, launcher))), Estimator()
+    plan = part(study, checked(study, shard, yes), *shard)
+    groups, estimator = grouped(study, plan, _sizes(study, plan)), Estimator()
     estimator.measure(groups, Runner())
     adaptive = "; adaptive: about half of that" if study.sweep.adaptive else ""
     most_more = most(study) if shard[1] == 1 else 0
@@ -117,27 +99,19 @@ def cost(
     return f"{estimator.total(groups)}{adaptive}{more}"
 
 
-def checked(
-    study: Study, launcher: Launcher = "local", shard: tuple[int, int] = (0, 1), yes: bool = False
-) -> list[Trial]:
+def checked(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> list[Trial]:
     """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run.
 
     yes: make a plan of any size. Otherwise a plan of more than sweep.max_trials is refused before its trials are made,
     since a million of them take minutes and gigabytes.
     """
     sweep = study.sweep
-    if launcher not in get_args(Launcher):
-        raise SettingsError(str(unknown("launcher", launcher, get_args(Launcher))))
-    if launcher == "ray" and importlib.util.find_spec("ray") is None:
-        raise SettingsError("--launcher=ray needs Ray: pip install 'depthmup[ray]'")
     if not 0 <= shard[0] < shard[1] <= MOST_PARTS:
         raise SettingsError(
             f"shard {shard[0]}/{shard[1]} is out of range: give i/n with i from 0 to n - 1, and n up to {MOST_PARTS:,}"
         )
     if sweep.adaptive and shard[1] > 1:
-        raise SettingsError(
-            "sweep.adaptive goes by results, so that it has no parts: use --launcher=ray, or no --shard"
-        )
+        raise SettingsError("sweep.adaptive goes by results, so that it has no parts: leave --shard out")
     if sweep.adaptive and not has_grid(study):
         raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
     planned = count(study)
@@ -152,14 +126,6 @@ def checked(
     return plan
 
 
-def _devices(study: Study, launcher: Launcher) -> int:
-    """Number of devices of each process that trains. Raises SettingsError if they do not split into equal sets."""
-    workers = int(study.sweep.gpus) or max(1, int(study.sweep.cpus))
-    devices = workers if launcher == "ray" else len(jax.local_devices())
-    check_sets(devices, study.parallel.devices_per_trial)
-    return devices
-
-
 @dataclasses.dataclass
 class _Training:
     """What one call of `train` works with. An adaptive sweep calls `run` several times with the same objects."""
@@ -170,12 +136,10 @@ class _Training:
     claims: Claims
     progress: Progress
     stop: Stop
-    cluster: Cluster | None
     plan: list[Trial]
-    devices: int
+    sizes: Callable[[Any], int]
 
     def __post_init__(self) -> None:
-        self.sizes = _sizes(self.study, self.plan, self.devices)
         self.runner, self.estimator = Runner(), Estimator()
         self.said = False
 
@@ -198,10 +162,7 @@ class _Training:
         self._say_cost(todo, why)
         while todo:
             self.progress.expect(self.estimator.expected(todo), self.estimator.measured)
-            if self.cluster:
-                self._on_ray(todo, self.cluster)
-            else:
-                self._here(todo)
+            self._train(todo)
             self.store.refresh()
             self._say_messages()
             todo = self._missing(todo)
@@ -210,7 +171,8 @@ class _Training:
                 self._stop_if_asked()
                 time.sleep(WAIT)
 
-    def _here(self, todo: Sequence[Group]) -> None:
+    def _train(self, todo: Sequence[Group]) -> None:
+        """Train the groups that no other process has claimed."""
         self._stop_if_asked("before the next group")
         while taken := self._take(todo):
             planned, group = taken
@@ -225,7 +187,10 @@ class _Training:
                     finished = self.runner.train(group, say, checkpoints, self.stop)
                 except OutOfMemory as error:
                     finished = self._in_halves(group, error)
-                self._keep(planned, group, finished)
+                self.store.add(finished)
+                self.claims.release(group)
+                self._say_messages()
+                self.progress.finished(planned.name, len(finished))
                 if checkpoints:
                     checkpoints.remove()
             self._stop_if_asked(f"after {group}")
@@ -239,38 +204,11 @@ class _Training:
         parts = [dataclasses.replace(group, trials=t, size=half) for t in (group.trials[:half], group.trials[half:])]
         return [finished for part in parts for finished in self.runner.train(part, stop=self.stop)]
 
-    def _on_ray(self, todo: Sequence[Group], cluster: Cluster) -> None:
-        running: dict[Any, tuple[Group, Group]] = {}
-        failed: tuple[Group, Exception] | None = None
-        while True:
-            while not failed and len(running) < cluster.slots() and (taken := self._take(todo)):
-                running[cluster.submit(taken[1])] = taken
-                self.progress.running(taken[0].name, str(taken[1]), 0.0)
-            if not running:
-                break
-            for task in cluster.finished(list(running), WAIT):
-                planned, group = running.pop(task)
-                try:
-                    self._keep(planned, group, cluster.outcome(task))
-                except Exception as error:  # of any kind: it is raised later, when all other rows are kept
-                    failed = group, error
-            if self.stop.requested:
-                cluster.cancel(list(running))
-            self._stop_if_asked("with the groups that are done")
-        if failed:
-            raise RuntimeError(f"{failed[0]} failed on the Ray cluster; all else is kept, start again") from failed[1]
-
     def _take(self, todo: Sequence[Group]) -> tuple[Group, Group] | None:
         """Claim a group as `Claims.take` does, and tell the progress which groups other processes have finished."""
         taken = self.claims.take(todo)
         self.progress.only({group.name for group in self._missing(todo)})
         return taken
-
-    def _keep(self, planned: Group, group: Group, finished: list[Finished]) -> None:
-        self.store.add(finished)
-        self.claims.release(group)
-        self._say_messages()
-        self.progress.finished(planned.name, len(finished))
 
     def _missing(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
@@ -278,11 +216,11 @@ class _Training:
     def _say_cost(self, todo: Sequence[Group], why: str) -> None:
         """Print the cost of the groups: of the plan once per call of `train`, and of all that follows it.
 
-        Steps are measured for it only if this process trains them and the progress is shown.
+        Steps are measured for it only if the progress is shown.
         """
         if self.said and not why:
             return
-        if self.progress.shown and not self.cluster and not self.said:
+        if self.progress.shown and not self.said:
             every = grouped(self.study, self.plan, self.sizes) if self.study.sweep.adaptive else todo
             self.estimator.measure(every, self.runner)
         self._say_messages()
@@ -307,18 +245,18 @@ class _Training:
             raise Stopped(self.stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
 
 
-def _sizes(study: Study, plan: Sequence[Trial], devices: int) -> Callable[[Any], int]:
+def _sizes(study: Study, plan: Sequence[Trial]) -> Callable[[Any], int]:
     """A function: program -> the number of its trials in a group.
 
-    The groups of a program have equal sizes, and no group is larger than `at_once` allows.
+    The groups of a program have equal sizes, and no group is larger than `at_once` allows. Raises SettingsError if the
+    devices of this process do not split into equal sets.
     """
-    by_program: dict[Any, list[Trial]] = {}
-    for trial in plan:
-        by_program.setdefault(trial.point.program, []).append(trial)
+    check_sets(len(jax.local_devices()), study.parallel.devices_per_trial)
+    trials_of = by_program(plan)
 
     @functools.cache
     def size(program: Any) -> int:
-        trials = by_program[program]
-        return -(-len(trials) // -(-len(trials) // at_once(study, trials[0], devices)))
+        trials = trials_of[program]
+        return -(-len(trials) // -(-len(trials) // at_once(study, trials[0])))
 
     return size

@@ -55,16 +55,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def at_once(study: Study, trial: Trial, devices: int) -> int:
-    """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory.
-
-    devices: number of devices of the process that will train them.
-    """
+def at_once(study: Study, trial: Trial) -> int:
+    """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory."""
     if study.sweep.at_once:
         return study.sweep.at_once
     task, hyper, local = trial.point.task, trial.hyper, jax.local_devices()
     share, layout, most = study.parallel.devices_per_trial, trial_layout(), AT_ONCE
-    sets, part = devices // share, trial.point.feed.batch_size // share
+    sets, part = len(local) // share, trial.point.feed.batch_size // share
     if layout == "map":
         stretch = LOG_EVERY * flops.of_step(task, hyper, part)
         most = min(most, max(1, int(STRETCH // stretch)) * sets)

@@ -100,9 +100,6 @@ class Training:
     _setups: dict[Any, SetupLike] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _tasks: dict[Any, ModelTask] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:  # what is compiled is not sent to other machines
-        return {**self.__dict__, "_tasks": {}, "_setups": {}}
-
     @property
     def feed(self) -> UserFeed:
         """The batches of the base's size."""

@@ -154,6 +154,14 @@ def trials_of(study: Study, point: Point, rates: Iterable[float]) -> Iterator[Tr
             yield Trial(point, rate, seed)
 
 
+def by_program(wanted: Iterable[Trial]) -> dict[Program, list[Trial]]:
+    """{program: its trials}"""
+    result: dict[Program, list[Trial]] = {}
+    for trial in wanted:
+        result.setdefault(trial.point.program, []).append(trial)
+    return result
+
+
 def by_size(trial: Trial) -> float:
     """What orders trials from small shapes to large ones."""
     return trial.point.cost
@@ -161,11 +169,8 @@ def by_size(trial: Trial) -> float:
 
 def grouped(study: Study, wanted: Iterable[Trial], size_of: Callable[[Program], int]) -> list[Group]:
     """The trials in groups. A group has at most `size_of(program)` trials, of one program, in their order."""
-    by_program: dict[Program, list[Trial]] = {}
-    for trial in wanted:
-        by_program.setdefault(trial.point.program, []).append(trial)
     groups = []
-    for program, trials in by_program.items():
+    for program, trials in by_program(wanted).items():
         size = size_of(program)
         groups += [Group(tuple(trials[i : i + size]), size, study) for i in range(0, len(trials), size)]
     return groups

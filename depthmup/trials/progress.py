@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Set
 
@@ -18,15 +17,6 @@ EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 PRIOR = 0.05  # the estimate starts as if this share of a sweep had taken the expected time
 KNOWN = 0.1  # if nothing was measured before, the time left is shown after this share of the sweep
 STEPS = (0, 10), (55, 60), (1200, 300), (3600, 600), (36000, 3600)  # (seconds from which a time is rounded, to so many)
-
-
-@dataclasses.dataclass
-class _Group:
-    """A group of trials. here: its name, if this process trains it, or has done so. share: of it that is done."""
-
-    expected: float
-    here: str = ""
-    share: float = 0.0
 
 
 def about(seconds: float) -> str:
@@ -61,7 +51,9 @@ class Progress:
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
         self._entered = self._said = time.monotonic()
-        self._groups: dict[str, _Group] = {}
+        self._expected: dict[str, float] = {}  # time of each group
+        self._shares: dict[str, float] = {}  # of each group that are done
+        self._running = ""  # the group that this process trains
         self._measured = False
         self._start = self._heard = 0.0  # when the first group began; when a group last reported
         self._trials = self._done = 0
@@ -81,14 +73,13 @@ class Progress:
 
     def expect(self, groups: Mapping[str, float], measured: bool) -> None:
         """Add the groups that are still to do, {name: expected time}. measured: whether the times are in seconds."""
-        self._groups |= {name: _Group(expected) for name, expected in groups.items()}
+        self._expected |= groups
+        self._shares |= dict.fromkeys(groups, 0.0)
         self._measured = measured
 
     def only(self, names: Set[str]) -> None:
-        """Only the groups with these names are still to do. Others are done, unless they run in this process."""
-        for name in self._groups.keys() - names:
-            if not self._groups[name].here:
-                self._groups[name].share = 1.0
+        """Only the groups with these names are still to do: other processes have done the others."""
+        self._shares |= dict.fromkeys(self._shares.keys() - names, 1.0)
 
     def say(self, text: str) -> None:
         """Print a message that stays on the screen."""
@@ -100,15 +91,15 @@ class Progress:
         self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
-        """A group of this process has begun, or this share of it is done."""
-        group, self._heard = self._groups[name], time.monotonic()
-        group.here, group.share = words, share
+        """The group that this process trains has begun, or this share of it is done."""
+        self._heard, self._shares[name] = time.monotonic(), share
+        self._running = f"{words} {100 * share:.0f}%" if share < 1 else ""
         self._start = self._start or self._heard
         self._now_and_then()
 
     def finished(self, name: str, trials: int) -> None:
         self._done, self._trials = self._done + 1, self._trials + trials
-        self.running(name, self._groups[name].here, 1.0)
+        self.running(name, "", 1.0)
 
     def _now_and_then(self) -> None:
         """Call `watch`. Print a line every EVERY seconds, if there is no terminal to draw on."""
@@ -116,7 +107,7 @@ class Progress:
             self._watch(self)
         if not self._drawn and time.monotonic() - self._said > EVERY:
             self._said = time.monotonic()
-            self.say(self.line() if self._running() or not self._note else f"{self.line()}; {self._note}")
+            self.say(self.line() if self._running or not self._note else f"{self.line()}; {self._note}")
 
     @property
     def share(self) -> float:
@@ -135,21 +126,17 @@ class Progress:
 
     def waiting(self) -> int:
         """The number of groups that are not done and that this process has not begun."""
-        return sum(not group.here and group.share < 1 for group in list(self._groups.values()))
-
-    def _running(self) -> list[_Group]:
-        """The groups that run in this process."""
-        return [group for group in list(self._groups.values()) if group.here and group.share < 1]
+        return sum(share < 1 for share in list(self._shares.values())) - bool(self._running)
 
     def _trained(self) -> tuple[float, float]:
         """Expected time of what is done, and of the whole."""
-        groups = list(self._groups.values())  # a copy, since another thread draws the table
-        return sum(group.share * group.expected for group in groups), sum(group.expected for group in groups)
+        shares, expected = dict(self._shares), dict(self._expected)  # copies, since another thread draws the table
+        return sum(share * expected[name] for name, share in shares.items()), sum(expected.values())
 
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        left, running, waiting = self.seconds(), len(self._running()), self.waiting()
+        left, running, waiting = self.seconds(), int(bool(self._running)), self.waiting()
         remaining = "time left not known yet" if left is None else f"{about(left)} left"
         if self._start and not running + waiting:
             remaining = "nothing left"
@@ -162,5 +149,4 @@ class Progress:
         """Everything that the terminal shows: bar, line, running groups."""
         bar = Table.grid()
         bar.add_row(ProgressBar(total=1.0, completed=self.share, width=60))
-        running = ", ".join(f"{group.here} {100 * group.share:.0f}%" for group in self._running())
-        return Group(bar, Text(self.line()), Text(running or self._note))
+        return Group(bar, Text(self.line()), Text(self._running or self._note))
