@@ -337,6 +337,15 @@ def test_progress(now):
     assert unheard.file.getvalue() == ""
 
 
+def test_the_time_left_of_a_plan_that_grows():
+    """An adaptive sweep plans its next trainings by the results of those before."""
+    shown = Progress(silent=True, goes_on=True)
+    shown.expect({"a": 90.0}, measured=True)
+    assert shown.line().endswith("; about 2 min left of what is planned so far")
+    shown.finished("a", 3)
+    assert shown.line().endswith("; nothing left of what is planned so far")
+
+
 def test_texts_are_no_markup():
     """Names of folders and of axes' values are printed as they are."""
     name = "run [red] a[/b]c :smile: [/]"

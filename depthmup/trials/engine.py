@@ -68,7 +68,8 @@ def train(
         stack.enter_context(compiled_in(workdir / CACHE if options.cache else None))
         stop = stack.enter_context(Stop())
         seen = functools.partial(watch, store.rows) if watch else None
-        shown = stack.enter_context(Progress(silent=not progress, watch=seen))
+        goes_on = options.adaptive or options.until == "decided"
+        shown = stack.enter_context(Progress(silent=not progress, watch=seen, goes_on=goes_on))
         training = _Training(study, workdir, store, claims, shown, stop, plan, sizes)
         if options.adaptive:
             search = Search(study)

@@ -37,7 +37,7 @@ class Progress:
     before the sweep, the prior is 0, and the time left is not known until the share KNOWN of the sweep is done.
 
     silent: show nothing.
-    watch: called at every news, with this object.
+    watch: called at every news, with this object. goes_on: whether results decide what is planned later.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class Progress:
         silent: bool = False,
         console: Console | None = None,
         watch: Callable[[Progress], None] | None = None,
+        goes_on: bool = False,
     ) -> None:
         self._watch = watch
+        self._of_what = " of what is planned so far" if goes_on else ""
         self._console = console or Console(quiet=silent)
         self.shown = not silent
         self._drawn = self._console.is_terminal and self.shown
@@ -140,6 +142,7 @@ class Progress:
         remaining = "time left not known yet" if left is None else f"{about(left)} left"
         if self._start and not running + waiting:
             remaining = "nothing left"
+        remaining += self._of_what if remaining.endswith("left") else ""
         return (
             f"groups: {self._done} done, {running} running, {waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
