@@ -7,6 +7,7 @@ nothing grows with the size of the model but a trace of its init.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by, with_roles
 from depthmup.parameterization import ForwardFactors, Parameterization
 from depthmup.size_constants import Constant, changes, constants
-from depthmup.specs import Layout, ParamSpec, PyTree, flatten_shapes, is_spec, leaves_of, starred
+from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
 SHALLOW = 4  # depth of the forward pass where no base depth is given
 
@@ -221,6 +222,10 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
+        @functools.cache  # it is asked for each parameter that shapes do not tell
+        def inside() -> Mapping[str, Place]:
+            return {**places(self.sites(width, depth)), **dict.fromkeys(self._entries(width, depth), "trunk")}
+
         layout, seen = self._once(("seen", depth), lambda: self._seen(width, depth))
         specs = infer_specs(
             zeros,
@@ -229,10 +234,7 @@ class Source:
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=layout,
             overrides=with_roles(self.overrides, seen),
-            inside=lambda: {
-                **places(self.sites(width, depth)),
-                **dict.fromkeys(self._entries(width, depth), "trunk"),
-            },
+            inside=inside,
             ends=lambda growing: ends(
                 self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing
             ),
