@@ -121,6 +121,22 @@ class Model(abc.ABC):
     def _traced_init(self) -> Any:
         return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
 
+    @functools.cached_property
+    def made_up_state(self) -> PyTree:
+        """A state to compute a forward pass with: random numbers for floating arrays, positive as variances
+        are, and for others, such as tables of positions, masks and limits, those of the init."""
+        closed, (params, state) = self._traced_init
+        leaves, structure = jax.tree.flatten(state)
+        kept = [not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+        wanted = [False] * len(jax.tree.leaves(params)) + kept
+        arguments = [jax.random.key(KEY) for _ in closed.jaxpr.invars]
+        values = iter(evaluate(closed, *arguments, wanted=wanted) if any(wanted) else [])
+        numbers = (
+            next(values) if keep else jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+            for leaf, keep in zip(leaves, kept, strict=True)
+        )
+        return jax.tree.unflatten(structure, numbers)
+
     def init_eagerly(self, key: Any) -> tuple[PyTree, PyTree]:
         """`init`, operation by operation, so that equal blocks share compiled code, and without a forward pass."""
         if not self.init_calls:

@@ -43,7 +43,7 @@ from depthmup.parameterization import (
     parameterization,
 )
 from depthmup.setup_warnings import setup_warnings
-from depthmup.source import Source, made_up
+from depthmup.source import Source
 from depthmup.specs import (
     Layout,
     ParamSpec,
@@ -553,13 +553,13 @@ class Setup:
         tx = self.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(self)
         model, leaves = self.model, leaves_of(self.specs)
         blocks = self.parameterization.count_blocks(leaves[0].depth)
-        params, state = model.shapes
+        params, _ = model.shapes
 
         def apply(params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
             return model.run(params, state, *inputs)[0]
 
         probe = batch if probe is None else probe
-        outputs = layers_of(apply, params, [jax.tree.map(made_up, state)], probe[:-1], blocks)
+        outputs = layers_of(apply, params, [model.made_up_state], probe[:-1], blocks)
 
         @jax.jit
         def of_start(params: PyTree, state: PyTree, batch: Sequence[Any], probe: Sequence[Any]) -> jax.Array:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from depthmup import orientation
 from depthmup.audit import InitAudit, Initializers
@@ -365,8 +364,7 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
-    params, state = model.shapes
-    state = jax.tree.map(made_up, state)
+    params, state = model.shapes[0], model.made_up_state
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
 
 
@@ -386,12 +384,3 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
             "keyword arguments of training, such as options={'train': True}"
         )
     return logits
-
-
-def made_up(leaf: jax.ShapeDtypeStruct) -> Any:
-    """Numbers for an array that is no parameter, such as batch statistics: positive, as variances are."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), leaf.shape)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
-    return jnp.zeros(leaf.shape, leaf.dtype)

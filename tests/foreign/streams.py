@@ -32,10 +32,13 @@ class BatchRenorm(nn.Module):
         mean, var = x.mean(0), x.var(0)
         old_mean = self.variable("batch_stats", "mean", jnp.zeros, x.shape[-1:])
         old_var = self.variable("batch_stats", "var", jnp.ones, x.shape[-1:])
-        steps = self.variable("batch_stats", "steps", lambda: 0)
+        steps, r_max, d_max = (
+            self.variable("batch_stats", name, lambda value=value: value)
+            for name, value in (("steps", 0), ("r_max", 3), ("d_max", 5))
+        )
         old_std = jnp.sqrt(old_var.value + 1e-3)
-        r = jnp.clip(jax.lax.stop_gradient(jnp.sqrt(var + 1e-3) / old_std), 1 / 3, 3.0)
-        d = jnp.clip(jax.lax.stop_gradient((mean - old_mean.value) / old_std), -5.0, 5.0)
+        r = jnp.clip(jax.lax.stop_gradient(jnp.sqrt(var + 1e-3) / old_std), 1 / r_max.value, r_max.value)
+        d = jnp.clip(jax.lax.stop_gradient((mean - old_mean.value) / old_std), -d_max.value, d_max.value)
         warm = jnp.float32(steps.value >= 1000)
         centre = warm * (mean - d * jnp.sqrt(var) / r) + (1 - warm) * mean
         spread = warm * var / r**2 + (1 - warm) * var
