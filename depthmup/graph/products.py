@@ -93,15 +93,33 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
 def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     """(left, right, product) of every product of two activations that goes into no softmax, as linear attention has.
 
-    Logits that are such products are none of them, nor are cosines and averages by weights that add up to 1."""
+    Logits that are such products are none of them, nor are cosines, averages by weights that add up to 1, and
+    products whose size does not matter, as of a vector with itself in a norm."""
     of_softmax = {product for *_, product in attentions(graph)}
     later, matrices = behind(graph), weights(graph)
     for node in graph.nodes:
-        left, right = _multiplied(graph, node) or (None, None)
-        if left is None or right is None or left is right or node in of_softmax or later[node].isdisjoint(matrices):
+        factors = _multiplied(graph, node) if node.is_last_copy and node not in of_softmax else ()
+        if not factors or later[node].isdisjoint(matrices) or any(map(_averages, factors)):
             continue
-        if not is_cosine(graph, left, right) and not _averages(left) and not _averages(right):
+        left, right = factors
+        if not is_cosine(graph, left, right) and not _divided_by_its_size(graph, node):
             yield left, right, node
+
+
+def _divided_by_its_size(graph: Graph, product: Node) -> bool:
+    """Whether the logits do not change if a product doubles, as in front of a norm (RetNet), or if one of its factors
+    does, or one of another product that they are divided by, as in normalized linear attention."""
+    factors = _multiplied(graph, product)
+    layers = filter(None, (last_layer(graph, factor) for factor in factors))
+    outside = set[Node]().union(*map(graph.ancestors, layers))
+    inside = set[Node]().union(*map(graph.ancestors, factors)) - outside
+    products = [product, *(node for node in inside if node.summed == product.summed)]
+    values = {product}.union(as_stored(factor) for node in products for factor in _multiplied(graph, node))
+    for value in values & graph.fed:
+        changed = graph.changed({value: 2 * value.value}, set(graph.nodes))
+        if len(changed) > 1 and _grows(graph.output, 1, {}, changed):
+            return True
+    return False
 
 
 def _averages(node: Node) -> bool:

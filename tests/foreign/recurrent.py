@@ -131,6 +131,25 @@ class Retention(nn.Module):
         return nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
 
 
+class LinearTransformer(nn.Module):
+    """Positive queries and keys whose product is divided by the sum over all keys (Katharopoulos et al., 2020)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(20, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(tokens)
+        for i in range(self.depth):
+            x = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"block_{i}_{name}")(x) for name in "qkv")
+            q, k = nn.elu(q) + 1, nn.elu(k) + 1
+            over = 1 / (jnp.einsum("bqhd,bhd->bqh", q, k.sum(1)) + 1e-6)
+            y = jnp.einsum("bqhd,bhde,bqh->bqhe", q, jnp.einsum("bkhd,bkhe->bhde", k, v), over)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+        return nn.Dense(20, use_bias=False, name="head")(nn.LayerNorm(name="norm")(h))
+
+
 class Recurrent(nn.Module):
     """Residual blocks around a cell of Flax, with a projection or without."""
 
@@ -337,6 +356,9 @@ MODELS = {
         | {"*_enter/kernel": "branch/output", "*_forget/kernel": "branch/output"},
     ),
     "retention": Foreign(Retention, (TOKENS,), blocks("block_*") | TOKENS_IN),
+    "linear_transformer": Foreign(
+        LinearTransformer, (TOKENS,), blocks("block_*") | TOKENS_IN, queries=("*_[qk]/*",)
+    ),
     "linear_attention": Foreign(
         functools.partial(Retention, recurrent=True), (TOKENS,), blocks("block_*") | TOKENS_IN
     ),

@@ -111,7 +111,6 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
             "attention factor 0.7071 / sqrt(head_dim) inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/bias, block_*_q/kernel"),
-        ("retention", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/kernel"),
         ("linear_attention", "attention factor 0.7071 / sqrt(head_dim) inside block_*_q/kernel"),
         (
             "alibi",
@@ -145,9 +144,10 @@ def test_factors_of_all_blocks(name, place):
     assert place in notes, notes
 
 
-@pytest.mark.parametrize("name", ["cross_covariance", "mamba2", "two_towers"])
+@pytest.mark.parametrize("name", ["cross_covariance", "mamba2", "two_towers", "retention", "linear_transformer"])
 def test_products_that_take_no_attention_factor(name):
-    """Averages over channels, products that sum over a state of the same size at every width, and logits."""
+    """Averages over channels, products that sum over a state of the same size at every width, logits, and products in
+    front of a norm or divided by their sum."""
     assert "attention factor" not in str(MODELS[name].setup[0].explain())
 
 
