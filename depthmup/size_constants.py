@@ -118,10 +118,11 @@ def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -
         return dataclasses.replace(value, is_sum=False)  # a mean
     of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
     kept = name in ("add", "max", "min")  # eps
-    moment = name == "reduce_sum" and any(value.is_square for value in operands)
+    squares = name == "dot_general" and equation.invars[0] is equation.invars[1]  # einsum("...d,...d->...", x, x)
+    moment = squares or (name == "reduce_sum" and any(value.is_square for value in operands))
     return _Value(
         behind=behind,
-        is_sum=name == "reduce_sum" or (kept and of_sum),
+        is_sum=name == "reduce_sum" or squares or (kept and of_sum),
         is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
         is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),
         is_moment=moment or ((kept or name in ("sub", "select_n")) and any(value.is_moment for value in operands)),

@@ -1,5 +1,6 @@
 """Numbers of the forward pass that change with the size of a model, as other packages' models have them."""
 
+import functools
 import warnings
 
 import flax.linen as nn
@@ -129,23 +130,30 @@ def test_attention_without_a_base():
 
 
 class UnitNorm(nn.Module):
-    """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries."""
+    """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries. product: the squares are summed by a
+    product."""
 
     width: int
     depth: int
+    product: bool = False
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="embed")(x)
         for i in range(self.depth):
-            y = h / jnp.maximum(jnp.linalg.norm(h, axis=-1, keepdims=True), 1e-6) * self.width**0.5
+            if self.product:
+                y = h * jax.lax.rsqrt(jnp.einsum("bd,bd->b", h, h) / self.width + 1e-6)[:, None]
+            else:
+                y = h / jnp.maximum(jnp.linalg.norm(h, axis=-1, keepdims=True), 1e-6) * self.width**0.5
             y = y * self.param(f"gain_{i}", nn.initializers.ones, (self.width,))
             h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(y))
         return nn.Dense(3, name="head")(h)
 
 
-def test_number_behind_a_norm():
-    assert not warned(UnitNorm, inputs=(np.ones((2, 5), np.float32),))
+@pytest.mark.parametrize("product", [False, True])
+def test_number_behind_a_norm(product):
+    factory = functools.partial(UnitNorm, product=product)
+    assert not warned(factory, inputs=(np.ones((2, 5), np.float32),))
 
 
 class Auxiliary(nn.Module):
