@@ -130,8 +130,8 @@ def test_attention_without_a_base():
 
 
 class UnitNorm(nn.Module):
-    """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries. product: the squares are summed by a
-    product."""
+    """lucidrains/x-transformers, RMSNorm: the number keeps the size of the entries. product: a product sums the
+    squares."""
 
     width: int
     depth: int
