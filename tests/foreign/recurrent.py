@@ -359,8 +359,10 @@ MODELS = {
     "linear_transformer": Foreign(
         LinearTransformer, (TOKENS,), blocks("block_*") | TOKENS_IN, queries=("*_[qk]/*",)
     ),
+    # What a block adds is of size head_dim^-1/2 at the first step, since its products are.
     "linear_attention": Foreign(
-        functools.partial(Retention, recurrent=True), (TOKENS,), blocks("block_*") | TOKENS_IN
+        functools.partial(Retention, recurrent=True), (TOKENS,), blocks("block_*") | TOKENS_IN,
+        queries=("block_*", "embed/*"),
     ),
     "mamba": Foreign(functools.partial(LanguageModel, block=Mamba), (TOKENS,), TOKENS_IN | MAMBA),
     "mamba2": Foreign(functools.partial(LanguageModel, block=Mamba2), (TOKENS,), TOKENS_IN | MAMBA2),

@@ -39,7 +39,7 @@ NAMES = (
     "graph_distances", "low_rank",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator", "two_towers",
-    "layers_between_that_keep_size", "retention", "linear_attention", "linear_transformer",
+    "layers_between_that_keep_size", "linear_attention", "linear_transformer",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
