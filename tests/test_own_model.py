@@ -1161,11 +1161,13 @@ def test_states_that_are_added_again():
 
 
 class LinearAttention(nn.Module):
-    """Products to which no weights are proportional. power: of the 1/head_dim that multiplies them."""
+    """Products to which no weights are proportional. power: of the 1/head_dim that multiplies them. small: a number
+    that does, too."""
 
     width: int
     depth: int
     power: float = 0.0
+    small: float = 1.0
 
     @nn.compact
     def __call__(self, x):
@@ -1173,13 +1175,13 @@ class LinearAttention(nn.Module):
         for i in range(self.depth):
             q, k, v = (nn.Dense(self.width, name=f"block_{i}_{name}")(nn.LayerNorm()(h)) for name in "qkv")
             products = jnp.einsum("qd,kd->qk", nn.elu(q) + 1, nn.elu(k) + 1) * self.width**-self.power
-            h = h + nn.Dense(self.width, name=f"block_{i}_out")(products @ v)
+            h = h + nn.Dense(self.width, name=f"block_{i}_out")(self.small * products @ v + v)
         return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h))
 
 
 def test_products_without_a_softmax_or_a_place_for_their_factor():
-    for power in (0.0, 0.5):
-        (text,) = warned(lambda power=power: setup(lambda width, depth: LinearAttention(width, depth, power)))
+    for form in ({}, {"power": 0.5}, {"small": 1e-4}):
+        (text,) = warned(lambda form=form: setup(lambda width, depth: LinearAttention(width, depth, **form)))
         assert text.startswith("products of activations made by block_*_k/kernel, block_*_q/kernel sum over")
     assert not warned(lambda: setup(lambda width, depth: LinearAttention(width, depth, 1.0)))
 
