@@ -123,17 +123,16 @@ class Model(abc.ABC):
 
     @functools.cached_property
     def made_up_state(self) -> PyTree:
-        """A state to compute a forward pass with: random numbers for floating arrays, positive as variances
-        are, and for others, such as tables of positions, masks and limits, those of the init."""
+        """A state for a forward pass. Floating arrays are random, and positive as variances are. All others, such as
+        tables of positions, masks and limits, are those of the init, of which nothing else is computed."""
         closed, (params, state) = self._traced_init
         leaves, structure = jax.tree.flatten(state)
-        kept = [not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-        wanted = [False] * len(jax.tree.leaves(params)) + kept
-        arguments = [jax.random.key(KEY) for _ in closed.jaxpr.invars]
-        values = iter(evaluate(closed, *arguments, wanted=wanted) if any(wanted) else [])
+        of_init = [not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+        mask = [False] * len(jax.tree.leaves(params)) + of_init
+        values = iter(evaluate(closed, *(jax.random.key(KEY) for _ in closed.jaxpr.invars), mask=mask))
         numbers = (
-            next(values) if keep else jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
-            for leaf, keep in zip(leaves, kept, strict=True)
+            next(values) if same else jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+            for leaf, same in zip(leaves, of_init, strict=True)
         )
         return jax.tree.unflatten(structure, numbers)
 

@@ -89,9 +89,9 @@ def traced(init: Callable[[], PyTree]) -> InitProgram:
     return InitProgram(closed, jax.tree.unflatten(trees[-1], shapes))
 
 
-def evaluate(closed: Any, *arguments: Any, wanted: Sequence[bool] | None = None) -> list[jax.Array]:
-    """The results of a program, or those wanted, operation by operation, without operations that none of them needs."""
-    jaxpr, _ = dce_jaxpr(closed.jaxpr, wanted or [True] * len(closed.jaxpr.outvars), instantiate=True)
+def evaluate(closed: Any, *arguments: Any, mask: Sequence[bool] | None = None) -> list[jax.Array]:
+    """The results of a program, or those in a mask, operation by operation, without operations that none needs."""
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, mask or [True] * len(closed.jaxpr.outvars), instantiate=True)
     return jax.core.eval_jaxpr(jaxpr, closed.consts, *arguments)
 
 

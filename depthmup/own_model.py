@@ -128,11 +128,10 @@ def setup(
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base, the
         base head size of each attention is its size at the base width, unless base_head_dim gives one for all.
 
-    A SetupWarning tells of a depth rule where no parameter is in a residual branch, of a depth that is no number of
-    blocks, of numbers in the forward pass that change with width or depth, and of a model that takes factors and does
-    not use them. Under "am_mup", which keeps the init of layers that are in no residual branch, it also tells of
-    branches of which several layers start with 1/sqrt(K), and of layers in no branch that do not start with He's
-    variance. Each warning of a `Setup` is given once, however many shapes it is asked for.
+    A SetupWarning tells of what has no rule or contradicts the parameterization, and what to do: a depth that is no
+    number of blocks, numbers in the forward pass that change with width or depth, products without a place for the
+    attention factor, factors that the model does not use, initializers that scale otherwise, under "am_mup" layers for
+    which its law does not hold. Each warning of a `Setup` is given once, however many shapes it is asked for.
 
     Raises SpecError if the roles of parameters are unclear, ForwardError if a factor has no place among the parameters
     or the readout is stored the other way round, TypeError for a model of an unknown framework, ValueError for an

@@ -134,7 +134,7 @@ def _unused(source: Source, width: int, depth: int) -> str:
 
 
 def _bilinear(source: Source, width: int, depth: int) -> str:
-    """Products of activations that grow with width, between which and all weights something is not homogeneous."""
+    """Products of activations that sum over more terms at larger widths, and to which no weights are proportional."""
     sites = [site for site in source.sites(width, depth) if site.kind == "bilinear"]
     if not sites or "attention" not in source.p.kinds or source.attention_power(width, depth) == 1:
         return ""

@@ -108,18 +108,21 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
 
 
 def _divided_by_its_size(graph: Graph, product: Node) -> bool:
-    """Whether the logits do not change if a product doubles, as in front of a norm (RetNet), or if one of its factors
-    does, or one of another product that they are divided by, as in normalized linear attention."""
+    """Whether the size of a product does not matter: in front of a norm (RetNet), or where a sum divides it, as in
+    normalized linear attention. The logits do not change if the product doubles, or one of its factors does, or a
+    factor of another product that is part of one.
+
+    The change is compared with that by random numbers, since a product may add little to the logits."""
     factors = _multiplied(graph, product)
     layers = filter(None, (last_layer(graph, factor) for factor in factors))
     outside = set[Node]().union(*map(graph.ancestors, layers))
     inside = set[Node]().union(*map(graph.ancestors, factors)) - outside
     products = [product, *(node for node in inside if node.summed == product.summed)]
     values = {product}.union(as_stored(factor) for node in products for factor in _multiplied(graph, node))
-    rng, every = np.random.default_rng(0), set(graph.nodes)
+    rng, nodes = np.random.default_rng(0), set(graph.nodes)
 
     def effect(value: Node, factor: Any) -> float:
-        changed = graph.changed({value: factor * value.value}, every)
+        changed = graph.changed({value: factor * value.value}, nodes)
         return float(np.linalg.norm(changed.get(graph.output, graph.output.value) - graph.output.value))
 
     return any(
@@ -214,7 +217,7 @@ def _unscaled(graph: Graph, node: Node) -> Node:
         vectors = []
         for operand in node.operands:
             axis = -1 if node in graph.fed and operand not in graph.fed else None
-            numbers = 1 * np.atleast_1d(operand.value)  # of masks, too
+            numbers = 1 * np.atleast_1d(operand.value)  # of a mask, 0 and 1
             if np.ptp(numbers, axis).any():
                 vectors.append(operand)
         if len(vectors) != 1:

@@ -58,8 +58,8 @@ def branches(graph: Graph) -> list[Branch]:
 
 
 def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
-    """Whether parameters act on the way from one value to another. All act before the mean of a batch, though what a
-    norm adds to it (BatchRenorm) does not depend on them through the mean alone."""
+    """Whether parameters act on the way from one value to another. On the way from the mean of a batch to what a norm
+    adds to it (BatchRenorm) none do: they act on the batch, before its mean and its variance."""
     return any(map(graph.parameters_of, graph.ancestors(end, start) - graph.ancestors(start)))
 
 

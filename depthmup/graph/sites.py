@@ -190,13 +190,15 @@ def _products(
     graph: Graph, kind: Literal["attention", "bilinear"], multiplied: Iterable[tuple[Node, Node, Node]]
 ) -> Iterator[Site]:
     calls = collections.defaultdict[Any, list[tuple[Node, Node, Node]]](list)  # of one attention, by its layers
+    inside: dict[Any, frozenset[str]] = {}
     for query, key, product in multiplied:
-        ends = products.last_layer(graph, query), products.last_layer(graph, key)
-        weights = tuple(graph.parameters_of(layer) if layer else None for layer in ends)
-        calls[weights if None not in weights else product].append((query, key, product))
-    for group in calls.values():
+        layers = products.last_layer(graph, query), products.last_layer(graph, key)
+        weights = tuple(graph.parameters_of(layer) if layer else None for layer in layers)
+        attention = weights if None not in weights else product
+        calls[attention].append((query, key, product))
+        inside[attention] = frozenset[str]().union(*filter(None, weights))
+    for attention, group in calls.items():
         query, key, product = group[-1]
-        layers = filter(None, (products.last_layer(graph, value) for value in (query, key)))
         values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
         candidates = (
             homogeneous_in(graph, value, calls=list(of_calls))
@@ -207,8 +209,7 @@ def _products(
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):
             continue  # it is at most 1 at any size of the heads
-        inside = frozenset[str]().union(*map(graph.parameters_of, layers))
-        yield Site(kind, parts, inside, head_dim=product.summed, product=product.number)
+        yield Site(kind, parts, inside[attention], head_dim=product.summed, product=product.number)
 
 
 def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:

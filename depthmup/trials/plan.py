@@ -154,10 +154,10 @@ def trials_of(study: Study, point: Point, rates: Iterable[float]) -> Iterator[Tr
             yield Trial(point, rate, seed)
 
 
-def by_program(wanted: Iterable[Trial]) -> dict[Program, list[Trial]]:
-    """{program: its trials}"""
+def by_program(mixed: Iterable[Trial]) -> dict[Program, list[Trial]]:
+    """{program: its trials, in their order}"""
     result: dict[Program, list[Trial]] = {}
-    for trial in wanted:
+    for trial in mixed:
         result.setdefault(trial.point.program, []).append(trial)
     return result
 

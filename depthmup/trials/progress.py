@@ -139,10 +139,10 @@ class Progress:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
         left, running, waiting = self.seconds(), int(bool(self._running)), self.waiting()
-        remaining = "time left not known yet" if left is None else f"{about(left)} left"
         if self._start and not running + waiting:
-            remaining = "nothing left"
-        remaining += self._of_what if remaining.endswith("left") else ""
+            remaining = f"nothing left{self._of_what}"
+        else:
+            remaining = "time left not known yet" if left is None else f"{about(left)} left{self._of_what}"
         return (
             f"groups: {self._done} done, {running} running, {waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
