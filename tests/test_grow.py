@@ -79,14 +79,14 @@ def test_a_larger_batch_and_a_longer_training():
 def test_the_settings_of_a_sweep(tmp_path):
     """Its only optimizer, its shape and its training; what a call gives stays as it is given."""
     workdir = store(tmp_path, tiny.study(**GRID | ADAM, model__width=24, epochs=1.5, loss="mse"))
-    mine = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
-    s = swept_settings(mine, workdir)
+    given_settings = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
+    s = swept_settings(given_settings, workdir)
     assert (s.model.width, s.epochs, s.loss, s.optimizer.weight_decay) == (24, 1.5, "mse", 0.0)
     assert (s.optimizer.name, s.parameterization.name) == ("adam", "depth_mup")
-    s = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
+    s = swept_settings(put(given_settings, {"parameterization.name": "mup"}), workdir, given=["epochs"])
     assert (s.epochs, s.loss, s.parameterization.name) == (3.0, "mse", "mup")
-    assert swept_settings(mine, tmp_path / "nothing") == mine
-    swept = swept_settings(mine, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
+    assert swept_settings(given_settings, tmp_path / "nothing") == given_settings
+    swept = swept_settings(given_settings, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
     assert swept.sweep.log2_learning_rates["adam"] == (-12.0, 2.0)  # as the sweep had it, whatever a call gives
 
 

@@ -61,9 +61,9 @@ def test_statistics_are_carried(x64):
     np.testing.assert_allclose(new["mean"], 0.9 * old["mean"] + 0.1 * first.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(new["var"], 0.9 * old["var"] + 0.1 * first.var((0, 1, 2)), rtol=1e-4)
     evaluate = jax.jit(task.evaluate)
-    here = evaluate(after, batch, hyper)["loss"].compute()
-    elsewhere = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"].compute()
-    assert abs(here - elsewhere) > 1e-4
+    loss_after = evaluate(after, batch, hyper)["loss"].compute()
+    loss_before = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"].compute()
+    assert abs(loss_after - loss_before) > 1e-4
 
 
 def test_layouts_on_a_cpu():

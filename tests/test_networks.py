@@ -90,8 +90,8 @@ def assert_by_hand(y, *, of_hand, **options):
     for seed in range(SEEDS):
         expected, weights = by_hand(canonical(observed, seed, 0), y.reshape(P, -1), **of_hand)
         np.testing.assert_allclose(predictions[seed].reshape(expected.shape), expected, **EXACT)
-        for found, layer in zip(canonical(observed, seed, 1), weights, strict=True):
-            np.testing.assert_allclose(found, layer, **EXACT)
+        for trained_layer, layer in zip(canonical(observed, seed, 1), weights, strict=True):
+            np.testing.assert_allclose(trained_layer, layer, **EXACT)
     return predictions
 
 

@@ -185,9 +185,9 @@ def test_any_optax_transformation():
         dm.scale_by_parameterization(p, specs),
         optax.scale_by_learning_rate(0.1),
     )
-    ours = dm.optimizer(p, specs, "adam", 0.1, eps=0.1)
+    by_name = dm.optimizer(p, specs, "adam", 0.1, eps=0.1)
     jax.tree.map(
-        np.testing.assert_array_equal, updates(by_hand, ones(params), params), updates(ours, ones(params), params)
+        np.testing.assert_array_equal, updates(by_hand, ones(params), params), updates(by_name, ones(params), params)
     )
 
 

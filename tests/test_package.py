@@ -136,15 +136,15 @@ def test_without_the_extra_the_command_names_it(site, tmp_path):
 
 def test_a_config_finds_its_neighbours(tmp_path):
     """In a folder called configs of its own; the shipped ones are still there."""
-    mine = tmp_path / "configs" / "mine.py"
-    mine.parent.mkdir()
-    mine.with_name("papers.py").write_text("WIDTH = 48")
-    mine.write_text("from configs import default, papers")
+    config = tmp_path / "configs" / "mine.py"
+    config.parent.mkdir()
+    config.with_name("papers.py").write_text("WIDTH = 48")
+    config.write_text("from configs import default, papers")
     program = (
         "import runpy, sys\n"
         "from depthmup import find_config\n"
         "names = runpy.run_path(find_config.paths(['', f'--config={sys.argv[1]}'])[1].partition('=')[2])\n"
         "print(names['papers'].WIDTH, names['default'].get_config().model.width)"
     )
-    done = subprocess.run([sys.executable, "-c", program, mine], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, config], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "48 128\n", done.stderr

@@ -165,12 +165,12 @@ def test_label_noise(setup):
     one = inputs[:1]
     losses = [float(plain.objective(state.params, state, (one, np.full(1, label)), hyper)) for label in range(10)]
     many = jnp.repeat(one, 20_000, axis=0), np.repeat(labels[:1], 20_000)
-    found = [
+    noisy_losses = [
         float(noisy.objective(state.params, state._replace(step=jnp.int32(step)), many, hyper)) for step in range(2)
     ]
     expected = 0.6 * losses[labels[0]] + 0.4 * np.mean(losses)
-    assert found == pytest.approx([expected] * 2, abs=5 * np.ptp(losses) / 20_000**0.5)
-    assert found[0] != found[1]
+    assert noisy_losses == pytest.approx([expected] * 2, abs=5 * np.ptp(losses) / 20_000**0.5)
+    assert noisy_losses[0] != noisy_losses[1]
 
 
 def test_the_first_loss_stays(setup):
@@ -234,10 +234,10 @@ def test_update_rms(setup):
     after, metrics = steps(task, state, batch, hyper)
     moved = jax.tree.map(lambda u: np.sqrt(np.mean(u**2)), change(after, state))
     names = {"read_in": "input", "blocks": "branch/hidden", "readout": "readout"}
-    found = {name: value for name, value in metrics.items() if name.startswith("update_rms/")}
-    assert set(found) == {f"update_rms/{name}" for name in names.values()}
+    logged = {name: value for name, value in metrics.items() if name.startswith("update_rms/")}
+    assert set(logged) == {f"update_rms/{name}" for name in names.values()}
     for layer, name in names.items():
-        np.testing.assert_allclose(found[f"update_rms/{name}"], jax.tree.leaves(moved[layer])[0], rtol=1e-6)
+        np.testing.assert_allclose(logged[f"update_rms/{name}"], jax.tree.leaves(moved[layer])[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

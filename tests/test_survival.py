@@ -100,9 +100,9 @@ def run_processes(workdirs, *arguments):
     return [start(workdir, *joined, f"--process={i}", *arguments) for i, workdir in enumerate(workdirs)]
 
 
-def assert_alike(found, alone):
+def assert_alike(distributed, alone):
     """The first ten steps of another order of summing, and the end."""
-    (metrics, rows), (expected, alone_rows) = found, alone
+    (metrics, rows), (expected, alone_rows) = distributed, alone
     assert [row["step"] for row in rows] == [row["step"] for row in alone_rows]
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(rows[0][name], alone_rows[0][name], rtol=1e-5)

@@ -47,9 +47,9 @@ def test_windows(corpus):
     assert dataset.tokens
     places = {}
     for name in ("train", "validation", "test"):
-        found = [bytes(window.astype(np.uint8)).decode() for window in windows(getattr(dataset, name))]
-        assert all(window.endswith("\n") and len(window) == SIZE for window in found)
-        places[name] = [int(window) for window in found]
+        texts = [bytes(window.astype(np.uint8)).decode() for window in windows(getattr(dataset, name))]
+        assert all(window.endswith("\n") and len(window) == SIZE for window in texts)
+        places[name] = [int(window) for window in texts]
     assert sorted(places["train"]) == list(range(80))
     assert places["train"] != list(range(80))  # shuffled: the first ones, which are evaluated, are of all the text
     assert sorted(places["validation"]) == list(range(80, 90))
