@@ -214,7 +214,7 @@ def test_table():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"widths": -WIDTHS}, "widths must be positive and finite, got -64"),
         ({"widths": WIDTHS * math.inf}, "widths must be positive and finite, got inf"),
@@ -231,13 +231,13 @@ def test_table():
         ({"terms": ("v", "m")}, "unknown term 'm'"),
     ],
 )
-def test_errors(change, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(change, message):
+    with pytest.raises(ValueError, match=message):
         fit.finite_size(**{"widths": WIDTHS, "depths": DEPTHS, "errors": planted(TRUTH)} | change)
 
 
 @pytest.mark.parametrize(
-    ("widths", "depths", "terms", "says"),
+    ("widths", "depths", "terms", "message"),
     [
         ([64, 128, 256, 512], [4, 8, 4, 8], (), "v, m2, k, cross with intervals need at least 5 points, got 4"),
         ([64, 128], None, (), "v, m2 with intervals need at least 3 points, got 2"),
@@ -250,17 +250,17 @@ def test_errors(change, says):
         ([64] * 6, [8] * 6, (), "add one more width and one more finite depth, or give other terms"),
     ],
 )
-def test_points_that_do_not_suffice(widths, depths, terms, says):
+def test_points_that_do_not_suffice(widths, depths, terms, message):
     errors = np.ones(len(widths))
-    if says is None:
+    if message is None:
         assert fit.finite_size(widths, depths, errors, terms=terms).k.value == pytest.approx(64)
         return
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         fit.finite_size(widths, depths, errors, terms=terms)
 
 
 @pytest.mark.parametrize(
-    ("predictions", "limit", "says"),
+    ("predictions", "limit", "message"),
     [
         (np.ones((1, 2)), np.ones(2), "three seeds, got 1"),
         (np.ones((2, 2)), np.ones(2), "three seeds, got 2"),
@@ -272,6 +272,6 @@ def test_points_that_do_not_suffice(widths, depths, terms, says):
         ([1, 2, 3], math.inf, "must be finite"),
     ],
 )
-def test_errors_of_ensembles(predictions, limit, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors_of_ensembles(predictions, limit, message):
+    with pytest.raises(ValueError, match=message):
         fit.ensemble_errors(predictions, limit)

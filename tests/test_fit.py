@@ -604,7 +604,7 @@ def test_optima_between_the_same_two_grid_points_look_equal():
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([], "the table is empty"),
         (table({2: -4.0}), "at least two values"),
@@ -618,8 +618,8 @@ def test_optima_between_the_same_two_grid_points_look_equal():
         ([{"depth": 2, "seed": 0, "loss": 1.0}], "a row of the table has no 'learning_rate'"),
     ],
 )
-def test_errors(rows, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(rows, message):
+    with pytest.raises(ValueError, match=message):
         fit.transfer(rows)
 
 
@@ -636,8 +636,8 @@ def test_optimum_errors():
             fit.optimum([rate, 1, 2, 3, 4], np.ones(5))
     with pytest.raises(ValueError, match="cap, the loss of chance, must be positive"):
         fit.optimum(LRS, curve(-4.0), 0.0)
-    for options, says in (({"margin": 0}, "margin must be positive"), ({"looks": 0}, "looks must be at least 1")):
-        with pytest.raises(ValueError, match=says):
+    for options, message in (({"margin": 0}, "margin must be positive"), ({"looks": 0}, "looks must be at least 1")):
+        with pytest.raises(ValueError, match=message):
             fit.transfer(table({2: -4.0, 4: -4.0}), **options)
 
 

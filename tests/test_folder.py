@@ -549,8 +549,8 @@ def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, uncompressed
     train(from_config(config), tmp_path / "run")  # the same files in another place
     replaced(tmp_path / "elsewhere" / "train" / "cat" / "000.png", seed=1)
     data.load.cache_clear()
-    says = r"files of data.data_dir was '(40 files, \w+), contents \w+', now it is '\1, contents \w+'"
-    with pytest.raises(WorkdirError, match=says):
+    message = r"files of data.data_dir was '(40 files, \w+), contents \w+', now it is '\1, contents \w+'"
+    with pytest.raises(WorkdirError, match=message):
         train(from_config(config), tmp_path / "run")
     picture(tmp_path / "elsewhere" / "train" / "cat" / "new.png")
     data.load.cache_clear()

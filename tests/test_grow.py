@@ -42,8 +42,8 @@ def test_the_best_learning_rate_of_the_smallest_size(tmp_path):
 
 def test_what_a_sweep_cannot_tell(tmp_path):
     settings = finished(tmp_path)
-    says = r"no best learning rate of ntp with sgd .* \(curves: depth_mup with sgd, mup with sgd\)"
-    with pytest.raises(SettingsError, match=says):
+    message = r"no best learning rate of ntp with sgd .* \(curves: depth_mup with sgd, mup with sgd\)"
+    with pytest.raises(SettingsError, match=message):
         sweep.grow(put(settings, {"parameterization.name": "ntp"}), 64, 48, tmp_path)
     settings = finished(tmp_path, sweep__axes="parameterization.gamma0 = 0.5, 1.0")
     with pytest.raises(SettingsError, match=r"without sweep\.axes; this one has gamma0 0\.5, gamma0 1"):

@@ -308,7 +308,7 @@ def test_equal_names_are_told_apart_by_shape():
 
 
 @pytest.mark.parametrize(
-    ("init", "options", "says"),
+    ("init", "options", "message"),
     [
         (lambda w, d: {"cube": np.zeros((w, w, w))}, {}, r"cube \(8, 8, 8\): three axes grow"),
         (lambda w, d: {"odd": np.zeros((int(w**0.5), 3))}, {}, r"odd: axis 0 grows from 2 to 4 to 5"),
@@ -333,6 +333,6 @@ def test_equal_names_are_told_apart_by_shape():
         (plain, {"width": 0}, "width must be at least 1, got 0"),
     ],
 )
-def test_errors(init, options, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(init, options, message):
+    with pytest.raises(ValueError, match=message):
         dm.infer_specs(init, **{"width": 8, "depth": 3, **options})

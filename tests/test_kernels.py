@@ -252,10 +252,8 @@ def two_layer_problem():
 
 def test_blocks_change_nothing(x64):
     params, x, other = two_layer_problem()
-    kernels = jax.jit(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(
-        params
-    )
-    for shape, (parts, whole) in zip(((14, 14), (14, 8)), kernels, strict=True):
+    ntks = jax.jit(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(params)
+    for shape, (parts, whole) in zip(((14, 14), (14, 8)), ntks, strict=True):
         assert whole.shape == shape
         np.testing.assert_allclose(parts, whole, rtol=1e-12)
 
@@ -345,7 +343,7 @@ def test_distances():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"only": ["secnd"]}, "unknown group of parameters 'secnd'; did you mean 'second'"),
         ({"rates": {"a": 1.0}}, r"rates must be a tree with one leaf for each parameter; they differ in \['b'\]"),
@@ -360,15 +358,15 @@ def test_distances():
         ({"f": lambda w, x: two_layers(w, x)[None]}, r"f must return .* got .*\(1, 1, 2\).* for inputs \(1, 3\)"),
     ],
 )
-def test_errors_of_the_ntk(options, says):
+def test_errors_of_the_ntk(options, message):
     params, x, _ = two_layer_problem()
     given = {"f": two_layers, "params": params, "x": x, "groups": {"a": "first", "b": "second"}, **options}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         empirical_ntk(**given)
 
 
 @pytest.mark.parametrize(
-    ("forward", "says"),
+    ("forward", "message"),
     [
         (lambda w, x, s: two_layers(w, x), "must return .outputs, states.*it returned no states"),
         (lambda w, x, s: (two_layers(w, x), []), "it returned no states"),
@@ -379,9 +377,9 @@ def test_errors_of_the_ntk(options, says):
         (lambda w, x, s: (two_layers(w, x).T, [x]), r"forward must return .*, got .*\(2, 7\).* for inputs \(7, 3\)"),
     ],
 )
-def test_errors_of_the_kernels(forward, says):
+def test_errors_of_the_kernels(forward, message):
     params, x, _ = two_layer_problem()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         network_kernels(forward, params, x, phi=jnp.tanh)
 
 

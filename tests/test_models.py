@@ -302,7 +302,7 @@ def test_dropout_is_for_training_only():
 
 
 @pytest.mark.parametrize(
-    ("family", "attributes", "shape", "says"),
+    ("family", "attributes", "shape", "message"),
     [
         ("simple_resnet", dict(width=16, depth=4), (7, 8, 3), r"pools three times: images must be 8x8 or larger"),
         ("simple_resnet", dict(width=16, depth=2), (8, 8, 3), "needs a depth of 3 or more blocks, got 2"),
@@ -337,9 +337,9 @@ def test_dropout_is_for_training_only():
         ("mlp", dict(width=4, depth=1, dtype="float16"), (8,), "unknown dtype 'float16'"),
     ],
 )
-def test_errors_come_before_compilation(family, attributes, shape, says):
+def test_errors_come_before_compilation(family, attributes, shape, message):
     module = MODELS[family](**attributes)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, *shape)), FACTORS))
 
 

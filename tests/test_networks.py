@@ -250,7 +250,7 @@ def test_inputs():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (dict(residual=False, readout="linear"), "a network without skips has the readout 'phi', not 'linear'"),
         (dict(activation="tanhh"), "unknown activation 'tanhh'; did you mean 'tanh'"),
@@ -263,8 +263,8 @@ def test_inputs():
         (dict(activation=np.sin), "networks need an activation that has a name"),
     ],
 )
-def test_errors(options, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         trained(y=Y, **options)
 
 

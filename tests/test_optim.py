@@ -273,7 +273,7 @@ def test_traced_hyperparameters_compile_once():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda p, s: dm.optimizer(p, s, "adamx", 0.1), "did you mean 'adam"),
         (lambda p, s: dm.optimizer(p, s, "adamW", 0.1), "did you mean 'adamw'"),
@@ -289,9 +289,9 @@ def test_traced_hyperparameters_compile_once():
         (lambda p, s: dm.scale_by_parameterization(p, s, family="lion"), "unknown optimizer family"),
     ],
 )
-def test_errors(call, says):
+def test_errors(call, message):
     p, specs, _ = setup()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         call(p, specs)
 
 

@@ -396,9 +396,9 @@ def test_init_that_does_not_scale():
     shape = {"width": 256, "depth": 2, "base": (64, 2)}
     with pytest.warns(
         dm.SetupWarning, match=r"block_\*/kernel \(hidden\): std ~ width\^-?0.0\d .*, needed width\^-0.5"
-    ) as given:
+    ) as caught:
         m = dm.setup("depth_mup", factory, X, **shape)
-    assert given[0].filename == __file__
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dm.setup("depth_mup", factory, X, fan_in_init=False, **shape)
@@ -413,7 +413,7 @@ def test_init_that_does_not_scale():
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "says"),
+    ("settings", "options", "message"),
     [
         ({"lr_depth": 0.0}, {}, r"depth\^-0.5 the family 'adam' needs depth\^-0.5, the default: leave lr_depth out"),
         ({"lr_depth": -1.5}, {}, r"lr_depth=-1.5 makes the learning rate of block_0/down/bias and all in branches"),
@@ -424,8 +424,8 @@ def test_init_that_does_not_scale():
         ),
     ],
 )
-def test_rules_that_do_not_belong_together(settings, options, says):
-    with pytest.warns(dm.SetupWarning, match=says):
+def test_rules_that_do_not_belong_together(settings, options, message):
+    with pytest.warns(dm.SetupWarning, match=message):
         setup(residual, **settings).optimizer("adamw", 1e-3, **options)
 
 
@@ -505,11 +505,11 @@ def test_check():
 
 
 def test_bad_input():
-    for factory, says in (
+    for factory, message in (
         (lambda w, d: {"w": jnp.zeros((w, w))}, "gives a dict, which is neither a Linen module nor a Haiku transform"),
         (lambda w, d, key: {"w": jnp.zeros((w, w))}, "cannot be called: pass call="),
     ):
-        with pytest.raises(TypeError, match=says):
+        with pytest.raises(TypeError, match=message):
             setup(factory)
     with pytest.raises(TypeError, match="for models that are called themselves"):
         setup(residual, call=forward)
@@ -647,14 +647,14 @@ class Closed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         ("mlp", r"a block with w_0 lies in a jax.lax.cond, into which .* or a scan .* take `factors`"),
         ("while", r"a block with w lies in a jax.lax.while_loop, into which .* or a scan .* take `factors`"),
     ],
 )
-def test_blocks_that_the_forward_pass_is_not_followed_into(kind, says):
-    with pytest.raises(dm.ForwardError, match=says):
+def test_blocks_that_the_forward_pass_is_not_followed_into(kind, message):
+    with pytest.raises(dm.ForwardError, match=message):
         setup(lambda w, d: Closed(w, d, kind))
     setup(lambda w, d: Closed(w, d, kind), name="mup")  # it has no branch factor
 

@@ -77,16 +77,16 @@ def curve(name, axis, result):
     return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", trials, result, 2.3, 2.3, DepthLaws())
 
 
-def verdict(says):
+def verdict(answer):
     """A result with this verdict."""
     rows = [dict(depth=d, learning_rate=2.0**k, seed=s, loss=1 + 0.1 * k * k) for d in (1, 2) for k in range(-3, 4)
             for s in (0, 1)]  # fmt: skip
     result = transfer(rows, cap=2.3)
-    return result._replace(verdict=says, drift=Drift(0.1, -0.2, 0.4, 0.0), cost=Cost(0.018, 0.004, 0.032))
+    return result._replace(verdict=answer, drift=Drift(0.1, -0.2, 0.4, 0.0), cost=Cost(0.018, 0.004, 0.032))
 
 
 @pytest.mark.parametrize(
-    ("says", "claimed", "agrees"),
+    ("answer", "claimed", "agrees"),
     [
         ("transfers", True, AGREES),
         ("transfers", False, DISAGREES),
@@ -98,11 +98,11 @@ def verdict(says):
         ("nothing learned", False, UNDECIDED),
     ],
 )
-def test_verdicts_on_a_claim(says, claimed, agrees):
-    c = curve("mup", "depth", verdict(says))
+def test_verdicts_on_a_claim(answer, claimed, agrees):
+    c = curve("mup", "depth", verdict(answer))
     assert figure.says(c, claimed) == ("mup over depth: costs at most 1.8% [0.4, 3.2]", agrees)
-    drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40]"
-    assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", says)
+    drift = "" if answer == "nothing learned" else "+0.10 [-0.20, +0.40]"
+    assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", answer)
 
 
 def test_what_would_decide_an_undecided_curve():
@@ -287,7 +287,7 @@ def test_figure_1_on_planted_optima():
 
 
 @pytest.mark.parametrize(
-    ("plain", "beta0", "says"),
+    ("plain", "beta0", "expected"),
     [
         (("mup",), ("mup",), AGREES),
         ((), (), AGREES),  # both transfer: the scaled networks do
@@ -295,9 +295,9 @@ def test_figure_1_on_planted_optima():
         (("mup",), ("depth_mup",), DISAGREES),
     ],
 )
-def test_figure_2_on_planted_optima(plain, beta0, says):
+def test_figure_2_on_planted_optima(plain, beta0, expected):
     sweeps = {"resnet": planted("resnet", falling(*plain)), "resnet_beta0": planted("resnet_beta0", falling(*beta0))}
-    assert fig2.outcome(sweeps).verdict == says
+    assert fig2.outcome(sweeps).verdict == expected
 
 
 def test_figure_3_on_planted_optima():
@@ -387,10 +387,10 @@ def test_figure_b2_on_planted_optima():
 
 
 @pytest.mark.parametrize(
-    ("early", "late", "says"),
+    ("early", "late", "expected"),
     [(0.02, 0.02, AGREES), (-0.02, 0.0, DISAGREES), (0.0, 0.0, UNDECIDED), (0.02, -0.02, UNDECIDED)],
 )
-def test_figure_m1_on_planted_losses(early, late, says):
+def test_figure_m1_on_planted_losses(early, late, expected):
     """Losses that rise by these shares a doubling of depth under depth_mup and fall so under depth_ode."""
 
     def slope(share):
@@ -401,7 +401,7 @@ def test_figure_m1_on_planted_losses(early, late, says):
         "zero_init_early": planted("zero_init_early", lambda row: -1.5, early=lambda row: 2 * slope(early)(row)),
     }
     outcome = figm1.outcome(sweeps)
-    assert outcome.verdict == says
+    assert outcome.verdict == expected
     assert "at 2^-1.5" in figm1.between(sweeps)
     assert set(figm1.pictures(sweeps)) == {"figm1", "figm1_dynamics"}
 

@@ -242,9 +242,9 @@ def test_no_exponent_from_fewer_than_five_depths():
     assert exponents.of_optima(exponents.along_depth(sweep)) is not None
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
-def test_against_the_claim(exponent, says):
-    assert exponents.against(exponents.along_depth(planted("screen_baseline", exponent))) == says
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+def test_against_the_claim(exponent, expected):
+    assert exponents.against(exponents.along_depth(planted("screen_baseline", exponent))) == expected
 
 
 def test_a_wide_interval_is_undecided():
@@ -283,13 +283,13 @@ def test_path_sum():
 # --- figures on planted optima
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
 @pytest.mark.parametrize(
     "one", [fig2a.EXPERIMENT, dispute.EXPERIMENT, dispute.SCREENED, variants.FIGURE_3, variants.BRANCHES,
             variants.FIGURE_6, fig5.EXPERIMENT], ids=lambda one: one.figure)  # fmt: skip
-def test_claims_about_an_exponent(one, exponent, says):
+def test_claims_about_an_exponent(one, exponent, expected):
     outcome = one.outcome(all_planted(one, exponent))
-    assert outcome.verdict == says
+    assert outcome.verdict == expected
     assert outcome.number
 
 
@@ -436,20 +436,20 @@ def test_figure_6_needs_the_exponent_too():
     assert variants.FIGURE_6.outcome(all_planted(variants.FIGURE_6, -1.5)).verdict == AGREES
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
-def test_channels(exponent, says):
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
+def test_channels(exponent, expected):
     """-3/2 is a fall by 5.4 octaves from depth 2 to 24, and 0 none; no size differs from 8 channels."""
     sweeps = {name: planted(name, exponent, noise=0.01) for name in channels.SWEEPS}
     octaves = {name: channels.fall(sweep, "validation_accuracy") for name, sweep in sweeps.items()}
     for of in octaves.values():
         assert of.value == pytest.approx(-exponent * math.log2(12), abs=0.25)
         assert of.low < -exponent * math.log2(12) < of.high
-        assert channels.answer(of) == says
-    assert channels.EXPERIMENT.outcome(sweeps).verdict == says
+        assert channels.answer(of) == expected
+    assert channels.EXPERIMENT.outcome(sweeps).verdict == expected
     rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
     sizes = ["8 channels, 16x16", "16 channels, 16x16", "8 channels, 32x32", "32 channels, 16x16", "64 channels, 32x32"]
     assert [row[:2] for row in rows] == [[network, size] for network in channels.NETWORKS for size in sizes]
-    assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", says), ("5.4", "3.6", says)}
+    assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", expected), ("5.4", "3.6", expected)}
     for row in rows:
         assert row[4] == "-" if row[1] == sizes[0] else re.fullmatch(r"-?0\.\d \[-\d\.\d, \d\.\d\]", row[4])
 
@@ -468,12 +468,12 @@ def test_a_size_that_differs_from_8_channels():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "says"),
+    ("low", "high", "expected"),
     [(4.5, 6.0, AGREES), (3.5, 6.0, UNDECIDED), (4.5, 7.3, UNDECIDED), (5.5, 6.0, DISAGREES), (-0.1, 5.2, DISAGREES)],
 )
-def test_the_rule_of_decision_on_channels(low, high, says):
+def test_the_rule_of_decision_on_channels(low, high, expected):
     """By hand: agreement needs an interval that holds 5.4 and lies within 1.8 of it."""
-    assert channels.answer(output.Interval((low + high) / 2, low, high)) == says
+    assert channels.answer(output.Interval((low + high) / 2, low, high)) == expected
     assert channels.answer(None) == UNDECIDED
 
 
@@ -489,12 +489,14 @@ def test_theorem_2_says_the_factor():
     assert high - low < 0.5
 
 
-@pytest.mark.parametrize(("powers", "says"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), AGREES)])
-def test_theorem_1_over_width(powers, says):
+@pytest.mark.parametrize(
+    ("powers", "expected"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), AGREES)]
+)
+def test_theorem_1_over_width(powers, expected):
     """The paper's head decides."""
     power = dict(zip(theorems.HEADS, powers, strict=True))
     sweep = planted("plain_width", 0.0, width=lambda row: power[row["parameterization"]], cliff=lambda row: 9)
-    assert theorems.WIDTH.outcome({"plain_width": sweep}).verdict == says
+    assert theorems.WIDTH.outcome({"plain_width": sweep}).verdict == expected
 
 
 def test_rules_at_the_deepest_network():

@@ -155,7 +155,7 @@ def test_a_standard_error_of_zero_is_no_certainty(points):
 
 
 @pytest.mark.parametrize(
-    ("depths", "lrs", "stderr", "says"),
+    ("depths", "lrs", "stderr", "message"),
     [
         ([0, 2, 4], [1, 1, 1], None, "depths must be positive"),
         ([1, 2, math.nan], [1, 1, 1], None, "depths must be positive"),
@@ -169,8 +169,8 @@ def test_a_standard_error_of_zero_is_no_certainty(points):
         ([4, 4, 4], [1, 1, 2], None, "different depths, all are 4"),
     ],
 )
-def test_errors(depths, lrs, stderr, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(depths, lrs, stderr, message):
+    with pytest.raises(ValueError, match=message):
         fit.power_law(depths, lrs, stderr)
 
 

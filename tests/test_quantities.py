@@ -267,7 +267,7 @@ def test_path_sum_of_the_families(family, options, paths):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"sweep__measure": ("update",)}, "unknown sweep.measure 'update'; did you mean 'updates'"),
         (
@@ -277,6 +277,6 @@ def test_path_sum_of_the_families(family, options, paths):
         ({"sweep__measure_points": 0}, "sweep.measure_points must be at least 1"),
     ],
 )
-def test_errors(overrides, says):
-    with pytest.raises(SettingsError, match=says):
+def test_errors(overrides, message):
+    with pytest.raises(SettingsError, match=message):
         from_config(tiny.config(**overrides))

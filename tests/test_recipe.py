@@ -186,19 +186,19 @@ def test_epochs_are_counted_in_steps():
     assert (hyper.steps, hyper.warmup) == (44, 6)
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_trial_freezes(setup, what):
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_trial_freezes(setup, broken):
     """At the step whose loss or gradient is not finite nothing moves, then or later, but the count of steps."""
     task, state, batch, hyper = setup()
     state, _ = steps(task, state, batch, hyper)
     bad = batch
-    if what == "loss":
+    if broken == "loss":
         bad = (batch[0].at[0, 0, 0].set(jnp.nan), batch[1])
     else:
         task = InfiniteGradient(task.model, task.input_shape, task.optimizer, task.recipe)
     frozen, metrics = steps(task, state, bad, hyper)
     assert frozen.halted == 1
-    assert bool(jnp.isfinite(metrics["loss"])) == (what == "gradient")
+    assert bool(jnp.isfinite(metrics["loss"])) == (broken == "gradient")
     assert_same(frozen._replace(halted=jnp.int32(NEVER), step=jnp.int32(1)), state, rtol=0)
     later, metrics = steps(task, frozen, batch, hyper, count=2)
     assert jnp.isnan(metrics["loss"])
@@ -241,7 +241,7 @@ def test_update_rms(setup):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"loss": "mae"}, "unknown loss 'mae'; did you mean 'mse'"),
         ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing is for the loss cross_entropy, not for mse"),
@@ -261,8 +261,8 @@ def test_update_rms(setup):
         ({"parallel__devices": 0}, "parallel.devices must be at least 1"),
     ],
 )
-def test_settings(overrides, says):
-    with pytest.raises(ValueError, match=says):
+def test_settings(overrides, message):
+    with pytest.raises(ValueError, match=message):
         task_of(tiny.settings(**overrides))
 
 

@@ -94,7 +94,7 @@ def test_text_that_is_on_every_machine():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (dict(data_dir="no/such"), "data.data_dir: no/such does not exist: give a file of text or a folder of files"),
         (dict(data_dir="{tmp}/empty"), "empty has no file: give a file"),
@@ -105,13 +105,13 @@ def test_text_that_is_on_every_machine():
         (dict(name="blank:cifar10", context=9), "data.context is for text, not for blank:cifar10"),
     ],
 )
-def test_what_is_no_text(options, says, tmp_path):
+def test_what_is_no_text(options, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "picture.png").write_bytes(b"P\0NG")
     (tmp_path / "short.txt").write_bytes(b"x" * 99)
     options = {k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in options.items()}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         load(**{"name": "text", **options})
 
 

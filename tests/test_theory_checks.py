@@ -164,8 +164,8 @@ def test_small_steps_are_linear():
     assert np.ptp(large) > 0.01
 
 
-@pytest.mark.parametrize(("band", "says"), [(True, "yes"), (False, "NO")])
-def test_descent_against_a_wrong_limit(monkeypatch, band, says):
+@pytest.mark.parametrize(("band", "answer"), [(True, "yes"), (False, "NO")])
+def test_descent_against_a_wrong_limit(monkeypatch, band, answer):
     """Networks of a planted limit: found where the limit is right, and missed where it is not."""
 
     def networks(problem, *, width, seeds, first_seed, batches):
@@ -181,7 +181,7 @@ def test_descent_against_a_wrong_limit(monkeypatch, band, says):
     monkeypatch.setattr(theory_checks, "dmft", limit)
     rows = theory_checks.descent()
     assert len(rows) == 10
-    assert all(str(row).endswith(says) for row in rows)
+    assert all(str(row).endswith(answer) for row in rows)
 
 
 def test_training_finds_the_best_rate_of_each_seed(monkeypatch):

@@ -259,7 +259,7 @@ def test_what_a_workdir_keeps():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"sweep__until": "decide"}, "unknown sweep.until 'decide'; did you mean 'decided'"),
         ({"sweep__max_seeds": 0}, "sweep.max_seeds must be at least 1, got 0"),
@@ -267,8 +267,8 @@ def test_what_a_workdir_keeps():
         ({"sweep__seeds": 1}, "got 1: one seed decides nothing"),
     ],
 )
-def test_settings(overrides, says):
-    with pytest.raises(SettingsError, match=says):
+def test_settings(overrides, message):
+    with pytest.raises(SettingsError, match=message):
         study(**overrides)
 
 
@@ -288,8 +288,8 @@ def trained(**overrides):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """(rows, report) of such a sweep, left alone."""
-    report = sweep.run(trained(), tmp_path_factory.mktemp("alone"), progress=False)
-    return report.rows, report.page
+    result = sweep.run(trained(), tmp_path_factory.mktemp("alone"), progress=False)
+    return result.rows, result.page
 
 
 def test_trained_as_planted(alone):

@@ -468,7 +468,7 @@ def free(tx):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: {"tx": free(optax.set_to_zero())}, "blocks/b: it did not move in 256 steps; pass family="),
         (lambda: {"tx": planted(lambda g, w: g / jnp.linalg.norm(g))}, "it is the gradient over its norm"),
@@ -484,15 +484,15 @@ def free(tx):
         (lambda: {"tx": optax.lion(0.1), "name": "am_mup"}, "defined for the sgd family only"),
     ],
 )
-def test_errors(make, says):
+def test_errors(make, message):
     given = make()
     p = dm.parameterization(given.pop("name", "depth_mup"), **BASE)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         dm.wrap(p, specs_at(depth=2), **given)
 
 
 @pytest.mark.parametrize(
-    ("tx", "says"),
+    ("tx", "message"),
     [
         (
             optax.chain(matrix_updates.muon(), matrix_updates.times_weight_norm()),
@@ -513,9 +513,9 @@ def test_errors(make, says):
         ),
     ],
 )
-def test_updates_of_matrices_without_a_rule(tx, says):
+def test_updates_of_matrices_without_a_rule(tx, message):
     p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         dm.wrap(p, specs, tx)
 
 

@@ -213,8 +213,8 @@ def test_plateaus():
         one = {"q": z((w, w // 16, 16)), "k": z((w, max(1, w // 64), 16)), "mlp": z((w, -(-w // 64) * 128))}
         return {"in": z((20, w)), "h": blocks(one, d), "out": z((w, 10))}
 
-    says = r"h/0/k: axis 1 grows from 1 to 1 to 2 at widths 32, 64, 128"
-    assert refused(init, says, 32) == {"h/*/k": "branch/hidden", "h/*/mlp": "branch/hidden"}
+    message = r"h/0/k: axis 1 grows from 1 to 1 to 2 at widths 32, 64, 128"
+    assert refused(init, message, 32) == {"h/*/k": "branch/hidden", "h/*/mlp": "branch/hidden"}
     with pytest.raises(dm.SpecError, match="From width 64 on"):
         infer(init, 32)
     assert infer(init, 64)["h/0/k"] == "branch/hidden"
